@@ -1,0 +1,69 @@
+# Two commands from a bare clone: `make demo` and `make test`. Everything they need goes into .venv.
+
+PYTHON ?= python3
+URL ?= sqlite:///$(CURDIR)/.state/demo.db
+VENV := .venv
+BIN := $(VENV)/bin
+SHELL := /bin/sh
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/'
+
+demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes over; URL=redis://… for another backend
+	@mkdir -p .state
+	$(BIN)/multilock demo --url "$(URL)"
+
+test: $(VENV)/.dev redis lint types ## everything that must be green: style, types, all tests on real servers
+	MULTILOCK_REQUIRE=redis $(BIN)/python -m pytest
+
+quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: $(VENV)/.bench redis ## the benchmarks, against the field's own locks, in one run
+	$(BIN)/python -m tests.benchmarks
+
+mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
+	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
+
+versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
+	tests/versions.sh $(BIN)/python
+
+# The server for the tests: nothing to do where one is installed or MULTILOCK_TEST_REDIS_URL names one.
+redis:
+	@tests/install-redis.sh
+
+clean: ## forget the environment and the state of the demo
+	rm -rf $(VENV) .state dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "multilock needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# pip before 25.1 knows no dependency groups.
+$(VENV)/.pip: $(BIN)/python
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.user: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.user
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --group bench
+	@touch $@
+
+.PHONY: help demo test quick lint types bench mutants versions redis clean

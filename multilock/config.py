@@ -1,0 +1,376 @@
+"""URL, mapping, file and environment → one `Settings`. Reads the configuration file, does no other I/O.
+
+A setting is looked up in this order: keyword, the URL's query, the profile, the top level of the file. A URL that is
+given wins over a profile's, as any keyword does; a profile named beside it still gives its other settings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from multilock.errors import CapabilityMissing, ConfigurationError
+from multilock.model import Capabilities
+from multilock.names import check_identity, check_prefix, check_seconds
+from multilock.registry import open_backend
+from multilock.urls import redact, split_url
+
+if TYPE_CHECKING:
+    from multilock.backend import Backend
+
+__all__ = [
+    "COMMON",
+    "Settings",
+    "default_identity",
+    "open_configured",
+    "reject_unknown",
+    "resolve",
+    "settings_for",
+]
+
+DEFAULT_FILE = "multilock.toml"
+CAPABILITIES = tuple(sorted(f.name for f in fields(Capabilities) if f.type in (bool, "bool")))
+_ARGUMENTS = ("url", "profile", "config", "client", "requires")  # of connect(): no setting may be called like one
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Settings:
+    """What a client runs with. Its repr shows no credentials and no setting of the backend's own."""
+
+    scheme: str
+    url: str  #: without its query
+    ttl: float = 30.0  #: seconds
+    prefix: str = "multilock/"
+    identity: str | None = None  #: None: `default_identity()` of whichever process asks
+    outage_timeout: float | None = 30.0  #: seconds; None: unlimited
+    request_timeout: float | None = None  #: seconds; None: ttl/5, at most 5 s
+    options: Mapping[str, object] = field(default_factory=dict)  #: the backend's own, text where they came as text
+    requires: frozenset[str] = frozenset()  #: capabilities the backend must have
+
+    def __repr__(self) -> str:
+        return (
+            f"Settings({redact(self.url)!r}, ttl={self.ttl:g}, prefix={self.prefix!r}, identity={self.identity!r}, "
+            f"outage_timeout={self.outage_timeout!r}, request_timeout={self.request_timeout!r}, "
+            f"requires={sorted(self.requires)!r})"
+        )
+
+    def backend_options(self) -> dict[str, object]:
+        """What `OpenBackend` is called with."""
+        return {
+            **self.options,
+            "ttl": self.ttl,
+            "prefix": self.prefix,
+            "identity": self.identity or default_identity(),
+            "request_timeout": self.request_timeout,
+        }
+
+
+def default_identity() -> str:
+    """``host:pid`` of this process, the host name cut so that it has at most 64 characters."""
+    pid = f":{os.getpid()}"
+    return os.uname().nodename[: 64 - len(pid)] + pid
+
+
+def resolve(
+    url: str | Mapping[str, object] | None = None,
+    *,
+    profile: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    client: object = None,
+    requires: Iterable[str] = (),
+    options: Mapping[str, object] | None = None,
+) -> Settings:
+    """The settings that ``connect(url, profile=…, config=…, client=…, requires=…, **options)`` means.
+
+    Raises ConfigurationError (a ValueError) that says where the mistake is and what can be used instead; TypeError
+    for an argument of the wrong Python type.
+    """
+    given = _given({"profile": profile, "config": config, "client": client, **(options or {})})
+    wanted = _capabilities(requires)
+    if isinstance(url, Mapping):
+        given = _given(url) | given
+        wanted |= _capabilities(given.pop("requires", ()))
+    else:
+        given["url"] = url
+    return _resolve(
+        _url(given.pop("url", None)),
+        _profile(given.pop("profile", None)),
+        _File.read(_path(given.pop("config", None))),
+        wanted,
+        given,
+    )
+
+
+def _resolve(
+    url: str | None, profile: str | None, file: _File, requires: frozenset[str], keywords: Mapping[str, object]
+) -> Settings:
+    source = "the URL"
+    if url is None and profile is None:
+        if url := os.environ.get("MULTILOCK_URL"):
+            source = "$MULTILOCK_URL"
+        else:
+            profile = os.environ.get("MULTILOCK_PROFILE") or file.default
+    layers = file.layers(profile)
+    for layer in layers:
+        url = url or layer.url
+        requires |= layer.requires
+    if not url:
+        raise _nothing_configured(file, profile)
+
+    scheme, bare, query = split_url(url, source)
+    found: dict[str, _Found] = {}
+    for layer in reversed(layers):
+        found |= {name: (value, layer.where) for name, value in layer.values.items()}
+    found |= {_setting(name, source): (value, source) for name, value in query.items()}
+    found |= {name: (value, None) for name, value in keywords.items()}
+    return _settings(scheme, bare, found, requires)
+
+
+def settings_for(scheme: str, options: Mapping[str, object]) -> Settings:
+    """The settings of a client made from a backend object; the prefix and the rest are that backend's own affair."""
+    known = [name for name in COMMON if name != "prefix"]
+    for name in options:
+        if name not in known:
+            raise _unknown_option(name, known, f"Client({scheme})")
+    found: dict[str, _Found] = {name: (value, None) for name, value in _given(options).items()}
+    return _settings(scheme, f"{scheme}://", found, frozenset())
+
+
+def open_configured(settings: Settings) -> Backend:
+    """The backend of these settings, not yet connected.
+
+    Raises ConfigurationError as `multilock.registry.open_backend` does, CapabilityMissing if the backend lacks what
+    ``requires`` names.
+    """
+    backend = open_backend(settings.scheme, settings.url, settings.backend_options())
+    lacking = [name for name in sorted(settings.requires) if not getattr(backend.capabilities, name)]
+    if lacking:
+        raise CapabilityMissing(
+            f"{settings.scheme}:// with these options lacks {', '.join(lacking)}: "
+            "choose another backend, or do without it in requires=",
+            backend=settings.scheme,
+        )
+    return backend
+
+
+def reject_unknown(options: Mapping[str, object], known: Iterable[str], scheme: str) -> None:
+    """For backends: ConfigurationError, with the known ones, if ``options`` has one that is neither in ``known`` nor
+    common to all backends. ``client`` is known only where ``known`` has it."""
+    everything = [*COMMON, *known]
+    for name in options:
+        if name not in everything:
+            raise _unknown_option(name, everything, f"{scheme}://")
+
+
+# ---- where settings come from
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    where: str
+    url: str | None
+    requires: frozenset[str]
+    values: dict[str, object]
+
+    @classmethod
+    def of(cls, where: str, table: Mapping[str, object]) -> _Layer:
+        values = dict(table)
+        url = values.pop("url", None)
+        if url is not None and not isinstance(url, str):
+            raise ConfigurationError(f"{where}: url must be text, not {type(url).__name__}")
+        try:
+            requires = _capabilities(values.pop("requires", ()))
+        except (TypeError, ConfigurationError) as error:
+            raise ConfigurationError(f"{where}: {error}") from None
+        for name, value in values.items():
+            if isinstance(value, dict):
+                raise ConfigurationError(f"{where}: [{name}] is no setting; a profile's table is [profiles.{name}]")
+            _setting(name, where)
+        return cls(where, url, requires, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: str | None
+    top: dict[str, object] = field(default_factory=dict)
+    profiles: dict[str, object] = field(default_factory=dict)
+    default: str | None = None
+
+    @classmethod
+    def read(cls, config: str | None) -> _File:
+        """The file that is configured; an empty one if there is none and nobody asked for one."""
+        asked = config if config is not None else os.environ.get("MULTILOCK_CONFIG")
+        path = asked or DEFAULT_FILE
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        except FileNotFoundError:
+            if not asked:
+                return cls(None)
+            origin = "config=" if config is not None else "$MULTILOCK_CONFIG"
+            raise ConfigurationError(f"there is no configuration file {path!r} ({origin})") from None
+        except (OSError, UnicodeError) as error:
+            raise ConfigurationError(f"the configuration file {path!r} cannot be read: {error}") from error
+        return cls._parse(path, text)
+
+    @classmethod
+    def _parse(cls, path: str, text: str) -> _File:
+        import tomllib  # late: most programs give a URL and have no file
+
+        try:
+            top = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            at = re.search(r"at line (\d+)", str(error))
+            line = int(at[1]) if at else text.count("\n") + 1
+            raise ConfigurationError(f"{path}, line {line}: not valid TOML: {error}") from error
+        profiles, default = top.pop("profiles", {}), top.pop("default", None)
+        if not isinstance(profiles, dict) or not all(isinstance(table, dict) for table in profiles.values()):
+            raise ConfigurationError(f"{path}: profiles must be tables, each written [profiles.NAME]")
+        if default is not None and not isinstance(default, str):
+            raise ConfigurationError(f"{path}: default must be the name of a profile, not {default!r:.60}")
+        return cls(path, top, profiles, default)
+
+    def layers(self, profile: str | None) -> list[_Layer]:
+        """The profile, if there is one, and the top level: the first that has a setting counts."""
+        if self.path is None:
+            if profile is None:
+                return []
+            raise ConfigurationError(
+                f"profile {profile!r} needs a configuration file: {DEFAULT_FILE} in the working directory, config=, "
+                "or $MULTILOCK_CONFIG"
+            )
+        layers = [_Layer.of(self.path, self.top)]
+        if profile is not None:
+            table = self.profiles.get(profile)
+            if not isinstance(table, dict):
+                known = ", ".join(sorted(self.profiles)) or "none"
+                raise ConfigurationError(f"unknown profile {profile!r}: {self.path} has these: {known}")
+            layers.insert(0, _Layer.of(f"profile {profile!r} of {self.path}", table))
+        return layers
+
+
+def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:
+    if profile is not None:
+        return ConfigurationError(f'profile {profile!r} of {file.path} has no url: add url = "redis://…"')
+    if file.profiles:
+        known = ", ".join(sorted(file.profiles))
+        return ConfigurationError(
+            f"no profile is chosen of {file.path} ({known}): pass profile=, set $MULTILOCK_PROFILE, or write "
+            'default = "NAME" at its top'
+        )
+    return ConfigurationError(
+        "no backend is configured: pass a URL such as redis://localhost:6379/0 or sqlite:///var/lib/app/locks.db, set "
+        f'$MULTILOCK_URL, or write url = "…" in {DEFAULT_FILE}'
+    )
+
+
+# ---- values
+
+_Found = tuple[object, str | None]  # a value and where it was found; None: it is a keyword of the program
+
+
+def _outage_timeout(value: object) -> float | None:
+    if value is None or value == float("inf"):
+        return None
+    return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds(value, "outage_timeout")
+
+
+def _request_timeout(value: object) -> float | None:
+    return None if value is None else check_seconds(value, "request_timeout")
+
+
+_CHECKS: dict[str, Callable[[object], object]] = {
+    "ttl": lambda value: check_seconds(value, "ttl"),
+    "prefix": check_prefix,
+    "identity": check_identity,
+    "outage_timeout": _outage_timeout,
+    "request_timeout": _request_timeout,
+}
+COMMON = tuple(_CHECKS)
+"""The settings that every backend has."""
+
+_MAY_BE_NONE = ("outage_timeout", "request_timeout")
+_TEXTS = ("prefix", "identity")
+
+
+def _settings(scheme: str, url: str, found: Mapping[str, _Found], requires: frozenset[str]) -> Settings:
+    common: dict[str, object] = {name: _check(name, *found[name]) for name in COMMON if name in found}
+    own = {name: value for name, (value, _) in found.items() if name not in COMMON}
+    return Settings(scheme, url, options=own, requires=requires, **common)  # type: ignore[arg-type]
+
+
+def _check(name: str, value: object, where: str | None) -> object:
+    try:
+        if where is not None and isinstance(value, str) and name not in _TEXTS:
+            value = _seconds_from_text(name, value)
+        return _CHECKS[name](value)
+    except TypeError as error:
+        if where is None:
+            raise
+        raise ConfigurationError(f"{where}: {error}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: {error}" if where else str(error)) from None
+
+
+def _seconds_from_text(name: str, text: str) -> float | None:
+    if text.lower() == "none" and name in _MAY_BE_NONE:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigurationError(f"{name} is {text!r:.60}: give a number of seconds") from None
+
+
+def _capabilities(names: object) -> frozenset[str]:
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise TypeError(f"requires must be a collection of names, such as {{'fencing'}}, not {names!r:.60}")
+    wanted = frozenset(names)
+    for name in wanted:
+        if name not in CAPABILITIES:
+            raise ConfigurationError(
+                f"unknown capability {name!r:.60} in requires: known are {', '.join(CAPABILITIES)}"
+            )
+    return wanted
+
+
+def _given(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments that say something: None means "not given", except where it is a value."""
+    for name in arguments:
+        if not isinstance(name, str):
+            raise TypeError(f"the keys of a configuration mapping must be str, not {type(name).__name__}")
+    return {name: value for name, value in arguments.items() if value is not None or name in _MAY_BE_NONE}
+
+
+def _url(url: object) -> str | None:
+    if url is not None and not isinstance(url, str):
+        raise TypeError(f"url must be a str or a mapping, not {type(url).__name__}")
+    if url == "":
+        raise ConfigurationError("the URL is empty: pass one such as redis://localhost:6379/0, or None for the default")
+    return url
+
+
+def _profile(profile: object) -> str | None:
+    if profile is not None and not isinstance(profile, str):
+        raise TypeError(f"profile must be a str, not {type(profile).__name__}")
+    return profile
+
+
+def _path(config: object) -> str | None:
+    if config is None:
+        return None
+    if not isinstance(config, (str, os.PathLike)):
+        raise TypeError(f"config must be a path, not {type(config).__name__}")
+    return os.fsdecode(config)
+
+
+def _setting(name: str, where: str) -> str:
+    if name in _ARGUMENTS:
+        raise ConfigurationError(f"{where}: {name!r} cannot be set here, it is an argument of connect()")
+    return name
+
+
+def _unknown_option(name: str, known: Iterable[str], whose: str) -> ConfigurationError:
+    return ConfigurationError(f"unknown option {name!r:.60} for {whose}: known are {', '.join(sorted(known))}")

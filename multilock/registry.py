@@ -1,0 +1,119 @@
+"""Scheme → backend, found late: nothing here imports a backend or a client library before a URL asks for it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from multilock.backend import Backend, OpenBackend
+from multilock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["OURS", "Ours", "is_scheme", "open_backend", "register_backend", "schemes"]
+
+GROUP = "multilock.backends"
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A backend of this distribution: its module, and the extra that installs the client library it imports."""
+
+    module: str
+    extra: str | None = None
+    library: str | None = None
+
+
+# A table although ours are entry points too: reading those costs 25 ms and fails in a clone that was never installed.
+OURS: Mapping[str, Ours] = {
+    "memory": Ours("multilock_memory"),
+    "sqlite": Ours("multilock_sqlite"),
+    "redis": Ours("multilock_redis", "redis", "redis"),
+    "rediss": Ours("multilock_redis", "redis", "redis"),
+    "unix": Ours("multilock_redis", "redis", "redis"),
+}
+
+_registered: dict[str, OpenBackend] = {}
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+
+
+def is_scheme(text: str) -> bool:
+    """Whether ``text`` can be the scheme of a URL, in lower case."""
+    return _SCHEME.fullmatch(text) is not None
+
+
+def register_backend(scheme: str, open: OpenBackend) -> None:
+    """Make ``scheme://`` URLs open with ``open(url, options)``, in this process.
+
+    The last registration of a scheme wins, also over one of multilock's own. A package that is installed needs no
+    call: it names its function in the entry-point group ``multilock.backends``.
+    Raises ConfigurationError for text that cannot be a URL's scheme, TypeError if ``open`` cannot be called.
+    """
+    if not isinstance(scheme, str):
+        raise TypeError(f"scheme must be a str, not {type(scheme).__name__}")
+    if not is_scheme(scheme):
+        raise ConfigurationError(f"{scheme!r} cannot be a URL's scheme: lower-case letters, digits and '+.-' only")
+    if not callable(open):
+        raise TypeError(f"open must be callable as open(url, options), not {type(open).__name__}")
+    _registered[scheme] = open
+
+
+def open_backend(scheme: str, url: str, options: Mapping[str, object]) -> Backend:
+    """The backend behind ``url``; imports what it needs, does no I/O.
+
+    Raises ConfigurationError if the scheme is unknown, its client library is not installed, or the backend does not
+    know an option.
+    """
+    if scheme in _registered:
+        return _registered[scheme](url, options)
+    if scheme in OURS:
+        return _open_ours(OURS[scheme], scheme, url, options)
+    points = _entry_points()
+    if scheme in points:
+        return _load(points[scheme])(url, options)
+    raise _unknown(scheme, sorted({*_registered, *OURS, *points}))
+
+
+def schemes() -> list[str]:
+    """Every scheme that has a backend: ours, registered, and of installed packages."""
+    return sorted({*_registered, *OURS, *_entry_points()})
+
+
+def _open_ours(ours: Ours, scheme: str, url: str, options: Mapping[str, object]) -> Backend:
+    try:
+        opener: OpenBackend = importlib.import_module(ours.module).open_backend
+        return opener(url, options)
+    except ModuleNotFoundError as error:
+        if ours.library is None or error.name != ours.library:  # a mistake of ours must not read "pip install"
+            raise
+        raise ConfigurationError(
+            f"{scheme}:// needs the package {ours.library!r}: pip install 'multilock[{ours.extra}]'", backend=scheme
+        ) from error
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # 25 ms cold, and only a scheme that is not ours needs it
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> OpenBackend:
+    try:
+        opener: OpenBackend = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"the backend of {point.name}:// ({point.value}) cannot be loaded: {error}", backend=point.name
+        ) from error
+    return opener
+
+
+def _unknown(scheme: str, known: list[str]) -> ConfigurationError:
+    from difflib import get_close_matches
+
+    near = get_close_matches(scheme, known, 1)
+    hint = f"did you mean {near[0]}://? " if near else ""
+    return ConfigurationError(f"unknown scheme {scheme!r}: {hint}Known schemes: {', '.join(known)}")

@@ -1,0 +1,144 @@
+"""Which backend a scheme opens, and what is said when there is none."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+import tomllib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from multilock import registry
+from multilock.backend import Backend
+from multilock.errors import ConfigurationError
+from multilock.registry import OURS, open_backend, register_backend
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+class Opened:
+    """Stands for a backend; keeps what it was opened with."""
+
+    def __init__(self, url: str, options: Mapping[str, object]) -> None:
+        self.url = url
+        self.options = options
+
+
+def opener(url: str, options: Mapping[str, object]) -> Backend:
+    return Opened(url, options)  # type: ignore[return-value]
+
+
+def _installed(monkeypatch: pytest.MonkeyPatch, *points: EntryPoint) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: EntryPoints(points).select(group=group))
+
+
+def test_a_registered_scheme_opens_with_url_and_options() -> None:
+    register_backend("mine", opener)
+    backend = open_backend("mine", "mine://x", {"ttl": 3.0})
+    assert isinstance(backend, Opened)
+    assert (backend.url, backend.options) == ("mine://x", {"ttl": 3.0})
+
+
+def test_the_last_registration_wins_over_ours_too() -> None:
+    register_backend("memory", opener)
+    assert isinstance(open_backend("memory", "memory://", {}), Opened)
+
+
+def test_a_scheme_of_ours_opens_its_module() -> None:
+    options = {"ttl": 3.0, "prefix": "", "identity": "me", "request_timeout": None}
+    assert open_backend("memory", "memory://", options).scheme == "memory"
+
+
+def test_an_installed_package_adds_a_scheme_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("theirs")
+    module.open_backend = opener  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "theirs", module)
+    _installed(monkeypatch, EntryPoint("theirs", "theirs:open_backend", registry.GROUP))
+    assert isinstance(open_backend("theirs", "theirs://", {}), Opened)
+    assert "theirs" in registry.schemes()
+
+
+@pytest.mark.parametrize("value", ["no_such_module:open_backend", "json:no_such_function"])
+def test_an_installed_package_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    _installed(monkeypatch, EntryPoint("theirs", value, registry.GROUP))
+    with pytest.raises(ConfigurationError, match=f"theirs:// \\({value}\\) cannot be loaded"):
+        open_backend("theirs", "theirs://", {})
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("reddis", "redis"), ("sqlite3", "sqlite"), ("memroy", "memory")])
+def test_an_unknown_scheme_is_told_the_nearest_and_all_known(typed: str, meant: str) -> None:
+    register_backend("mine", opener)
+    with pytest.raises(ConfigurationError, match=f"{typed!r}: did you mean {meant}://") as caught:
+        open_backend(typed, f"{typed}://", {})
+    for known in ("mine", *OURS):
+        assert known in str(caught.value)
+
+
+def test_an_unknown_scheme_like_none_gets_no_guess() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_backend("qqqqqq", "qqqqqq://", {})
+    assert "did you mean" not in str(caught.value)
+
+
+def _fails_to_import(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def import_module(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme, ours in OURS.items() if ours.library])
+def test_a_missing_client_library_gets_the_install_line(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    _fails_to_import(monkeypatch, str(OURS[scheme].library))
+    with pytest.raises(ConfigurationError) as caught:
+        open_backend(scheme, f"{scheme}://", {})
+    assert f"pip install 'multilock[{OURS[scheme].extra}]'" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("missing", ["redis.something_of_theirs", "multilock_redis.recipe", "multilock_redis"])
+def test_a_missing_module_of_ours_never_reads_pip_install(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    _fails_to_import(monkeypatch, missing)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        open_backend("redis", "redis://", {})
+    assert caught.value.name == missing
+
+
+@pytest.mark.parametrize("scheme", ["", "Redis", "a b", "1a", "a://", "ü"])
+def test_text_that_no_url_can_begin_with_is_not_registered(scheme: str) -> None:
+    with pytest.raises(ConfigurationError, match="scheme"):
+        register_backend(scheme, opener)
+
+
+def test_registering_what_cannot_be_called_is_a_type_error() -> None:
+    with pytest.raises(TypeError):
+        register_backend("mine", "mine:open")  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        register_backend(3, opener)  # type: ignore[arg-type]
+
+
+def test_table_entry_points_wheel_and_extras_agree() -> None:
+    points = PROJECT["project"]["entry-points"][registry.GROUP]
+    assert points == {scheme: f"{ours.module}:open_backend" for scheme, ours in OURS.items()}
+    packages = {Path(package).name for package in PROJECT["tool"]["hatch"]["build"]["packages"]}
+    assert packages == {"multilock", *(ours.module for ours in OURS.values())}
+    extras = PROJECT["project"]["optional-dependencies"]
+    for ours in OURS.values():
+        if ours.extra is not None:
+            assert any(line.startswith(str(ours.library)) for line in extras[ours.extra])
+            assert ours.extra in extras["all"][0]
+
+
+@pytest.mark.parametrize("ours", list(dict.fromkeys(OURS.values())), ids=lambda ours: ours.module)
+def test_every_module_of_the_table_opens_backends(ours: registry.Ours) -> None:
+    assert callable(importlib.import_module(ours.module).open_backend)

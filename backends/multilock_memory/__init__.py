@@ -1,0 +1,329 @@
+"""Locks that live in this process, and the reference for what every backend does.
+
+``memory://name`` is one store for all clients of the process that name it, blocking and asyncio alike. A store lives as
+long as the process. A forked child begins with empty stores: the locks of its parent are not in it, and what it takes
+is unknown to its parent. Use ``sqlite://`` between the processes of one host.
+
+The algorithm in one paragraph. A name has a holder, whose lease ends at a time, and a queue. A release never hands the
+name over: it wakes the first waiter, and only that waiter's next `attempt` makes it the holder. Until then the name is
+kept for it, but no longer than it is known to be alive: each attempt of a waiter keeps its place for ``_liveness``
+seconds, after that it is passed over. A fair claim waits for everybody who came before it, an unfair one only for the
+fair ones among them. Nothing happens by itself: whoever looks next finds that a lease has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import cast
+
+from multilock.backend import Held, Notices
+from multilock.config import reject_unknown
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason, parse_owner
+from multilock.names import escape, unescape
+
+__all__ = ["MemoryBackend", "open_backend"]
+
+TOMBSTONE = 60.0  # seconds; no call of this process that gave up earlier can still be on its way
+GROUP = "memory"
+
+
+def open_backend(url: str, options: Mapping[str, object]) -> MemoryBackend:
+    """The store of this name: ``memory://`` or ``memory://name``. It has no options of its own."""
+    reject_unknown(options, (), "memory")
+    return MemoryBackend(
+        url.partition("://")[2],
+        prefix=cast("str", options.get("prefix", "multilock/")),
+        ttl=cast("float", options.get("ttl", 30.0)),
+    )
+
+
+class MemoryBackend:
+    """One client's view of a store: its clock, its notices, its prefix."""
+
+    scheme = "memory"
+
+    def __init__(self, store: str, *, prefix: str, ttl: float) -> None:
+        self._name = store
+        self._prefix = prefix
+        self.capabilities = Capabilities(
+            fencing=True,
+            fencing_scope="the life of the process",
+            fair=True,
+            push_wait=True,
+            push_loss=True,
+            cross_host=False,
+            survives_failover=False,
+            ttl_min=0.1,
+            ttl_max=365 * 86400.0,
+            ttl_step=0.001,
+            takeover_bound=ttl,
+        )
+
+    def open(self, notices: Notices) -> None:
+        self._notices = notices
+        self._store = _stores.setdefault(self._name, _Store())
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        now = self._notices.now()
+        with self._store.mutex:
+            answer = self._store.attempt(self._key(claim.name), claim, join, self._notices, now)
+        self._store.deliver()
+        return answer if isinstance(answer, Busy) else self._granted(claim, answer, now)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        now = self._notices.now()
+        with self._store.mutex:
+            if unsure:
+                self._store.cancel(claim.id, now)
+            was_held = self._store.leave(self._key(claim.name), claim.id, now)
+        self._store.deliver()
+        return was_held
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        now = self._notices.now()
+        with self._store.mutex:
+            tokens = [self._store.renew(self._key(claim.name), claim, now) for claim, _ in held]
+        self._store.deliver()
+        return [
+            None if token is None else self._granted(claim, token, now)
+            for (claim, _), token in zip(held, tokens, strict=True)
+        ]
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        # Every holder is told when it happens. What happened before the kernel knew the lease is told here.
+        now = self._notices.now()
+        with self._store.mutex:
+            lost = [claim for claim, _ in held if not self._store.look(self._key(claim.name), now).held_by(claim.id)]
+        self._store.deliver()
+        for claim in lost:
+            self._notices.gone(claim.id, LossReason.TAKEN, "the name was taken from it")
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        with self._store.mutex:
+            self._store.follow(self._notices, {self._key(name): name for name in names})
+        return True
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        with self._store.mutex:
+            info = self._store.inspect(self._key(name), self._notices.now())
+        self._store.deliver()
+        return replace(info, name=name) if info else None
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        with self._store.mutex:
+            keys = [key for key in self._store.names if key.startswith(self._prefix)]
+        for name in sorted(unescape(key.removeprefix(self._prefix)) for key in keys):
+            if name.startswith(prefix) and (info := self.inspect(name, within)):
+                yield info
+
+    def force_release(self, name: str, within: float) -> bool:
+        with self._store.mutex:
+            was_held = self._store.force(self._key(name), self._notices.now())
+        self._store.deliver()
+        return was_held
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return []
+
+    def ping(self, within: float) -> None:
+        """There is nothing that could be silent."""
+
+    def close(self) -> None:
+        with self._store.mutex:
+            self._store.forget(self._notices)
+        self._store.deliver()
+
+    def _key(self, name: str) -> str:
+        return self._prefix + escape(name)
+
+    def _granted(self, claim: Claim, token: int, now: float) -> Granted:
+        return Granted(token, claim.ttl, now, claim.ttl, claim.ttl / 3, GROUP)
+
+
+@dataclass(slots=True)
+class _Holder:
+    claim: Claim
+    notices: Notices
+    token: int
+    since: float
+    until: float  # the lease ends
+
+
+@dataclass(slots=True)
+class _Waiter:
+    claim: Claim
+    notices: Notices
+    until: float  # passed over from then on, unless it asks again
+
+
+@dataclass(slots=True)
+class _Name:
+    holder: _Holder | None = None
+    queue: dict[str, _Waiter] = field(default_factory=dict)  # by claim id, in order of arrival
+
+    def held_by(self, claim_id: str) -> _Holder | None:
+        return self.holder if self.holder and self.holder.claim.id == claim_id else None
+
+    def turn_of(self, claim: Claim) -> bool:
+        for waiter in self.queue.values():
+            if waiter.claim.id == claim.id:
+                return True
+            if claim.fair or waiter.claim.fair:
+                return False
+        return True
+
+
+class _Store:
+    """The decisions. Every method is called with ``mutex`` held and leaves what it has to tell in the outbox.
+
+    It is told afterwards, by `deliver`, without the mutex: the kernel may hold locks of its own while it calls us.
+    """
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self.names: dict[str, _Name] = {}
+        self._token = 0
+        self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten
+        self._followers: dict[str, tuple[Notices, Mapping[str, str]]] = {}  # client -> its names by key
+        self._outbox: deque[Callable[[], None]] = deque()
+
+    def attempt(self, key: str, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
+        """The token if ``claim`` holds the name now, else when to look again."""
+        name = self.names.setdefault(key, _Name())
+        if waiter := name.queue.get(claim.id):
+            waiter.until = now + _liveness(claim)
+        self._end(key, name, now)
+        if holder := name.held_by(claim.id):
+            holder.until = now + claim.ttl
+            return holder.token
+        if claim.id not in self._cancelled:
+            if name.holder is None and name.turn_of(claim):
+                return self._take(key, name, claim, notices, now)
+            if join:
+                name.queue.setdefault(claim.id, _Waiter(claim, notices, now + _liveness(claim)))
+        ahead = name.holder or next(iter(name.queue.values()), None)
+        self._settle(key, name)
+        return Busy(_liveness(claim) / 3, max(0.0, ahead.until - now) if ahead else None)
+
+    def renew(self, key: str, claim: Claim, now: float) -> int | None:
+        """The token if the name is still this claim's; then its lease starts again."""
+        holder = self.look(key, now).held_by(claim.id)
+        if holder is None:
+            return None
+        holder.until = now + claim.ttl
+        return holder.token
+
+    def leave(self, key: str, claim_id: str, now: float) -> bool:
+        """Give back, or leave the queue. True: the name was this claim's."""
+        name = self.look(key, now)
+        was_held = name.held_by(claim_id) is not None
+        if was_held:
+            self._vacate(key, name)
+        name.queue.pop(claim_id, None)
+        self._settle(key, name)
+        return was_held
+
+    def cancel(self, claim_id: str, now: float) -> None:
+        """A call with this id may still be on its way, in a thread that was stopped: it must find nothing to take."""
+        for old in [old for old, until in self._cancelled.items() if until <= now]:
+            del self._cancelled[old]
+        self._cancelled[claim_id] = now + TOMBSTONE
+
+    def force(self, key: str, now: float) -> bool:
+        name = self.look(key, now)
+        if name.holder is None:
+            return False
+        self._tell_gone(name.holder, "it was released by force")
+        self._vacate(key, name)
+        self._settle(key, name)
+        return True
+
+    def inspect(self, key: str, now: float) -> LockInfo | None:
+        name = self.look(key, now)
+        if name.holder is None:
+            return None
+        return replace(
+            parse_owner(name.holder.claim.owner),
+            token=name.holder.token,
+            since=datetime.now(UTC) - timedelta(seconds=now - name.holder.since),
+            waiting=sum(waiter.until > now for waiter in name.queue.values()),
+        )
+
+    def follow(self, notices: Notices, names: Mapping[str, str]) -> None:
+        self._followers[notices.client] = (notices, names)
+
+    def forget(self, notices: Notices) -> None:
+        """The client is gone: nobody follows, nobody waits. What it still holds ends with its ttl."""
+        self._followers.pop(notices.client, None)
+        for key, name in list(self.names.items()):
+            name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.notices is not notices}
+            self._settle(key, name)
+
+    def look(self, key: str, now: float) -> _Name:
+        """The name as it is now; `attempt` alone makes a new one."""
+        name = self.names.get(key, _Name())
+        self._end(key, name, now)
+        self._settle(key, name)
+        return name
+
+    def deliver(self) -> None:
+        """Tell what is in the outbox. Any thread may deliver what another left there."""
+        while self._outbox:
+            try:
+                tell = self._outbox.popleft()
+            except IndexError:
+                return
+            tell()
+
+    def _end(self, key: str, name: _Name, now: float) -> None:
+        """End the lease that is over; on a free name pass over the waiters that are not known to be alive."""
+        if name.holder and name.holder.until <= now:
+            self._tell_gone(name.holder, "its lease had ended")
+            self._vacate(key, name)
+        if name.holder is None:
+            name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.until > now}
+
+    def _take(self, key: str, name: _Name, claim: Claim, notices: Notices, now: float) -> int:
+        self._token += 1
+        name.holder = _Holder(claim, notices, self._token, now, now + claim.ttl)
+        name.queue.pop(claim.id, None)
+        self._tell_followers(key)
+        return self._token
+
+    def _vacate(self, key: str, name: _Name) -> None:
+        name.holder = None
+        self._tell_followers(key)
+
+    def _settle(self, key: str, name: _Name) -> None:
+        """A free name wakes its first waiter; a name without one leaves nothing."""
+        if name.holder is not None:
+            return
+        if first := next(iter(name.queue.values()), None):
+            self._outbox.append(partial(first.notices.wake, first.claim.id))
+        else:
+            self.names.pop(key, None)
+
+    def _tell_gone(self, holder: _Holder, message: str) -> None:
+        self._outbox.append(partial(holder.notices.gone, holder.claim.id, LossReason.TAKEN, message))
+
+    def _tell_followers(self, key: str) -> None:
+        for notices, names in self._followers.values():
+            if key in names:
+                self._outbox.append(partial(notices.changed, names[key]))
+
+
+def _liveness(claim: Claim) -> float:
+    """Seconds for which one attempt keeps a waiter's place: three heartbeats, so that one may be late."""
+    return min(max(claim.ttl, 1.0), 6.0)
+
+
+_stores: dict[str, _Store] = {}
+
+# A copy of the parent's store would show locks that nobody renews, behind a mutex that another thread may have held.
+os.register_at_fork(after_in_child=_stores.clear)

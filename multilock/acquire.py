@@ -1,0 +1,289 @@
+"""The one acquire loop of both faces: ask, wait for a wake-up or a timer, ask again.
+
+It awaits two things only, "this request" and "wake me". asyncio awaits them; the blocking face drives the coroutine
+over awaitables that never suspend. It awaits nothing while it unwinds: the claim goes to the background cancel.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from multilock import events
+from multilock import lease as rules
+from multilock.callbacks import Callbacks, ThreadCallbacks
+from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
+from multilock.gate import Line
+from multilock.holding import Holding
+from multilock.model import Busy, Claim, Granted
+
+if TYPE_CHECKING:
+    from multilock.kernel import Kernel, Want
+    from multilock.runtime import Event, Runtime
+
+__all__ = ["BlockingFace", "Face", "Waiter", "acquire", "run"]
+
+logger = logging.getLogger("multilock")
+
+R = TypeVar("R")
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while the backend is silent
+SHORT = 0.05  # a request that had less than this many seconds says nothing about the backend by its silence
+
+
+class Waiter(Protocol):
+    """One contender's bell. ``set`` may be called from any thread; a ring between two waits is not lost."""
+
+    def set(self) -> None: ...
+    async def wait(self, seconds: float) -> None: ...
+
+
+class Face(Protocol):
+    """How a face waits, and where it runs its user's callbacks."""
+
+    callbacks: Callbacks
+
+    async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        """``call(*args, within)``: its answer or exception."""
+        ...
+
+    def waiter(self) -> Waiter: ...
+
+
+def run(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Drive a coroutine whose awaitables never suspend to its end, in this thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+    raise RuntimeError("a blocking coroutine suspended")  # pragma: no cover
+
+
+class BlockingFace:
+    """Requests and waits happen in the calling thread."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._runtime = kernel.runtime
+        self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers)
+
+    async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        return call(*args, within)
+
+    def waiter(self) -> Waiter:
+        return _BlockingWaiter(self._runtime)
+
+
+class _BlockingWaiter:
+    __slots__ = ("_event", "_rung", "_runtime")
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._rung = False
+        self._event: Event | None = None  # made by the first wait: an uncontended acquire needs none
+
+    def set(self) -> None:
+        self._rung = True
+        if event := self._event:
+            event.set()
+
+    async def wait(self, seconds: float) -> None:
+        event = self._event
+        if event is None:
+            event = self._event = self._runtime.event()
+        if not self._rung:  # looked at after the event can be seen by set()
+            event.wait(None if math.isinf(seconds) else seconds)
+        event.clear()
+        self._rung = False
+
+
+async def acquire(kernel: Kernel, want: Want, timeout: float | None) -> Holding | None:
+    """Hold ``want.name``, or None if it was still taken when ``timeout`` seconds were over.
+
+    Raises BackendUnavailable when the backend was silent for the whole outage_timeout, at the end of ``timeout``, or,
+    with ``timeout=0``, once; BackendRejected and ClientClosed at once. Every way out leaves nothing behind.
+    """
+    contender = _Contender(kernel, want, timeout)
+    if timeout == 0 or want.fair:
+        return await contender.contend(Line())
+    waiter = contender.waiter
+    line = kernel.gate.enter(want.name, waiter)
+    try:
+        if line.waiters[0] is not waiter and not await contender.stand_in(line):
+            return None
+        return await contender.contend(line)
+    finally:
+        kernel.gate.leave(want.name, waiter)
+
+
+class _Contender:
+    """One call of acquire()."""
+
+    def __init__(self, kernel: Kernel, want: Want, timeout: float | None) -> None:
+        self.kernel = kernel
+        self.face = kernel.face
+        self.want = want
+        self.once = timeout == 0
+        self.waiter = kernel.face.waiter()
+        self.started = kernel.now()
+        self.deadline = math.inf if timeout is None else self.started + timeout
+        self.waiting_told = False
+        self.silence_told = False
+
+    async def stand_in(self, line: Line) -> bool:
+        """Wait for the first place at the gate; False at the deadline."""
+        kernel = self.kernel
+        outage_timeout = self.want.outage_timeout
+        self._tell_waiting(None)
+        while line.waiters[0] is not self.waiter:
+            kernel.check_open()
+            now = kernel.now()
+            patience_ends = line.patience_ends(self.started, outage_timeout)
+            if line.silence and (now >= patience_ends or now >= self.deadline):
+                raise self._unavailable(line.silence)
+            if now >= self.deadline:
+                return False
+            # Silence may begin at any time: without one now, it cannot have lasted too long before this.
+            look = patience_ends if line.silence else now + outage_timeout
+            await self.waiter.wait(min(self.deadline, look) - now)
+        return True
+
+    async def contend(self, line: Line) -> Holding | None:
+        """Talk to the backend until it grants, the deadline passes, or it has been silent for too long."""
+        claim = self._claim()
+        failures = 0
+        try:
+            while True:
+                sent_at = self.kernel.now()
+                try:
+                    answer = await self._attempt(claim)
+                except BackendUnavailable as silence:
+                    failures += 1
+                    self._bear(line, sent_at, silence)
+                    pause = self._pause(failures)
+                else:
+                    line.answered()
+                    failures = 0
+                    if isinstance(answer, Granted):
+                        if lease := await self._confirmed(claim, answer):
+                            return lease
+                        self._leave(claim, sure=False)  # it came too late: an id whose time is over is never used again
+                        claim = self._claim()
+                        continue
+                    if self.once:
+                        return None
+                    self._tell_waiting(claim)
+                    pause = self._look_again_in(answer)
+                if (rest := self.deadline - self.kernel.now()) > 0:
+                    await self.waiter.wait(min(pause, rest))
+                if self.kernel.now() >= self.deadline:
+                    if line.silence:
+                        raise self._unavailable(line.silence)
+                    self._leave(claim)
+                    return None
+        except BaseException as error:
+            self.kernel.abandon(claim)
+            self._leave(claim)
+            if isinstance(error, MultilockError):
+                self.kernel.name_error(error, self.want.name)
+            raise
+        finally:
+            self.kernel.monitor.waiting.pop(claim.id, None)
+
+    # The present claim
+
+    def _claim(self) -> Claim:
+        claim = self.kernel.claim(self.want)
+        self.granted: Granted | None = None
+        self.unsure = False  # some request of its id has no answer
+        self.stands = False  # it may stand in the backend's queue, or hold
+        if not self.once:
+            self.kernel.monitor.waiting[claim.id] = self.waiter  # before the request that joins: no push is missed
+        return claim
+
+    async def _attempt(self, claim: Claim) -> Granted | Busy:
+        kernel = self.kernel
+        kernel.check_open()
+        within = kernel.request_timeout(claim.ttl)
+        if not self.once:
+            within = max(min(within, self.deadline - kernel.now()), 0.001)
+        self.within = within
+        unsure, self.unsure = self.unsure, True  # whatever interrupts us here: the request may be executed
+        try:
+            answer = await self.face.request(within, kernel.backend.attempt, claim, not self.once)
+        except (BackendUnavailable, BackendRejected) as error:
+            self.unsure = unsure or getattr(error, "unknown", False)
+            raise
+        self.unsure = unsure
+        self.stands = isinstance(answer, Granted) or not self.once
+        self.granted = answer if isinstance(answer, Granted) else None
+        return answer
+
+    async def _confirmed(self, claim: Claim, granted: Granted) -> Holding | None:
+        """The lease, if the grant is still good for something; one that is half over is renewed first."""
+        kernel = self.kernel
+        until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
+        if claim.renew and rules.too_little_left(kernel.now(), until, granted.valid_for):
+            left = rules.lost_at(until, granted.ttl) - kernel.now()
+            if left <= 0:
+                return None
+            try:
+                within = min(kernel.request_timeout(granted.ttl), left)
+                [newer] = await self.face.request(within, kernel.backend.renew, granted.group, [(claim, granted)])
+            except BackendUnavailable as silence:
+                self.unsure |= silence.unknown
+            else:
+                if newer is None:
+                    return None
+                granted = self.granted = newer
+                until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
+        if kernel.now() >= rules.lost_at(until, granted.ttl):
+            return None
+        return kernel.adopt(self.want, claim, granted, self.unsure, self.started)
+
+    def _leave(self, claim: Claim, *, sure: bool = True) -> None:
+        """Hand the claim to the background cancel, unless nothing of it can be at the backend."""
+        self.kernel.monitor.waiting.pop(claim.id, None)
+        if self.stands or self.unsure:
+            self.kernel.cleanup.add(claim, self.granted, self.unsure or not sure)
+
+    # Silence and waiting
+
+    def _bear(self, line: Line, sent_at: float, silence: BackendUnavailable) -> None:
+        """Go on after an unanswered request, or raise."""
+        if self.once:
+            raise self._unavailable(silence) from silence
+        if not self.waiting_told or self.within >= SHORT:
+            line.unanswered(sent_at, silence)
+        if not self.silence_told:
+            self.silence_told = True
+            logger.warning("waiting for the lock %r: %s is silent: %s", self.want.name, self.kernel.scheme, silence)
+        if self.kernel.now() >= line.patience_ends(self.started, self.want.outage_timeout):
+            raise self._unavailable(silence) from silence
+
+    def _unavailable(self, silence: BackendUnavailable) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"lock {self.want.name!r}: no answer from {self.kernel.scheme} ({silence}); "
+            "what may have been taken is being given back",
+            unknown=silence.unknown,
+            name=self.want.name,
+            backend=self.kernel.scheme,
+        )
+
+    def _pause(self, failures: int) -> float:
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10))
+        return pause * self.kernel.runtime.uniform(0.5, 1.0)
+
+    def _look_again_in(self, busy: Busy) -> float:
+        heartbeat = busy.heartbeat * self.kernel.runtime.uniform(0.9, 1.1)
+        return heartbeat if busy.expires_in is None else min(heartbeat, busy.expires_in)
+
+    def _tell_waiting(self, claim: Claim | None) -> None:
+        if self.waiting_told:
+            return
+        self.waiting_told = True
+        kernel = self.kernel
+        logger.debug("waiting for the lock %r", self.want.name, extra={"lock_name": self.want.name})
+        if kernel.events.listened:
+            kernel.events.emit(events.Waiting(self.want.name, claim.owner if claim else None, kernel.now()))

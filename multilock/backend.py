@@ -1,0 +1,125 @@
+"""The service-provider interface: what a backend is, and what the kernel offers to it. Version 1.
+
+A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
+it turns one call into one server's answer. Retries, waits, jitter, deadlines and states are the kernel's.
+Any method may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason
+
+__all__ = ["SPI_VERSION", "Backend", "Held", "Notices", "OpenBackend"]
+
+SPI_VERSION = 1
+
+Held = tuple[Claim, Granted]
+"""A claim and the newest grant of it."""
+
+
+class Notices(Protocol):
+    """The kernel's ear. Every method may be called from any thread, returns at once and never raises.
+
+    ``client`` is 16 hex digits, new for each open() and so for each process; every ``Claim.id`` begins with it.
+    """
+
+    @property
+    def client(self) -> str: ...
+
+    def now(self) -> float:
+        """Seconds on the clock of every deadline (`multilock.now()`); the one to read for ``Granted.sent_at``."""
+
+    def wake(self, claim_id: str | None) -> None:
+        """Look again: a hint that the name of this waiting claim may be free. None: everybody, after a reconnect."""
+
+    def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
+        """The server said that this claim no longer holds its name (TAKEN), or its session ended (SESSION_LOST)."""
+
+    def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        """A session was made. From now on all claims granted with this ``group`` are renewed together, by one
+        ``renew`` call every ``renew_every`` seconds, also while it holds no claim, until `group_gone` or close.
+        A backend that never calls this has its claims renewed one by one, batched per group."""
+
+    def group_gone(self, group: Hashable, message: str) -> None:
+        """That session ended: every claim in it is lost (SESSION_LOST) and every waiter looks again."""
+
+    def silent(self, group: Hashable) -> None:
+        """The connection that keeps this group alive broke: its leases are at risk, and are renewed at once."""
+
+    def changed(self, name: str | None) -> None:
+        """The holder of a followed name may have changed. None: of any of them, after a reconnect."""
+
+
+class Backend(Protocol):
+    """One place where locks live.
+
+    Each call ends within ``within`` seconds (connecting included) with an answer, or raises
+
+    * `BackendUnavailable`: no answer that counts; ``unknown=False`` only if the request certainly was not executed;
+    * `BackendRejected`: refused, not executed, asking again cannot help.
+    """
+
+    @property
+    def scheme(self) -> str:
+        """The scheme it is known by, for messages: ``"redis"``."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def open(self, notices: Notices) -> None:
+        """Before first use, and again in a forked child (then nothing inherited may be used or closed). No I/O."""
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        """Take the name if it is free. Idempotent on ``claim.id``. A refused claim takes its place in the queue if
+        ``join``, else leaves nothing behind. For a claim already queued it is heartbeat and confirmation: only its
+        answer makes a holder."""
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        """Give back, or leave the queue, whichever applies; touches nothing of another claim.
+
+        ``granted`` None: it was never confirmed. ``unsure``: some request of this id was never answered and may still
+        be executed later; the cancel must then be final (a tombstone, the end of the session …).
+        True: it was this claim's until now. Idempotent: re-sent until answered.
+        """
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        """Extend all of them in as few requests as possible; one answer each, in order. None: the server said that it
+        is not this claim's any more. ``held`` is empty for a session that holds nothing."""
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        """From now on report by `Notices.gone` when one of these stops holding its name, also if that happened
+        already. Called once per lease, 0.25 s after its grant. A backend without push does nothing. `release` ends
+        it."""
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        """Report by `Notices.changed` each change of holder of exactly these names from now on (replaces the former
+        set). False: no push, the kernel polls."""
+
+    def inspect(self, name: str, within: float) -> LockInfo | None: ...
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        """All held names that begin with ``prefix``; each request of the iteration has ``within`` seconds."""
+
+    def force_release(self, name: str, within: float) -> bool:
+        """Take the name from whoever holds it; True if somebody did. The holder hears of it (TAKEN)."""
+
+    def diagnose(self, within: float) -> list[Finding]: ...
+
+    def ping(self, within: float) -> None: ...
+
+    def close(self) -> None:
+        """End connections and threads; no claim is held any more. Never raises, does not wait for a server."""
+
+
+class OpenBackend(Protocol):
+    """What the entry-point group ``multilock.backends`` and `multilock.register_backend` take. No I/O.
+
+    ``options`` holds ``ttl`` (float seconds: the client's default), ``prefix``, ``identity``, ``request_timeout``
+    (float seconds or None) and, as given (text from a URL, or any object), the backend's own; ``client`` is a client
+    object of the field, if one was handed over. Raises ConfigurationError for an option it does not know.
+    """
+
+    def __call__(self, url: str, options: Mapping[str, object]) -> Backend: ...

@@ -1,0 +1,123 @@
+"""Calls into the user's code, on threads of their own: a callback that hangs or raises harms nothing else."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from multilock.runtime import Runtime
+    from multilock.timers import Timers
+
+__all__ = ["Callbacks", "ThreadCallbacks", "call_safely"]
+
+logger = logging.getLogger("multilock")
+
+THREADS = 64  # a thousand losses are no thousand threads …
+HUNG = 0.1  # … but seconds after which a callback no longer keeps another from starting
+
+
+class Callbacks(Protocol):
+    """Where a face runs its user's callbacks. ``start`` returns at once and never raises."""
+
+    def start(self, callback: Callable[..., object], *args: Any) -> None: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Whether all that was started had ended within ``timeout`` seconds."""
+
+
+def call_safely(callback: Callable[..., object], *args: Any) -> object:
+    try:
+        return callback(*args)
+    except Exception:
+        logger.exception("the callback %r raised; it is not called again for this event", callback)
+        return None
+
+
+class _Call:
+    __slots__ = ("args", "callback", "started")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.callback = callback
+        self.args = args
+        self.started = 0.0
+
+
+class ThreadCallbacks:
+    """At most 64 young callbacks at once; one that has run for 0.1 s no longer counts."""
+
+    def __init__(self, runtime: Runtime, timers: Timers) -> None:
+        self._runtime = runtime
+        self._timers = timers
+        self._lock = threading.Lock()
+        self._young: dict[_Call, None] = {}  # running and counted, oldest first
+        self._queue: deque[_Call] = deque()
+        self._unfinished = 0
+        self._relief_planned = False
+        self._idle = runtime.event()
+        self._idle.set()
+
+    def start(self, callback: Callable[..., object], *args: Any) -> None:
+        call = _Call(callback, args)
+        with self._lock:
+            self._unfinished += 1
+            self._idle.clear()
+            if full := len(self._young) >= THREADS:
+                self._queue.append(call)
+            else:
+                self._begin(call)
+        if full:
+            self._plan_relief()
+        else:
+            self._spawn(call)
+
+    def wait(self, timeout: float) -> bool:
+        return self._idle.wait(timeout)
+
+    def _begin(self, call: _Call) -> None:
+        call.started = self._runtime.now()
+        self._young[call] = None
+
+    def _spawn(self, call: _Call) -> None:
+        self._runtime.spawn(lambda: self._run(call), "multilock-callback")
+
+    def _run(self, first: _Call) -> None:
+        call: _Call | None = first
+        while call is not None:
+            call_safely(call.callback, *call.args)
+            with self._lock:
+                counted = self._young.pop(call, self) is None
+                self._unfinished -= 1
+                if not self._unfinished:
+                    self._idle.set()
+                # A thread that did not count any more was replaced already: it must not take a second place.
+                call = self._queue.popleft() if counted and self._queue else None
+                if call:
+                    self._begin(call)
+
+    def _plan_relief(self) -> None:
+        with self._lock:
+            if self._relief_planned or not self._queue or not self._young:
+                return
+            self._relief_planned = True
+            oldest = next(iter(self._young)).started
+        self._timers.at(oldest + HUNG, self._relieve)
+
+    def _relieve(self) -> None:
+        """Stop counting the callbacks that hang, and start others in their places."""
+        started = []
+        with self._lock:
+            self._relief_planned = False
+            limit = self._runtime.now() - HUNG
+            while self._young and (oldest := next(iter(self._young))).started <= limit:
+                del self._young[oldest]
+            while self._queue and len(self._young) < THREADS:
+                call = self._queue.popleft()
+                self._begin(call)
+                started.append(call)
+        for call in started:
+            self._spawn(call)
+        self._plan_relief()

@@ -1,0 +1,179 @@
+"""The blocking face: `connect` and `Client`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from multilock.acquire import BlockingFace, run
+from multilock.config import open_configured, resolve, settings_for
+from multilock.decorate import decorator
+from multilock.errors import NotHeld
+from multilock.kernel import Kernel
+from multilock.lock import DistributedLock, Lease, Lock
+from multilock.model import Capabilities, Finding, LockInfo, Loss
+from multilock.names import check_name, check_prefix
+from multilock.runtime import Threads
+from multilock.scopes import Scope
+
+if TYPE_CHECKING:
+    from multilock.backend import Backend
+    from multilock.config import Settings
+    from multilock.events import Events
+
+__all__ = ["Client", "connect"]
+
+
+def connect(
+    url: str | Mapping[str, object] | None = None,
+    *,
+    profile: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    client: object = None,
+    requires: Iterable[str] = (),
+    **options: Any,
+) -> Client:
+    """A client of the backend that ``url``, a profile, the environment or ``multilock.toml`` names. No I/O.
+
+    ``client`` is a client object of the field (``redis.Redis``), used and never closed. ``requires`` names
+    capabilities without which the backend is refused. ``options`` go before those of the URL and of the profile:
+    ``ttl`` (30 s), ``prefix`` (``multilock/``), ``identity`` (host and pid), ``outage_timeout`` (30 s; None:
+    unlimited), ``request_timeout`` (ttl/5, at most 5 s), and the backend's own.
+
+    Raises ConfigurationError, CapabilityMissing, TypeError.
+    """
+    settings = resolve(url, profile=profile, config=config, client=client, requires=requires, options=options)
+    return Client._of(open_configured(settings), settings)
+
+
+class Client:
+    """One backend and what is held in it. Threads may share it; a forked child gets its own connections and identity.
+
+    ``Client(backend, **options)`` takes a backend object and the options ``ttl``, ``identity``, ``outage_timeout`` and
+    ``request_timeout``; `connect` finds the backend by its URL.
+    """
+
+    def __init__(self, backend: Backend, **options: Any) -> None:
+        self._begin(backend, settings_for(backend.scheme, options))
+
+    @classmethod
+    def _of(cls, backend: Backend, settings: Settings) -> Client:
+        client = cls.__new__(cls)
+        client._begin(backend, settings)
+        return client
+
+    def _begin(self, backend: Backend, settings: Settings) -> None:
+        self._kernel = Kernel(backend, settings, Threads(), BlockingFace)
+        self._scopes = threading.local()
+
+    def _scope(self) -> Scope[Lease]:
+        """The leases of this thread; none of the parent's after a fork."""
+        scopes: dict[str, Scope[Lease]] = self._scopes.__dict__
+        scope = scopes.get(self._kernel.client)
+        if scope is None:
+            scopes.clear()
+            scope = scopes[self._kernel.client] = Scope()
+        return scope
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool = False,
+        on_lost: Callable[[Loss], object] | None = None,
+    ) -> DistributedLock:
+        """A lock with this name. No I/O; everything that can be wrong with the arguments is said here.
+
+        ``ttl`` (seconds; default: the client's) is how long the lock outlives a holder that died. ``renew=True`` keeps
+        it alive until it is released, lost or closed; ``renew=False`` lets it end at ``ttl``. ``reentrant``: the thread
+        that holds it may acquire it again, and gets the same lease. ``fair``: in order of arrival among those that ask
+        for it. ``on_lost(loss)`` is called once for each lease that is lost.
+
+        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        """
+        return Lock(self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost)
+
+    def locked(
+        self, name: str, *, timeout: float | None = None, skip: bool = False, **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorate a function so that it runs while the lock is held; it raises LockLost if it was lost meanwhile.
+
+        ``name`` may use the function's parameters: ``"order/{order_id}"`` (``{{`` for a brace). ``skip=True`` returns
+        None where the lock is taken, instead of LockTimeout. ``options`` are those of `lock`.
+        """
+        return decorator(self.lock, name, timeout, skip, options, asynchronous=False)
+
+    def current_lease(self, name: str | None = None) -> Lease:
+        """The innermost lease of this thread, of ``name`` if given. Raises NotHeld if there is none."""
+        lease = self._scope().newest(lambda lease: name is None or lease.name == name)
+        if lease is None:
+            raise NotHeld(
+                f"this thread holds no lease{f' of {name!r}' if name else ''}", name=name, backend=self._kernel.scheme
+            )
+        return lease
+
+    # What the backend knows
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend promises with its options; no I/O."""
+        return self._kernel.backend.capabilities
+
+    @property
+    def events(self) -> Events:
+        """``events.subscribe(callback) -> unsubscribe``."""
+        return self._kernel.events
+
+    def inspect(self, name: str) -> LockInfo | None:
+        """Who holds ``name``; None if nobody does. For display: it may be over when you read it."""
+        return run(self._kernel.ask(self._kernel.backend.inspect, check_name(name), name=name))
+
+    def inspect_all(self, prefix: str = "") -> Iterator[LockInfo]:
+        """All names held that begin with ``prefix``; not a snapshot of one moment."""
+        return iter(run(self._kernel.ask(self._kernel.list_all, check_prefix(prefix))))
+
+    def force_release(self, name: str) -> bool:
+        """Take the lock from whoever holds it: an operator's act. The holder's callback gets TAKEN.
+
+        False if nobody held it. It does not stop what the holder is doing: only a fencing token does.
+        """
+        return run(self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name))
+
+    def diagnose(self) -> list[Finding]:
+        """Versions and settings of the server that weaken the lock, each with a remedy."""
+        return run(self._kernel.ask(self._kernel.backend.diagnose))
+
+    def ping(self) -> float:
+        """Seconds of one round trip. Raises BackendUnavailable, BackendRejected."""
+        before = self._kernel.now()
+        run(self._kernel.ask(self._kernel.backend.ping))
+        return self._kernel.now() - before
+
+    def is_healthy(self) -> bool:
+        """Whether the renewing thread runs on time. No I/O: for a liveness probe."""
+        return self._kernel.is_healthy()
+
+    # The end
+
+    def close(self) -> None:
+        """Stop elections; a lease still held is LOST (CLOSED; its callback first) and then given back.
+
+        Waiters and later calls get ClientClosed. Waits for callbacks and for answers, one ``request_timeout`` each at
+        most; what is unanswered then ends by its ttl. Twice is harmless.
+        """
+        self._kernel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

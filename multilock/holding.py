@@ -1,0 +1,228 @@
+"""What both faces' leases share: one holding of one name, answered from the clock at every question.
+
+The state lives here; it is changed only by `Watchdog` (a renewal was acknowledged), `Monitor` (lost) and `Kernel`
+(released), always under the kernel's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from multilock import lease as rules
+from multilock.errors import CapabilityMissing, LockLost, NotHeld
+from multilock.model import Claim, Granted, LeaseState, Loss
+
+if TYPE_CHECKING:
+    from multilock.kernel import Kernel, Want
+    from multilock.scopes import Scope
+
+__all__ = ["Holding"]
+
+HELD, RELEASING, RELEASED, LOST = range(4)  # what is stored; AT_RISK is computed
+
+
+class Holding:
+    """One holding of a lock, from its grant until it is released or lost; it is never held again after that.
+
+    Nothing here asks the backend: ``is_held()``, ``remaining()``, ``state`` and ``check()`` compare the clock with the
+    newest proof at every call. None of them promises anything about actions already under way when the lease ends.
+    """
+
+    __slots__ = (
+        "_armed",
+        "_callbacks",
+        "_claim",
+        "_count",
+        "_due",
+        "_failures",
+        "_granted",
+        "_granted_at",
+        "_hooks",
+        "_kernel",
+        "_loss",
+        "_lost_at",
+        "_renew_at",
+        "_renewing",
+        "_scope",
+        "_state",
+        "_unsure",
+        "_valid_until",
+        "_want",
+    )
+
+    def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
+        self._kernel = kernel
+        self._want = want
+        self._claim = claim
+        self._unsure = unsure  # a request of this id has no answer: its cancel must be final
+        self._state = HELD
+        self._loss: Loss | None = None
+        self._count = 1  # how often a reentrant lock was acquired
+        self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
+        self._callbacks: list[Callable[[Loss], object]] | None = [want.on_lost] if want.on_lost else None
+        self._hooks: list[Callable[[], None]] | None = None  # called at the end, lost or released, by whoever ends it
+        self._due: float | None = None  # when the watchdog looks at it next
+        self._armed = not kernel.push_loss
+        self._renewing = False
+        self._failures = 0  # renewals since the last acknowledged one
+        self._granted_at = kernel.now()
+        self._accept(granted)
+
+    def _accept(self, granted: Granted) -> None:
+        """A new proof. The caller has made sure that it came before the lease was lost."""
+        kernel = self._kernel
+        ttl = granted.ttl
+        self._granted = granted
+        self._valid_until = until = rules.valid_until(granted.sent_at, granted.valid_for, ttl)
+        self._lost_at = rules.lost_at(until, ttl)
+        self._failures = 0
+        if self._claim.renew:
+            jitter = kernel.runtime.uniform(0.9, 1.1)
+            self._renew_at = rules.renew_at(granted.sent_at, granted.renew_every, ttl, jitter, kernel.phase)
+        else:
+            self._renew_at = until
+
+    # What it is
+
+    @property
+    def name(self) -> str:
+        return self._claim.name
+
+    @property
+    def ttl(self) -> float:
+        """Seconds granted by the backend."""
+        return self._granted.ttl
+
+    @property
+    def owner(self) -> str:
+        """The random id of this acquisition, followed by who holds it, as ``inspect()`` shows it."""
+        return self._claim.owner
+
+    @property
+    def token(self) -> int | None:
+        """Fencing token: greater for every later holder of the name. None where the backend cannot give one."""
+        return self._granted.token
+
+    # Whether it is still ours
+
+    def is_held(self) -> bool:
+        """From the clock at every call: False from the moment at which no proof is left, also after a pause."""
+        if self._state == HELD:
+            if self._kernel.now() < self._lost_at:
+                return True
+            self._kernel.monitor.expire(self)
+        return False
+
+    def remaining(self) -> float:
+        """Seconds of proven validity left, or 0.0."""
+        left = self._lost_at - self._kernel.now()
+        return left if left > 0 and self.is_held() else 0.0
+
+    @property
+    def state(self) -> LeaseState:
+        if not self.is_held():
+            return LeaseState.LOST if self._state == LOST else LeaseState.RELEASED
+        return LeaseState.AT_RISK if self._at_risk() else LeaseState.HELD
+
+    def _at_risk(self) -> bool:
+        if not self._claim.renew:
+            return False
+        granted = self._granted
+        return self._failures > 0 or self._kernel.now() >= rules.late_at(granted.sent_at, granted.renew_every)
+
+    def check(self) -> None:
+        """Raise LockLost if the lease was lost, NotHeld if it was released; else return at once."""
+        if not self.is_held():
+            self._raise_over()
+
+    def _raise_over(self) -> None:
+        if self._state == LOST:
+            raise self._lock_lost()
+        raise NotHeld(
+            f"the lease of {self.name!r} was released: acquire the lock again", name=self.name, backend=self._kernel.scheme
+        )
+
+    def _lock_lost(self) -> LockLost:
+        loss = self._loss
+        assert loss is not None
+        return LockLost(
+            f"lock {self.name!r} was lost ({loss.reason.value}): {loss.message}; what was done since may not be exclusive",
+            loss=loss,
+            name=self.name,
+            backend=self._kernel.scheme,
+        )
+
+    def fence(self) -> int:
+        """The token, after `check`; send it with every write so that the resource can refuse an older one.
+
+        Raises CapabilityMissing where the backend has no tokens.
+        """
+        self.check()
+        if (token := self._granted.token) is None:
+            raise CapabilityMissing(
+                f"{self._kernel.scheme} gives no fencing tokens with these options: choose another backend",
+                name=self.name,
+                backend=self._kernel.scheme,
+            )
+        return token
+
+    def on_lost(self, callback: Callable[[Loss], object]) -> None:
+        """Call ``callback(loss)`` exactly once if this lease is lost; at once if it already is; never after a release.
+
+        It starts before the backend could let another holder in (see docs/guarantees.md), on a thread of its own
+        (asyncio: on the loop; there it may be ``async def``). One that raises is logged and harms nothing else.
+        """
+        if not callable(callback):
+            raise TypeError(f"on_lost takes a function of one argument, not {callback!r:.60}")
+        self.is_held()  # a deadline that passed unnoticed is noticed now
+        with self._kernel.lock:
+            if self._loss is None:
+                if self._state in (HELD, RELEASING):
+                    self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        self._kernel.callbacks.start(callback, self._loss)
+
+    def _at_end(self, hook: Callable[[], None]) -> bool:
+        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it has ended already."""
+        self.is_held()
+        with self._kernel.lock:
+            if self._state in (LOST, RELEASED):
+                return False
+            self._hooks = [*(self._hooks or ()), hook]
+            return True
+
+    def _not_at_end(self, hook: Callable[[], None]) -> None:
+        with self._kernel.lock:
+            if self._hooks and hook in self._hooks:
+                self._hooks = [other for other in self._hooks if other != hook]
+
+    def _may_reenter(self, want: Want) -> bool:
+        mine = self._want
+        return mine.reentrant and mine.name == want.name and mine.kind == want.kind
+
+    def _reenter(self) -> bool:
+        """Count one more acquire of this reentrant lease, if it is still held."""
+        if not self.is_held():
+            return False
+        with self._kernel.lock:
+            if self._state != HELD:
+                return False
+            self._count += 1
+            return True
+
+    def _raise_lost(self, error: BaseException | None) -> None:
+        """At the end of ``with``: LockLost, unless the body's own exception goes on; that gets a note."""
+        if self._scope:
+            self._scope.discard(self)
+        lost = self._lock_lost()
+        if error is None:
+            raise lost
+        if getattr(error, "loss", None) is not self._loss:
+            error.add_note(str(lost))
+
+    def _is_lost(self) -> bool:
+        return not self.is_held() and self._state == LOST
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self.state.value} token={self.token} remaining={self.remaining():.3f}>"

@@ -1,0 +1,407 @@
+"""Everything of a client that is the same for both faces: its leases, its watchdog, its backend; one per client.
+
+A lease on its way: `claim` → `multilock.acquire` → `adopt` → the watchdog keeps it alive → `release`, or
+`Monitor.lose`. State changes happen under `lock`, which is never held during a request or a callback.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from multilock import events as event_types
+from multilock import lease as rules
+from multilock import process
+from multilock.cleanup import Cleanup
+from multilock.config import Settings, default_identity
+from multilock.errors import BackendUnavailable, CapabilityMissing, ClientClosed, MultilockError
+from multilock.followers import Followers
+from multilock.gate import Gate
+from multilock.holding import HELD, RELEASED, RELEASING, Holding
+from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, owner_text
+from multilock.monitor import Monitor
+from multilock.names import check_identity, check_name, check_seconds
+from multilock.timers import Timers
+from multilock.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from multilock.acquire import Face
+    from multilock.backend import Backend
+    from multilock.runtime import Runtime, Ticker
+
+__all__ = ["Kernel", "Want"]
+
+logger = logging.getLogger("multilock")
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Want:
+    """What one lock object wants each time it is acquired. Two lock objects never want the same (identity counts)."""
+
+    name: str
+    kind: str
+    ttl: float  #: as the user gave it
+    grant: float  #: rounded up to what the backend grants
+    renew: bool
+    reentrant: bool
+    fair: bool
+    on_lost: Callable[[Loss], object] | None
+    identity: str | None
+    outage_timeout: float
+    make: Callable[[Kernel, Want, Claim, Granted, bool], Holding]
+
+
+class Kernel:
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        runtime: Runtime,
+        make_face: Callable[[Kernel], Face],
+    ) -> None:
+        self.backend = backend
+        self.settings = settings
+        self.runtime = runtime
+        self.now = runtime.now
+        self.scheme = backend.scheme
+        self.push_loss = backend.capabilities.push_loss
+        self.closed = False  # no new work
+        self.finished = False  # no old work either
+        self.died = False  # the watchdog did, once
+        self._make_face = make_face
+        self.closers: dict[Callable[[], None], None] = {}  # what runs elections, stopped first by close()
+        self.events = event_types.Events()
+        self._start()
+        process.register(self)
+
+    def _start(self) -> None:
+        """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
+        self.lock = threading.Lock()
+        self.held: dict[str, Holding] = {}
+        self._ticker: Ticker | None = None
+        self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
+        self.identity = self.settings.identity or default_identity()
+        self._host, self._pid = os.uname().nodename, os.getpid()
+        self.client = os.urandom(8).hex()
+        self.timers = Timers(self.poke)
+        self.face = self._make_face(self)
+        self.callbacks = self.face.callbacks
+        self.events.begin(self.callbacks)
+        self.watchdog = Watchdog(self)
+        self.monitor = Monitor(self, self.client)
+        self.cleanup = Cleanup(self)
+        self.followers = Followers(self)
+        self.gate = Gate()
+        self.backend.open(self.monitor)
+
+    # What a lock object needs before any I/O
+
+    def want(
+        self,
+        name: str,
+        make: Callable[[Kernel, Want, Claim, Granted, bool], Holding],
+        *,
+        kind: str = "lock",
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool = False,
+        on_lost: Callable[[Loss], object] | None = None,
+        identity: str | None = None,
+        patient: bool = False,
+    ) -> Want:
+        """Check everything a user can get wrong. ``patient``: outlast every outage.
+
+        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        """
+        self.check_open()
+        check_name(name)
+        seconds = self.settings.ttl if ttl is None else check_seconds(ttl, "ttl")
+        for option, value in (("renew", renew), ("reentrant", reentrant), ("fair", fair)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{option} must be True or False, not {value!r:.60}")
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost takes a function of one argument, not {on_lost!r:.60}")
+        if fair and not self.backend.capabilities.fair:
+            raise CapabilityMissing(
+                f"{self.scheme} keeps no order of arrival: use fair=False or another backend",
+                name=name,
+                backend=self.scheme,
+            )
+        if identity is not None:
+            check_identity(identity)
+        patience = self.settings.outage_timeout
+        return Want(
+            name,
+            kind,
+            seconds,
+            self._grantable(seconds),
+            renew,
+            reentrant,
+            fair,
+            on_lost,
+            identity,
+            math.inf if patient or patience is None else patience,
+            make,
+        )
+
+    def _grantable(self, ttl: float) -> float:
+        can = self.backend.capabilities
+        granted = max(ttl, can.ttl_min)
+        steps = granted / can.ttl_step
+        if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001, whatever floats say
+            granted = math.ceil(steps) * can.ttl_step
+        if granted > can.ttl_max:
+            raise ValueError(f"ttl is {ttl:g} s: {self.scheme} grants {can.ttl_max:g} s at most with these options")
+        return granted
+
+    def request_timeout(self, ttl: float | None = None) -> float:
+        return rules.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
+
+    # The life of a lease
+
+    def claim(self, want: Want) -> Claim:
+        claim_id = f"{self.client}.{os.urandom(16).hex()}"
+        identity = want.identity or self.identity
+        owner = owner_text(claim_id, want.kind, self._host, self._pid, identity, want.grant)
+        return Claim(want.name, want.kind, claim_id, owner, want.grant, want.renew, want.fair, identity)
+
+    def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding:
+        """A grant becomes a lease, and is looked after from now on."""
+        lease = want.make(self, want, claim, granted, unsure)
+        with self.lock:
+            if self.closed:
+                raise self._closed_error()
+            self.held[claim.id] = lease
+            due = self.watchdog.adopt(lease)
+        self.poke(due)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("acquired the lock %r", claim.name, extra=self.extra(lease))
+        if self.events.listened:
+            self.events.emit(
+                event_types.Acquired(claim.name, claim.owner, self.now(), granted.token, self.now() - started)
+            )
+        return lease
+
+    def forget(self, lease: Holding) -> None:
+        """Under the lock: nobody looks after it any more."""
+        self.held.pop(lease._claim.id, None)
+        self.watchdog.drop(lease)
+
+    def leases_of(self, group: Hashable) -> list[Holding]:
+        return [lease for lease in list(self.held.values()) if lease._granted.group == group]
+
+    async def release(self, lease: Holding) -> bool:
+        """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
+        released_at = self.now()
+        with self.lock:
+            if lease._state != HELD:
+                return False
+            expired = released_at >= lease._lost_at
+            if not expired:
+                if lease._count > 1:
+                    lease._count -= 1
+                    return True
+                lease._state = RELEASING
+                self.forget(lease)
+        if expired:
+            self.monitor.expire(lease)
+            return False
+        try:
+            within = self.request_timeout(lease.ttl)
+            ours = await self.face.request(within, self.backend.release, lease._claim, lease._granted, lease._unsure)
+        except BaseException as error:
+            self.cleanup.add(lease._claim, lease._granted, unsure=True)
+            self._released(lease, released_at)
+            if not isinstance(error, Exception):
+                raise
+            logger.warning(
+                "the release of the lock %r goes on in the background: %s", lease.name, error, extra=self.extra(lease)
+            )
+            return True
+        if not ours:
+            self.monitor.lose(
+                lease, LossReason.TAKEN, "it was gone when it was released", confirmed=True, give_back=False
+            )
+            return False
+        self._released(lease, released_at)
+        return True
+
+    def _released(self, lease: Holding, released_at: float) -> None:
+        with self.lock:
+            if lease._state != RELEASING:  # forked meanwhile
+                return
+            lease._state = RELEASED
+            lease._callbacks = None
+        self.end(lease)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("released the lock %r", lease.name, extra=self.extra(lease))
+        if self.events.listened:
+            held_for = released_at - lease._granted_at
+            self.events.emit(event_types.Released(lease.name, lease.owner, self.now(), held_for))
+
+    def abandon(self, claim: Claim) -> None:
+        """The acquire that made this lease was interrupted before it could hand it out."""
+        with self.lock:
+            if lease := self.held.get(claim.id):
+                self.forget(lease)
+                lease._state = RELEASED
+
+    def end(self, lease: Holding) -> None:
+        """It was released or lost: tell those who wait for that."""
+        with self.lock:
+            hooks, lease._hooks = lease._hooks, None
+        if lease._state == RELEASED and lease._scope is not None:
+            lease._scope.discard(lease)
+        for hook in hooks or ():
+            hook()
+
+    # The ticking thread
+
+    def poke(self, at: float) -> None:
+        """See to it that the ticking thread looks at ``at`` at the latest."""
+        (self._ticker or self._start_ticker()).poke(at)
+
+    def _start_ticker(self) -> Ticker:
+        with self.lock:
+            if self._ticker is None:
+                self._ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
+            return self._ticker
+
+    def _step(self) -> float:
+        now = self.now()
+        return min(self.watchdog.step(now), self.timers.step(now))
+
+    def _watchdog_died(self, error: BaseException) -> None:
+        logger.critical("the watchdog died; every lease of this client is lost", exc_info=error)
+        self.died = True
+        self._ticker = None  # what follows needs a clock; the client stays unhealthy
+        self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {error!r}")
+
+    def is_healthy(self) -> bool:
+        ticker = self._ticker
+        return not (self.closed or self.died) and (ticker is None or ticker.late() <= self.settings.ttl / 10)
+
+    # The end
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> ClientClosed:
+        return ClientClosed("this client is closed: make a new one with multilock.connect()", backend=self.scheme)
+
+    def close(self) -> None:
+        """Blocking, bounded: callbacks and answers get one request timeout each. See ``Client.close``."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        budget = self.request_timeout()
+        for stop in list(self.closers):
+            stop()
+        self.monitor.wake(None)
+        self.gate.wake_all()
+        leases = list(self.held.values())
+        for lease in leases:
+            self.monitor.lose(
+                lease, LossReason.CLOSED, "the client was closed while it was held", confirmed=False, give_back=False
+            )
+        self.callbacks.wait(budget)
+        for lease in leases:
+            self.cleanup.add(lease._claim, lease._granted, lease._unsure)
+        self._wait_for_waiters(budget)
+        self.cleanup.wait(budget)
+        self._finish()
+
+    def _wait_for_waiters(self, budget: float) -> None:
+        """They hand their claims to the background cancel on their way out."""
+        end = self.now() + budget
+        pause = self.runtime.event()
+        while self.monitor.waiting and self.now() < end:
+            pause.wait(0.002)
+
+    def _finish(self) -> None:
+        self.finished = True
+        self.followers.close()
+        self.watchdog.close()
+        self.cleanup.close()
+        self.backend.close()
+        if self._ticker:
+            self._ticker.close()
+
+    def exit(self, deadline: float) -> None:
+        """The interpreter ends: give back what is held in this thread, no callbacks, nothing past ``deadline``."""
+        with self.lock:
+            already, self.closed = self.closed, True
+            leases = list(self.held.values())
+            for lease in leases:
+                lease._state = RELEASED
+                self.forget(lease)
+        if already:
+            return
+        claims = [(lease._claim, lease._granted, lease._unsure) for lease in leases] + self.cleanup.take()
+        for claim, granted, unsure in claims:
+            if (left := deadline - self.now()) <= 0:
+                break
+            try:
+                self.backend.release(claim, granted, unsure, min(left, self.request_timeout(claim.ttl)))
+            except Exception as error:
+                logger.warning("the lock %r could not be given back at exit: %s", claim.name, error)
+                if isinstance(error, BackendUnavailable):
+                    break  # the rest would only use up the time of other clients
+        self._finish()
+
+    def forked(self) -> None:
+        """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
+        for lease in list(self.held.values()):
+            lease._state = RELEASED
+            lease._callbacks = lease._hooks = None
+        if not self.closed:
+            self.closers.clear()
+            self._start()
+
+    # For messages
+
+    def name_error(self, error: MultilockError, name: str | None) -> None:
+        error.name = error.name or name
+        error.backend = error.backend or self.scheme
+
+    def extra(self, lease: Holding) -> dict[str, Any]:
+        return {"lock_name": lease.name, "lock_owner": lease.owner, "lock_token": lease.token}
+
+
+    # One question to the backend
+
+    async def ask(self, call: Callable[..., R], *args: Any, name: str | None = None) -> R:
+        """``call(*args, within)``, once, with the client's request timeout."""
+        self.check_open()
+        try:
+            return await self.face.request(self.request_timeout(), call, *args)
+        except MultilockError as error:
+            self.name_error(error, name)
+            raise
+
+    def list_all(self, prefix: str, within: float) -> list[LockInfo]:
+        return list(self.backend.inspect_all(prefix, within))
+
+    async def renew(self, lease: Holding) -> None:
+        """See ``Lease.renew``."""
+        lease.check()
+        granted = lease._granted
+        within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
+        try:
+            [answer] = await self.face.request(within, self.backend.renew, granted.group, [(lease._claim, granted)])
+        except MultilockError as error:
+            self.watchdog.unanswered([lease], error)
+            self.name_error(error, lease.name)
+            raise
+        self.watchdog.settle(lease, answer)
+        lease.check()

@@ -1,0 +1,263 @@
+"""The blocking face of one lock: `DistributedLock`, `Lease`, and the adapter to `threading.Lock`."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from multilock.acquire import acquire, run
+from multilock.errors import LockTimeout, NotHeld
+from multilock.holding import Holding
+from multilock.model import Claim, Granted, Loss
+from multilock.names import check_timeout
+
+if TYPE_CHECKING:
+    from multilock.client import Client
+    from multilock.kernel import Kernel, Want
+
+__all__ = ["DistributedLock", "Lease", "Lock", "ThreadingLock"]
+
+
+class Lease(Holding):
+    """One holding of a lock. A context manager: it is released at the end, and raises LockLost there if it was lost."""
+
+    __slots__ = ()
+
+    def release(self) -> bool:
+        """Give it back. True: it was ours until we began to release; False: lost before, or released already.
+
+        Never raises. Waits for one ``request_timeout`` at most; unanswered, it goes on in the background (True). A loss
+        that is discovered here is a loss: ``on_lost`` runs and ``with`` raises LockLost. Of a reentrant lock every
+        release counts down, and the last gives it back.
+        """
+        return run(self._kernel.release(self))
+
+    def renew(self) -> None:
+        """One renewal now, which also asks whether the lock is still ours.
+
+        Raises LockLost if it is not, NotHeld after a release, BackendUnavailable without an answer; the lease then
+        goes on until its deadline.
+        """
+        run(self._kernel.renew(self))
+
+    def wait_lost(self, timeout: float | None = None) -> Loss | None:
+        """Block until the lease is lost; None when ``timeout`` seconds are over or it was released."""
+        seconds = check_timeout(timeout)
+        ended = self._kernel.runtime.event()
+        if self._at_end(ended.set):
+            ended.wait(seconds)
+            self._not_at_end(ended.set)
+        return self._loss if self._is_lost() else None
+
+    def __enter__(self) -> Lease:
+        self.check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+        if self._is_lost():
+            self._raise_lost(error)
+
+
+@runtime_checkable
+class DistributedLock(Protocol):
+    """A name in a place. Making one does no I/O; ``with lock as lease:`` waits for it and releases it at the end."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ttl(self) -> float:
+        """Seconds, as given or the client's default; a lease tells what was granted."""
+
+    def acquire(self, timeout: float | None = None) -> Lease:
+        """Wait for the lock, ``timeout`` seconds in all (None or inf: for ever; 0: one try).
+
+        Raises LockTimeout if it was still taken then; BackendUnavailable if the backend was silent for the client's
+        ``outage_timeout`` or at the end of ``timeout``; BackendRejected; ClientClosed.
+        """
+
+    def try_acquire(self, timeout: float = 0) -> Lease | None:
+        """Like `acquire`, with None instead of LockTimeout."""
+
+    def release(self) -> bool:
+        """Release the newest lease that this thread took through this object and has not given back.
+
+        False if that was lost. Raises NotHeld if there is none.
+        """
+
+    def is_locked(self) -> bool:
+        """Ask the backend: does anyone hold it?"""
+
+    def is_held(self) -> bool:
+        """From the clock: does this object hold a lease that is still valid, in whatever thread?"""
+
+    def as_threading_lock(self) -> ThreadingLock:
+        """A drop-in for `threading.Lock` (`threading.RLock` when reentrant)."""
+
+    def __enter__(self) -> Lease: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Lock:
+    """A mutex; what `Client.lock` returns."""
+
+    def __init__(self, client: Client, name: str, **options: Any) -> None:
+        self._client = client
+        self._kernel = client._kernel
+        self._want = self._kernel.want(name, self._make, **options)
+        self._entered = threading.local()
+        self._newest: Lease | None = None
+
+    def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Lease:
+        # At most one lease of a mutex is valid at a time, and it is the one made last.
+        self._newest = lease = Lease(kernel, want, claim, granted, unsure)
+        return lease
+
+    @property
+    def name(self) -> str:
+        return self._want.name
+
+    @property
+    def ttl(self) -> float:
+        return self._want.ttl
+
+    def acquire(self, timeout: float | None = None) -> Lease:
+        seconds = check_timeout(timeout)
+        if lease := self._acquire(seconds):
+            return lease
+        raise LockTimeout(
+            f"lock {self.name!r} is still taken after {seconds:g} s: wait longer, or see who holds it with inspect()",
+            name=self.name,
+            backend=self._kernel.scheme,
+        )
+
+    def try_acquire(self, timeout: float = 0) -> Lease | None:
+        return self._acquire(check_timeout(timeout))
+
+    def _acquire(self, timeout: float | None) -> Lease | None:
+        scope = self._client._scope()
+        want = self._want
+        if want.reentrant and (held := scope.newest(lambda lease: lease._may_reenter(want))) and held._reenter():
+            return held
+        lease = run(acquire(self._kernel, want, timeout))
+        if lease is None:
+            return None
+        assert isinstance(lease, Lease)
+        scope.push(lease)
+        return lease
+
+    def release(self) -> bool:
+        lease = self._mine()
+        if lease is None:
+            raise NotHeld(
+                f"this thread holds no lease of {self.name!r} through this lock: it was released, or taken elsewhere "
+                "(lease.release() works from any thread)",
+                name=self.name,
+                backend=self._kernel.scheme,
+            )
+        released = lease.release()
+        if lease._is_lost():
+            self._client._scope().discard(lease)
+        return released
+
+    def _mine(self) -> Lease | None:
+        want = self._want
+        return self._client._scope().newest(
+            lambda lease: lease._want is want or (want.reentrant and lease._may_reenter(want))
+        )
+
+    def is_locked(self) -> bool:
+        return self._client.inspect(self.name) is not None
+
+    def is_held(self) -> bool:
+        return self._newest is not None and self._newest.is_held()
+
+    def as_threading_lock(self) -> ThreadingLock:
+        return ThreadingLock(self)
+
+    def __enter__(self) -> Lease:
+        lease = self.acquire()
+        try:
+            self._entered.leases.append(lease)
+        except AttributeError:
+            self._entered.leases = [lease]
+        return lease
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        lease: Lease = self._entered.leases.pop()
+        lease.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.name!r} in {self._kernel.scheme} ttl={self.ttl:g}{' held' if self.is_held() else ''}>"
+
+
+class ThreadingLock:
+    """`threading.Lock` over a distributed lock: any thread may release. `threading.RLock` over a reentrant one.
+
+    A lock that was lost is not passed off as held: ``release()`` and the end of ``with`` raise LockLost.
+    """
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._reentrant = lock._want.reentrant
+        self._owner: int | None = None  # the thread, when reentrant
+        self._leases: list[Lease] = []  # one for each acquire that was not released
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if not blocking and timeout != -1:
+            raise ValueError("can't specify a timeout for a non-blocking call")
+        if timeout < 0 and timeout != -1:
+            raise ValueError("timeout value must be a non-negative number")
+        wait: float | None = 0 if not blocking else None if timeout == -1 else timeout
+        lease = self._lock._acquire(check_timeout(wait))
+        if lease is None:
+            return False
+        self._owner = threading.get_ident()
+        self._leases.append(lease)
+        return True
+
+    def release(self) -> None:
+        if not self._leases or (self._reentrant and not self._is_owned()):
+            raise NotHeld(
+                f"release of the lock {self._lock.name!r}, which is not acquired",
+                name=self._lock.name,
+                backend=self._lock._kernel.scheme,
+            )
+        lease = self._leases.pop()
+        lease.release()
+        if lease._is_lost():
+            raise lease._lock_lost()
+
+    def locked(self) -> bool:
+        """Whether it is held through this object and still valid."""
+        return bool(self._leases) and self._leases[-1].is_held()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        lease = self._leases[-1] if self._leases else None
+        if lease is None:
+            self.release()
+        else:
+            self._leases.pop().__exit__(kind, error, trace)
+
+    # What threading.Condition asks of an RLock
+
+    def _is_owned(self) -> bool:
+        return bool(self._leases) and (not self._reentrant or self._owner == threading.get_ident())
+
+    def _release_save(self) -> int:
+        depth = len(self._leases)
+        for _ in range(depth):
+            self.release()
+        return depth
+
+    def _acquire_restore(self, depth: int) -> None:
+        for _ in range(depth):
+            self.acquire()

@@ -1,0 +1,205 @@
+"""The words of multilock: frozen values that pass between user, kernel and backend. No behaviour beyond their text."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multilock.holding import Holding
+
+__all__ = [
+    "Busy",
+    "Capabilities",
+    "Claim",
+    "Finding",
+    "Granted",
+    "LeaderInfo",
+    "LeaseState",
+    "LockInfo",
+    "Loss",
+    "LossReason",
+    "owner_text",
+    "parse_owner",
+]
+
+
+class LeaseState(enum.Enum):
+    """HELD → AT_RISK (a renewal failed or is late; still valid) → LOST. RELEASED: given back by its holder."""
+
+    HELD = "held"
+    AT_RISK = "at_risk"
+    LOST = "lost"
+    RELEASED = "released"
+
+
+class LossReason(enum.Enum):
+    """Why a lease ended without being released."""
+
+    EXPIRED = "expired"  #: no acknowledged renewal in time
+    TAKEN = "taken"  #: another holder, or the key was deleted
+    SESSION_LOST = "session_lost"  #: the session or lease it lived in ended
+    PAUSED = "paused"  #: this process did not run for longer than the lease allows
+    WATCHDOG_DIED = "watchdog_died"  #: the renewing thread ended
+    CLOSED = "closed"  #: the client was closed while it was held
+    RESIGNED = "resigned"  #: elections only: this node stepped down
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One attempt to hold one name. Never used again after it was cancelled, released or lost.
+
+    ``id`` is ``<client>.<32 hex digits>``, fresh for each acquisition and kept across the re-sends of that one attempt.
+    ``owner`` is ``id`` and who asks, as one word (see `owner_text`). ``ttl`` is seconds, already rounded to what the
+    backend grants.
+    """
+
+    name: str
+    kind: str
+    id: str
+    owner: str
+    ttl: float
+    renew: bool
+    fair: bool
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A backend's proof that a claim holds its name.
+
+    ``sent_at`` is `multilock.now()` read immediately before the bytes left of the request that keeps the claim alive;
+    ``valid_for`` seconds count from it (ZooKeeper: two thirds of the ttl). The kernel alone turns them into a deadline.
+    ``ttl`` is what the server granted, ``renew_every`` the period of renewals in seconds. ``group`` is what is renewed
+    in one request (a server, a session); ``key`` is the backend's own handle (revision, index, path).
+    """
+
+    token: int | None
+    ttl: float
+    sent_at: float
+    valid_for: float
+    renew_every: float
+    group: Hashable
+    key: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Somebody else holds the name. Look again after a wake-up, or after ``heartbeat`` seconds (the kernel adds
+    jitter), or after ``expires_in`` (exact; when the present holder ends by itself), whichever is first."""
+
+    heartbeat: float
+    expires_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend promises with its options; known without I/O.
+
+    What a particular server takes away from it is a finding of ``client.diagnose()``.
+    """
+
+    fencing: bool  #: every acquisition gets a token greater than all before it
+    fencing_scope: str  #: as long as what the tokens of one name keep growing
+    fair: bool  #: ``fair=True`` is served in order of arrival
+    push_wait: bool  #: a waiter is woken by the backend; False: it polls
+    push_loss: bool  #: a deleted key or ended session is reported at once; False: by the next renewal
+    cross_host: bool  #: excludes processes of different hosts
+    survives_failover: bool  #: a lock outlives the failure of one server
+    ttl_min: float  #: seconds; a smaller ttl is rounded up to it
+    ttl_max: float  #: seconds; a greater ttl is a ValueError
+    ttl_step: float  #: seconds; a ttl is rounded up to a multiple
+    takeover_bound: float  #: seconds until another can hold the lock of a killed holder, with the client's ttl
+    lock_delay: float = 0.0  #: seconds the server itself waits after a holder's session ended
+
+
+@dataclass(frozen=True, slots=True)
+class LockInfo:
+    """Who holds a name, as the backend tells it. Fields it does not know are None. For display, never for decisions."""
+
+    name: str
+    kind: str | None = None
+    owner: str | None = None
+    identity: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    token: int | None = None
+    ttl: float | None = None  #: seconds granted
+    since: datetime | None = None
+    waiting: int | None = None  #: upper bound
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderInfo:
+    """The present leader of an election. ``term`` is the fencing token of that leadership."""
+
+    identity: str | None
+    term: int | None = None
+    host: str | None = None
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A lease that ended without being released.
+
+    ``confirmed``: the backend said so; False: there was no proof of the contrary in time. ``detected_at`` and
+    ``valid_until`` are on the clock `multilock.now()`; ``time_left`` is the seconds between them, never negative: for
+    that long the backend lets nobody else in (0.0 for a confirmed loss).
+    """
+
+    lease: Holding
+    reason: LossReason
+    confirmed: bool
+    message: str
+    detected_at: float
+    valid_until: float
+
+    @property
+    def time_left(self) -> float:
+        return 0.0 if self.confirmed else max(0.0, self.valid_until - self.detected_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about the server or its settings that weakens the lock, and what to do about it."""
+
+    code: str
+    level: str  #: "info", "warning" or "error"
+    message: str
+    remedy: str
+
+
+_ENCODE = {ord(c): f"%{ord(c):02X}" for c in "%:@ "}
+OWNER_BYTES = 512
+
+
+def owner_text(claim_id: str, kind: str, host: str, pid: int, identity: str, ttl: float) -> str:
+    """``<id>@kind:host:pid:identity:ttl`` in at most 512 bytes of UTF-8, without a space; the host is cut to fit."""
+    head = f"{claim_id}@{kind}:"
+    tail = f":{pid}:{identity.translate(_ENCODE)}:{ttl:g}"
+    room = OWNER_BYTES - len(head) - len(tail.encode())
+    host = host.translate(_ENCODE).encode()[:room].decode(errors="ignore")
+    return head + host + tail
+
+
+def parse_owner(owner: str) -> LockInfo:
+    """What `owner_text` wrote, as a LockInfo without a name; text of another program is shown as its ``identity``."""
+    claim_id, _, rest = owner.partition("@")
+    parts = rest.split(":")
+    if len(parts) != 5 or not claim_id:
+        return LockInfo("", owner=owner, identity=owner)
+    kind, host, pid, identity, ttl = (_decode(part) for part in parts)
+    try:
+        return LockInfo("", kind, owner, identity, host, int(pid), None, float(ttl))
+    except ValueError:
+        return LockInfo("", owner=owner, identity=owner)
+
+
+def _decode(part: str) -> str:
+    for char in ":@ %":
+        part = part.replace(f"%{ord(char):02X}", char)
+    return part

@@ -1,0 +1,108 @@
+"""What the backends report, turned into states: wake-ups for waiters, losses for leases, changes for followers.
+
+A lease is lost exactly once, by whoever notices first: the watchdog's timer, a look at the clock by is_held(), a notice
+from the server, a release that finds the lock gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Protocol
+
+from multilock import events
+from multilock import lease as rules
+from multilock.holding import HELD, LOST, RELEASING, Holding
+from multilock.model import Loss, LossReason
+
+if TYPE_CHECKING:
+    from multilock.kernel import Kernel
+
+__all__ = ["Monitor", "Wakeable"]
+
+logger = logging.getLogger("multilock")
+
+
+class Wakeable(Protocol):
+    def set(self) -> None: ...
+
+
+class Monitor:
+    """The kernel's side of `multilock.backend.Notices`, and the only place where a lease becomes LOST."""
+
+    def __init__(self, kernel: Kernel, client: str) -> None:
+        self._kernel = kernel
+        self.client = client
+        self.now = kernel.runtime.now
+        self.waiting: dict[str, Wakeable] = {}
+
+    # Notices
+
+    def wake(self, claim_id: str | None) -> None:
+        waiters = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
+        for waiter in waiters:
+            if waiter:
+                waiter.set()
+
+    def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
+        if lease := self._kernel.held.get(claim_id):
+            self.lose(lease, reason, message, confirmed=True)
+
+    def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        self._kernel.watchdog.add_session(group, ttl, renew_every)
+
+    def group_gone(self, group: Hashable, message: str) -> None:
+        self._kernel.watchdog.drop_session(group)
+        for lease in self._kernel.leases_of(group):
+            self.lose(lease, LossReason.SESSION_LOST, message, confirmed=True)
+        self.wake(None)
+
+    def silent(self, group: Hashable) -> None:
+        self._kernel.watchdog.hurry(group)
+
+    def changed(self, name: str | None) -> None:
+        self._kernel.followers.changed(name)
+
+    # Losses
+
+    def expire(self, lease: Holding) -> None:
+        """No acknowledged renewal in time: the deadline has passed."""
+        late = self.now() - lease._lost_at
+        reason = rules.loss_reason(self.now(), lease._lost_at, lease.ttl)
+        if reason is LossReason.PAUSED:
+            message = f"this process did not run: its deadline was noticed {late:.3f} s late"
+        elif lease._claim.renew:
+            message = "no renewal was acknowledged in time"
+        else:
+            message = "its ttl is over, and it is not renewed (renew=False)"
+        self.lose(lease, reason, message, confirmed=False)
+
+    def lose(
+        self, lease: Holding, reason: LossReason, message: str, *, confirmed: bool, give_back: bool = True
+    ) -> bool:
+        """HELD → LOST, once. ``give_back=False``: the caller releases it, or its release is what found it lost."""
+        kernel = self._kernel
+        with kernel.lock:
+            if lease._state != HELD and not (lease._state == RELEASING and not give_back):
+                return False
+            loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
+            lease._loss = loss
+            lease._state = LOST
+            callbacks, lease._callbacks = lease._callbacks, None
+            kernel.forget(lease)
+        for callback in callbacks or ():  # before anything that could block
+            kernel.callbacks.start(callback, loss)
+        kernel.end(lease)
+        logger.warning("lost the lock %r (%s): %s", lease.name, reason.value, message, extra=kernel.extra(lease))
+        if kernel.events.listened:
+            kernel.events.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss))
+        if give_back:
+            # What may still stand at the server is given back, but not while the callback has its time.
+            kernel.cleanup.add(
+                lease._claim, lease._granted, lease._unsure, not_before=None if confirmed else lease._valid_until
+            )
+        return True
+
+    def lose_all(self, reason: LossReason, message: str) -> None:
+        for lease in list(self._kernel.held.values()):
+            self.lose(lease, reason, message, confirmed=False)

@@ -1,0 +1,44 @@
+"""Fork and exit: what happens to all clients of this process when it splits or ends.
+
+SIGTERM's default action and ``os._exit`` run none of this: then the ttl ends the locks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from typing import Protocol
+
+from multilock.runtime import now
+
+__all__ = ["register"]
+
+EXIT_TIME = 2.0  # seconds for all clients together
+
+
+class Process(Protocol):
+    def exit(self, deadline: float) -> None: ...
+    def forked(self) -> None: ...
+
+
+_kernels: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
+def register(kernel: Process) -> None:
+    _kernels.add(kernel)
+
+
+def _at_exit() -> None:
+    deadline = now() + EXIT_TIME
+    for kernel in list(_kernels):
+        kernel.exit(deadline)
+
+
+def _after_fork_in_child() -> None:
+    for kernel in list(_kernels):
+        kernel.forked()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork_in_child)

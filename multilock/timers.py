@@ -1,0 +1,35 @@
+"""Things to do at a given time, on the kernel's one ticking thread. What is called must return at once."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from collections.abc import Callable
+
+__all__ = ["Timers"]
+
+
+class Timers:
+    def __init__(self, poke: Callable[[float], None]) -> None:
+        self._poke = poke
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        with self._lock:
+            heapq.heappush(self._heap, (when, next(self._numbers), call))
+        self._poke(when)
+
+    def step(self, now: float) -> float:
+        """Call what is due; the time of the next."""
+        while True:
+            with self._lock:
+                if not self._heap:
+                    return math.inf
+                if (when := self._heap[0][0]) > now:
+                    return when
+                call = heapq.heappop(self._heap)[2]
+            call()

@@ -1,0 +1,291 @@
+"""Keeps leases alive: one thread per client looks at every lease when something is due, and carries out nothing itself.
+
+A renewal is a request and may hang; the deadline of a lease is a timer and does not. So the ticking thread only decides
+(`multilock.lease`), and hands renewals to workers: leases of one group (a server, a session) in one request, each
+group on threads of its own, so that a dead server starves no other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from multilock import events
+from multilock import lease as rules
+from multilock.errors import BackendUnavailable, MultilockError
+from multilock.holding import HELD, Holding
+from multilock.model import Granted, LossReason
+
+if TYPE_CHECKING:
+    from multilock.kernel import Kernel
+    from multilock.runtime import Workers
+
+__all__ = ["Watchdog"]
+
+logger = logging.getLogger("multilock")
+
+CARRIERS = 4  # threads per group: a renewal that hangs must not keep the next from being tried
+WATCH_AGAIN = 1.0  # seconds after a watch that could not be set
+
+Batch = tuple[Hashable, float, int]  # group, request timeout, urgency
+
+
+class _Session:
+    """A group that is renewed as one: a server's session or lease with all its locks, also when it has none."""
+
+    __slots__ = ("due", "failures", "renew_every", "ttl")
+
+    def __init__(self, ttl: float, renew_every: float) -> None:
+        self.ttl = ttl
+        self.renew_every = renew_every
+        self.due = 0.0
+        self.failures = 0
+
+
+class Watchdog:
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._heap: list[tuple[float, int, Holding]] = []  # a lease's valid entry is the one at lease._due
+        self._stale = 0
+        self._numbers = itertools.count()
+        self._carriers: dict[Hashable, Workers] = {}
+        self._sessions: dict[Hashable, _Session] = {}
+
+    # Called by the kernel under its lock
+
+    def adopt(self, lease: Holding) -> float:
+        """Look after this lease from now on; when it is looked at first."""
+        return self._plan(lease)
+
+    def drop(self, lease: Holding) -> None:
+        if lease._due is not None:
+            lease._due = None
+            self._stale += 1
+            # Entries of ended leases stay until they come up, or until they are most of the heap.
+            if self._stale > 64 and self._stale * 2 > len(self._heap):
+                self._heap = [entry for entry in self._heap if entry[2]._due == entry[0]]
+                heapq.heapify(self._heap)
+                self._stale = 0
+
+    def _plan(self, lease: Holding) -> float:
+        due = lease._lost_at
+        if lease._claim.renew:
+            risk = rules.late_at(lease._granted.sent_at, lease._granted.renew_every)
+            if not lease._renewing and lease._granted.group not in self._sessions:
+                due = min(due, lease._renew_at)
+            if lease._failures == 0:
+                due = min(due, risk)
+        if not lease._armed:
+            due = min(due, rules.arm_at(lease._granted_at))
+        if lease._due is not None:
+            self._stale += 1
+        lease._due = due
+        heapq.heappush(self._heap, (due, next(self._numbers), lease))
+        return due
+
+    # The ticking thread
+
+    def step(self, now: float) -> float:
+        """Lose what is over, hand out what is to be renewed; when to look again."""
+        over: list[Holding] = []
+        renew: dict[Batch, list[Holding]] = {}
+        watch: dict[Hashable, list[Holding]] = {}
+        late: list[Holding] = []
+        with self._kernel.lock:
+            heap = self._heap
+            while heap and heap[0][0] <= now:
+                when, _, lease = heapq.heappop(heap)
+                if lease._due != when:
+                    self._stale -= 1
+                    continue
+                lease._due = None
+                if now >= lease._lost_at:
+                    over.append(lease)
+                    continue
+                self._decide(lease, now, renew, watch, late)
+                self._plan(lease)
+            following = heap[0][0] if heap else math.inf
+        for lease in over:
+            self._kernel.monitor.expire(lease)
+        for lease in late:
+            self._tell_risk(lease)
+        for batch, leases in renew.items():
+            self._carry(batch[0], lambda group=batch[0], leases=leases: self._renew(group, leases))  # type: ignore[misc]
+        for group, leases in watch.items():
+            self._carry(group, lambda group=group, leases=leases: self._watch(group, leases))  # type: ignore[misc]
+        return following
+
+    def _decide(
+        self,
+        lease: Holding,
+        now: float,
+        renew: dict[Batch, list[Holding]],
+        watch: dict[Hashable, list[Holding]],
+        late: list[Holding],
+    ) -> None:
+        granted = lease._granted
+        if not lease._armed and now >= rules.arm_at(lease._granted_at):
+            lease._armed = True
+            watch.setdefault(granted.group, []).append(lease)
+        if not lease._claim.renew:
+            return
+        if lease._failures == 0 and now >= rules.late_at(granted.sent_at, granted.renew_every):
+            lease._failures = 1
+            late.append(lease)
+        if now >= lease._renew_at and not lease._renewing and granted.group not in self._sessions:
+            lease._renewing = True
+            timeout = self._kernel.request_timeout(granted.ttl)
+            urgency = rules.urgency(lease._lost_at - now, timeout)
+            renew.setdefault((granted.group, timeout, urgency), []).append(lease)
+
+    def _tell_risk(self, lease: Holding) -> None:
+        kernel = self._kernel
+        logger.warning(
+            "the lock %r is at risk: it is lost in %.3f s unless a renewal is acknowledged",
+            lease.name,
+            lease._lost_at - kernel.now(),
+            extra=kernel.extra(lease),
+        )
+        if kernel.events.listened:
+            kernel.events.emit(events.AtRisk(lease.name, lease.owner, kernel.now(), lease._lost_at))
+
+    def _carry(self, group: Hashable, job: Callable[[], None]) -> None:
+        carriers = self._carriers.get(group)
+        if carriers is None:
+            carriers = self._carriers[group] = self._kernel.runtime.workers("multilock-renew", CARRIERS)
+        carriers.submit(job)
+
+    # The carriers
+
+    def _renew(self, group: Hashable, leases: Sequence[Holding]) -> None:
+        """One request for these leases. Its timeout ends before the first deadline among them."""
+        for lease in leases:
+            lease.is_held()  # a deadline that passed on the way here is noticed first
+        leases = [lease for lease in leases if lease._state == HELD]
+        if leases:
+            self._request(group, leases, min(self._kernel.request_timeout(lease.ttl) for lease in leases))
+
+    def _request(self, group: Hashable, leases: Sequence[Holding], within: float) -> MultilockError | None:
+        kernel = self._kernel
+        within = min([within, *(lease._lost_at - kernel.now() for lease in leases)])
+        try:
+            answers = kernel.backend.renew(group, [(lease._claim, lease._granted) for lease in leases], within)
+        except Exception as error:
+            self.unanswered(leases, error)
+            return error if isinstance(error, MultilockError) else MultilockError(str(error))
+        for lease, answer in zip(leases, answers, strict=True):
+            self.settle(lease, answer)
+        return None
+
+    def settle(self, lease: Holding, answer: Granted | None) -> None:
+        """The answer to one renewal. One that comes after ``lost_at`` revives nothing."""
+        kernel = self._kernel
+        if answer is None:
+            kernel.monitor.lose(
+                lease, LossReason.TAKEN, "the backend says that it is not ours any more", confirmed=True
+            )
+            return
+        with kernel.lock:
+            now = kernel.now()
+            lease._renewing = False
+            if lease._state != HELD or now >= lease._lost_at:
+                return
+            if answer.sent_at >= lease._granted.sent_at:
+                lease._accept(answer)
+            due = self._plan(lease)
+        kernel.poke(due)
+        if kernel.events.listened:
+            kernel.events.emit(events.Renewed(lease.name, lease.owner, now, lease._valid_until))
+
+    def unanswered(self, leases: Sequence[Holding], error: Exception) -> None:
+        kernel = self._kernel
+        unknown = not isinstance(error, MultilockError) or getattr(error, "unknown", False)
+        if not isinstance(error, BackendUnavailable):
+            logger.error("a renewal failed: %s", error, exc_info=not isinstance(error, MultilockError))
+        at_risk = []
+        due = math.inf
+        with kernel.lock:
+            for lease in leases:
+                lease._renewing = False
+                if lease._state != HELD:
+                    continue
+                lease._unsure |= unknown
+                if not lease._failures:
+                    at_risk.append(lease)
+                lease._failures += 1
+                pause = rules.retry_in(lease._failures, lease.ttl, kernel.runtime.uniform(0.5, 1.5))
+                lease._renew_at = kernel.now() + pause
+                due = min(due, self._plan(lease))
+        kernel.poke(due)
+        for lease in at_risk:
+            self._tell_risk(lease)
+        if kernel.events.listened:
+            for lease in leases:
+                kernel.events.emit(events.RenewFailed(lease.name, lease.owner, kernel.now(), str(error)))
+
+    def _watch(self, group: Hashable, leases: Sequence[Holding]) -> None:
+        kernel = self._kernel
+        held = [(lease._claim, lease._granted) for lease in leases if lease._state == HELD]
+        try:
+            if held:
+                kernel.backend.watch(group, held, min(kernel.request_timeout(claim.ttl) for claim, _ in held))
+        except Exception as error:
+            # Only the early notice is missing: the next renewal tells, and the watch is tried again.
+            logger.debug("no watch on %d locks yet: %s", len(held), error)
+            kernel.timers.at(
+                kernel.now() + WATCH_AGAIN, lambda: self._carry(group, lambda: self._watch(group, leases))
+            )
+
+    # Sessions
+
+    def add_session(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        session = self._sessions[group] = _Session(ttl, renew_every)
+        self._plan_session(group, session, renew_every * self._kernel.runtime.uniform(0.9, 1.0))
+
+    def drop_session(self, group: Hashable) -> None:
+        self._sessions.pop(group, None)
+        if carriers := self._carriers.pop(group, None):
+            carriers.close()
+
+    def hurry(self, group: Hashable) -> None:
+        """Renew at once: what kept this group alive broke."""
+        if session := self._sessions.get(group):
+            self._plan_session(group, session, 0.0)
+            return
+        kernel = self._kernel
+        now = kernel.now()
+        with kernel.lock:
+            for lease in kernel.leases_of(group):
+                if lease._claim.renew and lease._state == HELD:
+                    lease._renew_at = now
+                    self._plan(lease)
+        kernel.poke(now)
+
+    def _plan_session(self, group: Hashable, session: _Session, pause: float) -> None:
+        when = session.due = self._kernel.now() + pause
+
+        def due() -> None:
+            if session.due == when and self._sessions.get(group) is session:
+                self._carry(group, lambda: self._renew_session(group, session))
+
+        self._kernel.timers.at(when, due)
+
+    def _renew_session(self, group: Hashable, session: _Session) -> None:
+        kernel = self._kernel
+        leases = [lease for lease in kernel.leases_of(group) if lease.is_held()]
+        error = self._request(group, leases, kernel.request_timeout(session.ttl))
+        if self._sessions.get(group) is not session:
+            return
+        session.failures = session.failures + 1 if error else 0
+        jitter = kernel.runtime.uniform(0.9, 1.1)
+        pause = session.renew_every * jitter if not error else rules.retry_in(session.failures, session.ttl, jitter)
+        self._plan_session(group, session, pause)
+
+    def close(self) -> None:
+        self._sessions.clear()
+        for carriers in list(self._carriers.values()):
+            carriers.close()

@@ -1,0 +1,10 @@
+"""The kit for tests: the conformance suite, a pytest plugin, a fault proxy, helper processes, a clock driven by hand.
+
+`multilock.testing.conformance` needs pytest; the rest needs nothing.
+"""
+
+from multilock.testing.hand import HandRuntime
+from multilock.testing.process import Helper, hear, say
+from multilock.testing.proxy import Connection, Fault, FaultProxy
+
+__all__ = ["Connection", "Fault", "FaultProxy", "HandRuntime", "Helper", "hear", "say"]

@@ -1,0 +1,241 @@
+"""A clock that stands still until a test moves it, and threads that run when the test says so.
+
+runtime = HandRuntime()
+client = multilock.Client(backend, runtime=runtime)
+lease = client.lock("n", ttl=30).acquire()
+runtime.advance(10)          # the watchdog renews on the way, at its exact times
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from multilock.runtime import Event, Ticker, Workers
+
+__all__ = ["HandRuntime", "HandWorkers"]
+
+STEPS_AT_ONCE = 10_000  # steps without time passing after which a ticker is taken to spin
+REAL_LIMIT = 10.0  # real seconds a thread waits for a hand that does not come
+
+
+class HandRuntime:
+    """A `multilock.runtime.Runtime` driven by hand. What it does is the same for the same ``seed``.
+
+    *Time* moves by `advance`, or, in the thread that drives the clock, by waiting: ``event.wait(5)`` moves it until the
+    event is set or five seconds have passed, running what is due on the way. A wait without a limit for an event that
+    nothing can set any more raises RuntimeError instead of hanging.
+
+    *Threads*: ``spawn`` and workers run their jobs in the calling thread, where they were submitted; inside a step of a
+    ticker, right after that step. `hold_jobs` keeps the workers' jobs back, as a slow server would. With
+    ``threads=True`` what is spawned runs in real threads; their waits end when the clock is moved past them, and raise
+    after ten real seconds in which nobody did.
+    """
+
+    def __init__(self, *, start: float = 1000.0, seed: int = 0, threads: bool = False) -> None:
+        self._now = start
+        self._random = random.Random(seed)
+        self._threads = threads
+        self._driver = threading.current_thread()
+        self._tickers: list[_HandTicker] = []
+        self._deferred: deque[Callable[[], None]] = deque()
+        self._held: deque[Callable[[], None]] | None = None
+        self._inside = 0  # steps that run now, one in another's wait
+        self._moved = threading.Condition()
+
+    # The runtime
+
+    def now(self) -> float:
+        return self._now
+
+    def uniform(self, low: float, high: float) -> float:
+        return self._random.uniform(low, high)
+
+    def event(self) -> Event:
+        return _HandEvent(self)
+
+    def spawn(self, run: Callable[[], None], name: str) -> None:
+        if self._threads:
+            threading.Thread(target=run, name=name, daemon=True).start()
+        else:
+            self._run_soon(run)
+
+    def workers(self, name: str, limit: int) -> Workers:
+        return HandWorkers(self)
+
+    def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
+        ticker = _HandTicker(self, step, died)
+        self._tickers.append(ticker)
+        return ticker
+
+    # The hand
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass; every step that comes due runs at its exact time, in order."""
+        self.advance_to(self._now + seconds)
+
+    def advance_to(self, when: float) -> None:
+        while self._next() <= when:
+            self._run_next()
+        self._move(when)
+
+    def jump(self, seconds: float) -> None:
+        """Let ``seconds`` pass in which nothing of this process ran, as after SIGSTOP; `settle` runs what is late."""
+        self._move(self._now + seconds)
+
+    def settle(self) -> None:
+        """Run what is due now."""
+        self.advance(0.0)
+
+    def hold_jobs(self) -> None:
+        """From now on jobs given to workers wait for `release_jobs`."""
+        self._held = self._held if self._held is not None else deque()
+
+    @property
+    def held_jobs(self) -> int:
+        return len(self._held or ())
+
+    def release_jobs(self, count: int | None = None) -> None:
+        """Run the oldest ``count`` jobs held back; without a number all of them, and hold none from now on."""
+        held = self._held or deque()
+        if count is None:
+            self._held = None
+        for _ in range(len(held) if count is None else count):
+            held.popleft()()
+
+    # Inside
+
+    def _move(self, when: float) -> None:
+        with self._moved:
+            self._now = max(self._now, when)
+            self._moved.notify_all()
+
+    def _next(self) -> float:
+        return min((ticker.due for ticker in self._tickers if not ticker.running), default=math.inf)
+
+    def _run_next(self) -> None:
+        ticker = min((each for each in self._tickers if not each.running), key=lambda each: each.due)
+        self._move(ticker.due)
+        self._inside += 1
+        try:
+            ticker.run()
+        finally:
+            self._inside -= 1
+        if not self._inside:
+            while self._deferred:
+                self._deferred.popleft()()
+
+    def _run_soon(self, job: Callable[[], None]) -> None:
+        # A step may hold a lock that the job needs.
+        if self._inside:
+            self._deferred.append(job)
+        else:
+            job()
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        if self._held is not None:
+            self._held.append(job)
+        else:
+            self._run_soon(job)
+
+    def _wait(self, event: _HandEvent, timeout: float | None) -> bool:
+        until = math.inf if timeout is None else self._now + timeout
+        if threading.current_thread() is not self._driver:
+            return self._wait_in_thread(event, until)
+        while not event.is_set():
+            following = min(self._next(), until)
+            if following == math.inf:
+                raise RuntimeError("this wait would never end: nothing is due that could set the event")
+            if following == until and self._next() > until:
+                self._move(until)
+                break
+            self._run_next()
+        return event.is_set()
+
+    def _wait_in_thread(self, event: _HandEvent, until: float) -> bool:
+        limit = time.monotonic() + REAL_LIMIT
+        with self._moved:
+            while not event.is_set() and self._now < until:
+                if not self._moved.wait(limit - time.monotonic()):
+                    raise RuntimeError(f"nobody set the event or moved the clock for {REAL_LIMIT:g} real seconds")
+        return event.is_set()
+
+
+class _HandEvent:
+    def __init__(self, runtime: HandRuntime) -> None:
+        self._runtime = runtime
+        self._set = False
+
+    def set(self) -> None:
+        with self._runtime._moved:
+            self._set = True
+            self._runtime._moved.notify_all()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._runtime._wait(self, timeout)
+
+
+class HandWorkers:
+    """Jobs run when they are submitted, or when the test releases them; none after close()."""
+
+    def __init__(self, runtime: HandRuntime) -> None:
+        self._runtime = runtime
+        self._closed = False
+
+    def submit(self, job: Callable[[], None]) -> None:
+        if not self._closed:
+            self._runtime._submit(job)
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class _HandTicker:
+    def __init__(self, runtime: HandRuntime, step: Callable[[], float], died: Callable[[BaseException], None]) -> None:
+        self._runtime = runtime
+        self._step = step
+        self._died = died
+        self._poked = False
+        self._dead = False
+        self._at = (-math.inf, 0)  # when the last step ran, and how many did at that moment
+        self.due = runtime.now()  # the first step comes at once, but not before its maker has got the ticker
+        self.running = False
+
+    def poke(self, at: float) -> None:
+        if self.running:
+            self._poked = True
+        elif not self._dead:
+            self.due = min(self.due, max(at, self._runtime.now()))
+
+    def late(self) -> float:
+        return math.inf if self._dead else max(0.0, self._runtime.now() - self.due)
+
+    def close(self) -> None:
+        self.due = math.inf
+
+    def run(self) -> None:
+        now = self._runtime.now()
+        self._at = (now, self._at[1] + 1 if self._at[0] == now else 1)
+        if self._at[1] > STEPS_AT_ONCE:
+            raise RuntimeError("a ticker spins: its steps let no time pass")
+        self.running, self._poked, self.due = True, False, -math.inf
+        try:
+            at = self._step()
+        except BaseException as error:
+            self._dead, self.due = True, math.inf
+            self._died(error)
+            return
+        finally:
+            self.running = False
+        if self.due == -math.inf:  # not closed by its own step
+            self.due = now if self._poked else max(at, now)

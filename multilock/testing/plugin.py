@@ -1,0 +1,71 @@
+"""The pytest plugin: one test, run on every backend that is named.
+
+    pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:///var/tmp/locks.db
+
+Without the option the ini value ``multilock_urls`` (one URL a line) counts, and without that ``memory://``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from multilock import AsyncClient, Client
+
+__all__ = ["multilock_async_client", "multilock_client", "multilock_url"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("multilock").addoption(
+        "--multilock-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        dest="multilock_urls",
+        help="run the tests that use multilock_url, multilock_client or multilock_async_client on this backend (repeatable)",
+    )
+    parser.addini("multilock_urls", "URLs of the backends to test on, one a line", type="linelist", default=[])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "multilock_url" in metafunc.fixturenames:
+        config = metafunc.config
+        urls: list[str] = config.getoption("multilock_urls") or config.getini("multilock_urls") or ["memory://"]
+        # Numbers and schemes, because a test's id is printed and a URL may hold a password.
+        ids = [f"{number}-{url.partition(':')[0]}" for number, url in enumerate(urls)] if len(urls) > 1 else None
+        metafunc.parametrize("multilock_url", urls, ids=ids or [urls[0].partition(":")[0]], indirect=True)
+
+
+@pytest.fixture
+def multilock_url(request: pytest.FixtureRequest) -> str:
+    """The URL of the backend this run of the test is for."""
+    url: str = request.param
+    return url
+
+
+@pytest.fixture
+def multilock_client(multilock_url: str) -> Iterator[Client]:
+    """A blocking client of that backend; closed after the test, and so is every lease it still holds."""
+    import multilock  # not before a test asks: the plugin is loaded into every pytest run
+
+    with multilock.connect(multilock_url) as client:
+        yield client
+
+
+@pytest.fixture
+def multilock_async_client(multilock_url: str) -> Iterator[AsyncClient]:
+    """An asyncio client of that backend, for the loop that uses it first; closed after the test.
+
+    It is made without I/O and so works under every asyncio plugin. Where the test's loop has ended before it closed
+    the client itself, what it still holds is given back from a loop of its own.
+    """
+    import asyncio
+
+    import multilock
+
+    client = multilock.connect_async(multilock_url)
+    yield client
+    asyncio.run(client.close())

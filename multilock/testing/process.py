@@ -1,0 +1,180 @@
+"""Helper processes: one that holds a lock, to be paused, resumed and killed by a test.
+
+The test names a function; it runs in a process of its own, and the two talk in lines::
+
+    def holder(url: str) -> None:                     # in an importable module
+        with multilock.connect(url).lock("n") as lease:
+            say("held", lease.token)
+            hear()                                    # until the test says something
+
+    with Helper("tests.helpers:holder", url) as helper:
+        helper.wait_for("held", within=10)
+        helper.kill()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+__all__ = ["Helper", "hear", "say"]
+
+END_WITHIN = 5.0
+PR_SET_PDEATHSIG = 1
+
+
+def say(*words: object) -> None:
+    """In the helper: one line to the test."""
+    print(*words, flush=True)
+
+
+def hear() -> str | None:
+    """In the helper: the next line from the test, or None when the test has ended. Blocks without limit."""
+    return sys.stdin.readline().rstrip("\n") or None
+
+
+class Helper:
+    """A Python process that calls ``function`` (``"package.module:function"``) with text arguments.
+
+    It sees the same import path as the test. It is killed at the end of ``with``, and (Linux) when the process of the
+    test dies, if the main thread made it.
+    """
+
+    def __init__(self, function: str, *arguments: object, env: dict[str, str] | None = None) -> None:
+        module, _, name = function.partition(":")
+        if not name:
+            raise ValueError(f"give the function as 'package.module:function', not {function!r}")
+        self.function = function
+        self.lines: list[str] = []
+        self._seen = 0  # lines that wait_for has looked at
+        self._errors: list[str] = []
+        self._ended = 0
+        self._changed = threading.Condition()
+        bound = threading.current_thread() is threading.main_thread()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "multilock.testing.process", str(os.getpid() if bound else 0), function]
+            + [str(argument) for argument in arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
+            start_new_session=True,  # Ctrl-C is the test's
+        )
+        self._readers = [
+            threading.Thread(target=self._read, args=args, name="helper-reader", daemon=True)
+            for args in ((self._process.stdout, self.lines), (self._process.stderr, self._errors))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to stderr so far."""
+        return "".join(f"{line}\n" for line in self._errors)
+
+    def wait_for(self, word: str, within: float) -> list[str]:
+        """The words of its next line that begins with ``word``; other lines before it are passed over.
+
+        Raises AssertionError, with what it wrote, if it ends before, or after ``within`` seconds.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._find(word) is not None or self._ended == 2, within)
+            if (found := self._find(word)) is not None:
+                self._seen = found + 1
+                return self.lines[found].split()
+        state = "runs" if self.returncode is None else f"ended with {self.returncode}"
+        raise AssertionError(
+            f"{self.function} did not say {word!r} within {within:g} s; it {state}, and said {self.lines}\n{self.errors}"
+        )
+
+    def tell(self, *words: object) -> None:
+        """One line to the helper."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP); back when all its threads stand still."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL), paused or not, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, within: float) -> int:
+        """Its exit code; subprocess.TimeoutExpired if it still runs after ``within`` seconds."""
+        return self._process.wait(within)
+
+    def close(self) -> None:
+        self.kill()
+        for reader in self._readers:
+            reader.join(END_WITHIN)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):  # what was told to a dead helper
+                assert stream is not None
+                stream.close()
+
+    def __enter__(self) -> Helper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _find(self, word: str) -> int | None:
+        hits = (n for n in range(self._seen, len(self.lines)) if self.lines[n].split()[:1] == [word])
+        return next(hits, None)
+
+    def _read(self, stream: Iterator[str], lines: list[str]) -> None:
+        for line in stream:
+            with self._changed:
+                lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._ended += 1
+            self._changed.notify_all()
+
+
+def _main(parent: str, function: str, *arguments: str) -> None:
+    if int(parent) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):  # it died before prctl
+            sys.exit(1)
+    module, _, name = function.partition(":")
+    getattr(importlib.import_module(module), name)(*arguments)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

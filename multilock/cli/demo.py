@@ -1,0 +1,214 @@
+"""``multilock demo``: processes elect a leader, the leader is killed, another takes over. What is shown is checked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+import multilock
+from multilock import ConfigurationError
+from multilock.cli.exits import say
+from multilock.cli.signals import Signalled, Signals
+from multilock.config import resolve
+from multilock.urls import redact
+
+__all__ = ["demo"]
+
+TTL = 2.0  # seconds: even where only the ttl ends a dead leader's term, nobody waits long
+PAUSE = 1.0  # seconds in which a reader can follow
+SLACK = 10.0  # seconds on top of what the backend promises: machines are busy, and interpreters start slowly
+FAILED = 1
+
+
+def demo(url: str | None, profile: str | None, config: str | None, count: int) -> int:
+    """The exit code is 0 only if everything that was shown is true."""
+    with ExitStack() as stack:
+        signals = stack.enter_context(Signals())
+        if url is None and profile is None and config is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-demo-"))
+            url = f"sqlite://{folder}/demo.db"
+        place = resolve(url, profile=profile, config=config)
+        if place.scheme == "memory":
+            raise ConfigurationError("memory:// is one process's own: choose a backend that several can reach")
+        client = stack.enter_context(multilock.connect(url, profile=profile, config=config, ttl=TTL))
+        try:
+            with signals.end_the_wait():
+                client.ping()
+                name = f"demo-{secrets.token_hex(3)}"
+                order = {"url": url, "profile": profile, "config": config, "name": name, "ttl": TTL}
+                _play(client, name, order, redact(place.url), count)
+        except Signalled as signalled:
+            return signalled.code
+        except _Failed as failed:
+            say(f"the demo failed: {failed}")
+            return FAILED
+    return 0
+
+
+def _play(client: multilock.Client, name: str, order: Mapping[str, object], place: str, count: int) -> None:
+    show = _Show()
+    with _Nodes(order, count, client.capabilities.takeover_bound + SLACK) as nodes:
+        show(f"{count} processes stand for the election {name!r} at {place}")
+        with show.waiting("waiting for a leader"):
+            first = nodes.next_leader()
+        show(f"{first.node.name} (pid {first.node.pid}) leads, term {first.term}", "green")
+        time.sleep(PAUSE)
+
+        show(f"kill -9 {first.node.pid}", "red")
+        killed_at = multilock.now()
+        nodes.kill(first.node)
+        with show.waiting("waiting for the takeover"):
+            second = nodes.next_leader(first)
+        show(f"{second.node.name} leads, term {second.term}: {second.at - killed_at:.2f} s after the kill", "green")
+        time.sleep(PAUSE)
+
+        terms = [first.term, second.term]
+        if count > 2:
+            show(f"{second.node.name} is asked to stop, so it resigns")
+            asked_at = multilock.now()
+            nodes.stop(second.node)
+            third = nodes.next_leader(second)
+            show(f"{third.node.name} leads, term {third.term}: {third.at - asked_at:.2f} s after the request", "green")
+            terms.append(third.term)
+            time.sleep(PAUSE)
+        nodes.stop_all()
+    if client.inspect(name) is not None:
+        raise _Failed(f"{name!r} is still held after all processes ended")
+    show(f"all stopped, nothing is left; the terms rose: {' < '.join(map(str, terms))}")
+
+
+class _Failed(Exception):
+    """Something is not as the demo claims."""
+
+
+class _Show:
+    """Prints what happens, with the seconds since the beginning."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._began = multilock.now()
+
+    def __call__(self, text: str, style: str = "") -> None:
+        self._console.print(Text(f"{multilock.now() - self._began:5.2f} s  {text}", style=style))
+
+    def waiting(self, text: str) -> contextlib.AbstractContextManager[object]:
+        return self._console.status(text) if self._console.is_terminal else contextlib.nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class _Elected:
+    node: _Node
+    term: int
+    at: float
+
+
+class _Nodes:
+    """The processes; all of them have ended when it is left."""
+
+    def __init__(self, order: Mapping[str, object], count: int, patience: float) -> None:
+        self._patience = patience  # seconds for one step
+        self._heard: queue.Queue[tuple[_Node, dict[str, float]]] = queue.Queue()
+        self._running = [_Node(f"node-{n}", order, self._heard) for n in range(1, count + 1)]
+
+    def __enter__(self) -> _Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self._running:
+            node.kill()
+
+    def next_leader(self, last: _Elected | None = None) -> _Elected:
+        """Wait until one is elected, and make sure that its term is greater than that of the ``last``."""
+        elected = next(self._elections())
+        if last is not None and not elected.term > last.term:
+            raise _Failed(f"term {elected.term} of {elected.node.name} does not follow term {last.term}")
+        return elected
+
+    def _elections(self) -> Iterator[_Elected]:
+        deadline = multilock.now() + self._patience
+        while True:
+            try:
+                node, event = self._heard.get(timeout=max(0.0, deadline - multilock.now()))
+            except queue.Empty:
+                raise _Failed(f"nobody was elected for {self._patience:g} s") from None
+            if "term" in event:
+                yield _Elected(node, int(event["term"]), event["at"])
+            elif node in self._running:
+                raise _Failed(f"{node.name} ended by itself")
+
+    def kill(self, node: _Node) -> None:
+        self._running.remove(node)
+        node.kill()
+
+    def stop(self, node: _Node) -> None:
+        self._running.remove(node)
+        node.stop()
+        if code := node.wait(self._patience):
+            raise _Failed(f"{node.name} did not stop in order: exit code {code}")
+
+    def stop_all(self) -> None:
+        for node in list(self._running):
+            self.stop(node)
+
+
+class _Node:
+    """One process that stands for election (see node.py), and the thread that listens to it."""
+
+    def __init__(
+        self, name: str, order: Mapping[str, object], heard: queue.Queue[tuple[_Node, dict[str, float]]]
+    ) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "multilock.cli.node"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # Ctrl-C reaches the demo alone, which then ends them
+        )
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; _listen says so
+            self._process.stdin.write(json.dumps({**order, "identity": name}) + "\n")
+            self._process.stdin.flush()
+        self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
+        self._listener.start()
+
+    def _listen(self, heard: queue.Queue[tuple[_Node, dict[str, float]]]) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                heard.put((self, json.loads(line)))
+        heard.put((self, {}))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.stop()
+        self.wait(None)
+
+    def stop(self) -> None:
+        """The end of its stdin asks it to resign and to end."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def wait(self, timeout: float | None) -> int:
+        """Its exit code."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise _Failed(f"{self.name} did not end in {timeout:g} s") from None
+        self._listener.join()
+        return code

@@ -1,0 +1,99 @@
+"""``multilock doctor``: what is installed, and what the chosen backend promises and lacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.text import Text
+
+import multilock
+from multilock import BackendRejected, BackendUnavailable, Capabilities, Finding
+from multilock.cli.exits import UNREACHABLE
+from multilock.config import resolve
+from multilock.registry import OURS, schemes
+from multilock.urls import redact
+
+__all__ = ["doctor"]
+
+STYLES: Mapping[str, str] = {"info": "cyan", "warning": "yellow", "error": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Installed:
+    scheme: str
+    installed: bool
+    library: str | None  #: the client library it needs, with its version
+    install: str | None  #: what to type where it is missing
+
+
+@dataclass(slots=True)
+class _Report:
+    backends: list[_Installed]
+    url: str | None = None  #: without its secrets
+    capabilities: Capabilities | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+
+def doctor(url: str | None, profile: str | None, config: str | None, as_json: bool) -> int:
+    """Show what can be said, and only then raise what is wrong with the configuration. 69: the backend is silent."""
+    report = _Report([_installed(scheme) for scheme in schemes()])
+    try:
+        return _examine(report, url, profile, config)
+    finally:
+        if as_json:
+            print(json.dumps(dataclasses.asdict(report), indent=2))
+        else:
+            _print(report)
+
+
+def _examine(report: _Report, url: str | None, profile: str | None, config: str | None) -> int:
+    report.url = redact(resolve(url, profile=profile, config=config).url)
+    with multilock.connect(url, profile=profile, config=config) as client:
+        report.capabilities = client.capabilities
+        try:
+            report.findings = client.diagnose()
+        except (BackendUnavailable, BackendRejected) as error:
+            code = "unreachable" if isinstance(error, BackendUnavailable) else "rejected"
+            report.findings = [Finding(code, "error", str(error), "check the address, the server and the credentials")]
+            return UNREACHABLE
+    return 0
+
+
+def _installed(scheme: str) -> _Installed:
+    from importlib.metadata import PackageNotFoundError, version
+
+    library = OURS[scheme].library if scheme in OURS else None
+    if library is None:
+        return _Installed(scheme, True, None, None)
+    try:
+        return _Installed(scheme, True, f"{library} {version(library)}", None)
+    except PackageNotFoundError:
+        return _Installed(scheme, False, library, f"pip install 'multilock[{OURS[scheme].extra}]'")
+
+
+def _print(report: _Report) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print("backends", style="bold")
+    for backend in report.backends:
+        how = backend.library or "nothing else needed" if backend.installed else f"missing: {backend.install}"
+        console.print(Text(f"  {backend.scheme + '://':<12}{how}"))
+    if report.url is not None:
+        console.print(Text(report.url, style="bold"))
+    if report.capabilities is not None:
+        for name, value in dataclasses.asdict(report.capabilities).items():
+            console.print(Text(f"  {name:<20}{_shown(value)}"))
+        for finding in report.findings:
+            console.print(Text(f"{finding.level}: {finding.message}", style=STYLES[finding.level]))
+            console.print(Text(f"  {finding.remedy}"))
+        if not report.findings:
+            console.print("nothing found that weakens the lock", style="green")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g} s" if isinstance(value, float) else str(value)

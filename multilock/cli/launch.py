@@ -1,0 +1,49 @@
+"""What happens in the child before it becomes CMD.
+
+multilock has threads, and a child forked from a threaded process cannot safely run Python. So this file is run as a
+program by a fresh interpreter, which then turns into CMD: ``python -I -S launch.py PARENT REPORT FOREGROUND CMD…``.
+It imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Linux: SIGKILL for this process when ``parent`` dies, kept across exec (but not by a set-user-id program).
+
+    The kernel watches the thread that forked, so that must be the parent's main thread.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel was asked to watch it
+        os._exit(128 + signal.SIGKILL)
+
+
+def main(parent: str, report: str, foreground: str, *command: str) -> None:
+    """Become ``command``, in the foreground of the terminal on stdin if asked to.
+
+    If that fails, its errno is written to the file descriptor ``report``; success closes it.
+    """
+    die_with(int(parent))
+    os.set_inheritable(int(report), False)
+    if foreground == "1":
+        os.tcsetpgrp(0, os.getpgrp())  # here, not in the parent: CMD must not read before it may
+    for signum in (signal.SIGTTOU, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by multilock or Python
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(int(report), str(error.errno).encode())
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

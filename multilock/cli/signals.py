@@ -1,0 +1,79 @@
+"""SIGTERM, SIGINT, SIGHUP and SIGQUIT: they end the wait for a lock, and once CMD runs they are its own affair."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Protocol
+
+__all__ = ["Signalled", "Signals"]
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# A suspended multilock renews nothing, and its CMD, in another group, would run on.
+IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
+
+
+class Signalled(BaseException):
+    """A signal ended the wait. No Exception: nothing on the way may take it for a failure."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.code = 128 + signum
+
+
+class Target(Protocol):
+    def signal(self, signum: int) -> None: ...
+
+
+class Signals:
+    """Installed while entered, in the main thread. A signal that was ignored before stays ignored (nohup)."""
+
+    def __init__(self) -> None:
+        self._former: dict[int, Any] = {}
+        self._waiting = False
+        self._target: Target | None = None
+        self._pending: list[int] = []
+
+    def __enter__(self) -> Signals:
+        for signum in PASSED_ON:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._former[signum] = signal.signal(signum, self._handle)
+        for signum in IGNORED:
+            self._former[signum] = signal.signal(signum, signal.SIG_IGN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, former in self._former.items():
+            signal.signal(signum, former)
+
+    def _handle(self, signum: int, _: FrameType | None) -> None:
+        if self._target is not None:
+            self._target.signal(signum)
+        elif self._waiting:
+            raise Signalled(signum)
+        else:
+            self._pending.append(signum)
+
+    @contextlib.contextmanager
+    def end_the_wait(self) -> Iterator[None]:
+        """Inside, a signal raises Signalled; one that came before does so at once."""
+        self._waiting = True
+        try:
+            if self._pending:
+                raise Signalled(self._pending[0])
+            yield
+        finally:
+            self._waiting = False
+
+    @contextlib.contextmanager
+    def go_to(self, target: Target) -> Iterator[None]:
+        """Inside, a signal is passed on to ``target``, and so are those that came while it was being made."""
+        self._target = target
+        try:
+            while self._pending:
+                target.signal(self._pending.pop(0))
+            yield
+        finally:
+            self._target = None

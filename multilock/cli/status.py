@@ -1,0 +1,121 @@
+"""``multilock status``: who holds what."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from multilock import BackendUnavailable, Client, LockInfo
+from multilock.cli.exits import say
+
+__all__ = ["show", "watch"]
+
+EVERY = 1.0  # seconds between two looks of --watch; each is a walk through all keys of the prefix
+
+
+def show(client: Client, prefix: str, as_json: bool) -> None:
+    """Once: a table on a terminal, tab-separated lines or JSON elsewhere."""
+    locks = _held(client, prefix)
+    if as_json:
+        print(_json(locks, indent=2))
+    elif sys.stdout.isatty():
+        Console().print(_table(locks) if locks else "nothing is held")
+    else:
+        for info in locks:
+            print(_line(info))
+
+
+def watch(client: Client, prefix: str, as_json: bool) -> None:
+    """Until interrupted: a table that stays in place on a terminal; elsewhere one line for each change."""
+    looks = _looks(client, prefix)
+    if as_json:
+        _watch_json(looks)
+    elif sys.stdout.isatty():
+        with Live(console=Console(), auto_refresh=False) as live:
+            for locks in looks:
+                live.update(_table(locks), refresh=True)
+    else:
+        _watch_lines(looks)
+
+
+def _watch_json(looks: Iterator[list[LockInfo]]) -> None:
+    shown = None
+    for locks in looks:
+        if locks != shown:
+            print(_json(locks, indent=None), flush=True)
+        shown = locks
+
+
+def _watch_lines(looks: Iterator[list[LockInfo]]) -> None:
+    """``+`` for a new holding, ``-`` for one that ended."""
+    shown: dict[tuple[str, str | None], LockInfo] = {}
+    for locks in looks:
+        present = {(info.name, info.owner): info for info in locks}
+        for sign, infos, others in (("-", shown, present), ("+", present, shown)):
+            for key in infos.keys() - others.keys():
+                print(f"{datetime.now():%H:%M:%S}\t{sign}\t{_line(infos[key])}", flush=True)
+        shown = present
+
+
+def _looks(client: Client, prefix: str) -> Iterator[list[LockInfo]]:
+    """One look after another; a silent backend is said once and asked again."""
+    silent = False
+    while True:
+        try:
+            yield _held(client, prefix)
+            silent = False
+        except BackendUnavailable as error:
+            if not silent:
+                say(f"{error}; still trying")
+            silent = True
+        time.sleep(EVERY)
+
+
+def _held(client: Client, prefix: str) -> list[LockInfo]:
+    return sorted(client.inspect_all(prefix), key=lambda info: info.name)
+
+
+def _json(locks: Sequence[LockInfo], indent: int | None) -> str:
+    return json.dumps([dataclasses.asdict(info) for info in locks], indent=indent, default=datetime.isoformat)
+
+
+def _line(info: LockInfo) -> str:
+    since = info.since.isoformat(timespec="seconds") if info.since else None
+    fields = (info.name, info.kind, info.identity, info.token, info.ttl, since, info.waiting)
+    return "\t".join(_shown(field) for field in fields)
+
+
+def _table(locks: Sequence[LockInfo]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, right in (("name", 0), ("kind", 0), ("holder", 0), ("token", 1), ("for", 1), ("ttl", 1), ("waits", 1)):
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for info in locks:
+        fields = (info.name, info.kind, info.identity, info.token, _age(info), info.ttl, info.waiting)
+        table.add_row(*(Text(_shown(field)) for field in fields))
+    return table
+
+
+def _age(info: LockInfo) -> str | None:
+    if info.since is None:
+        return None
+    seconds = max(0, round((datetime.now(UTC) - info.since).total_seconds()))
+    if seconds < 100:
+        return f"{seconds}s"
+    return f"{seconds // 60}m" if seconds < 6000 else f"{seconds // 3600}h"
+
+
+def _shown(field: object) -> str:
+    """What another program stored may hold anything, and this goes to a terminal."""
+    if field is None:
+        return "-"
+    text = f"{field:g}" if isinstance(field, float) else str(field)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

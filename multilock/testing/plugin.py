@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="URL",
         dest="multilock_urls",
-        help="run the tests that use multilock_url, multilock_client or multilock_async_client on this backend (repeatable)",
+        help="run what uses multilock_url, multilock_client or multilock_async_client on this backend (repeatable)",
     )
     parser.addini("multilock_urls", "URLs of the backends to test on, one a line", type="linelist", default=[])
 

@@ -28,6 +28,7 @@ __all__ = ["Helper", "hear", "say"]
 
 END_WITHIN = 5.0
 PR_SET_PDEATHSIG = 1
+BOOT = "import sys; from multilock.testing.process import run_helper; run_helper(*sys.argv[1:])"
 
 
 def say(*words: object) -> None:
@@ -48,8 +49,7 @@ class Helper:
     """
 
     def __init__(self, function: str, *arguments: object, env: dict[str, str] | None = None) -> None:
-        module, _, name = function.partition(":")
-        if not name:
+        if ":" not in function:
             raise ValueError(f"give the function as 'package.module:function', not {function!r}")
         self.function = function
         self.lines: list[str] = []
@@ -59,8 +59,7 @@ class Helper:
         self._changed = threading.Condition()
         bound = threading.current_thread() is threading.main_thread()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "multilock.testing.process", str(os.getpid() if bound else 0), function]
-            + [str(argument) for argument in arguments],
+            [sys.executable, "-c", BOOT, str(os.getpid() if bound else 0), function, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -101,7 +100,7 @@ class Helper:
                 return self.lines[found].split()
         state = "runs" if self.returncode is None else f"ended with {self.returncode}"
         raise AssertionError(
-            f"{self.function} did not say {word!r} within {within:g} s; it {state}, and said {self.lines}\n{self.errors}"
+            f"{self.function} did not say {word!r} within {within:g} s; it {state}; it said {self.lines}\n{self.errors}"
         )
 
     def tell(self, *words: object) -> None:
@@ -167,14 +166,11 @@ class Helper:
             self._changed.notify_all()
 
 
-def _main(parent: str, function: str, *arguments: str) -> None:
+def run_helper(parent: str, function: str, *arguments: str) -> None:
+    """In the helper: call ``function``; ``parent`` is the process it must not outlive, 0 for none."""
     if int(parent) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != int(parent):  # it died before prctl
             sys.exit(1)
     module, _, name = function.partition(":")
     getattr(importlib.import_module(module), name)(*arguments)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -1,5 +1,7 @@
 """One distributed lock over many backends, blocking and asyncio, with a watchdog that tells before a lock is lost."""
 
+from typing import TYPE_CHECKING, Any
+
 from multilock.client import Client, connect
 from multilock.errors import (
     BackendRejected,
@@ -12,7 +14,74 @@ from multilock.errors import (
     MultilockError,
     NotHeld,
 )
+from multilock.events import (
+    Acquired,
+    AtRisk,
+    Elected,
+    Event,
+    LeaderChanged,
+    Lost,
+    Released,
+    Renewed,
+    RenewFailed,
+    Waiting,
+)
 from multilock.lock import DistributedLock, Lease
 from multilock.model import Capabilities, Finding, LeaderInfo, LeaseState, LockInfo, Loss, LossReason
 from multilock.registry import register_backend
 from multilock.runtime import now
+
+if TYPE_CHECKING:
+    from multilock.aio import AsyncClient, AsyncDistributedLock, AsyncLease, connect_async
+
+__all__ = [
+    "Acquired",
+    "AsyncClient",
+    "AsyncDistributedLock",
+    "AsyncLease",
+    "AtRisk",
+    "BackendRejected",
+    "BackendUnavailable",
+    "Capabilities",
+    "CapabilityMissing",
+    "Client",
+    "ClientClosed",
+    "ConfigurationError",
+    "DistributedLock",
+    "Elected",
+    "Event",
+    "Finding",
+    "LeaderChanged",
+    "LeaderInfo",
+    "Lease",
+    "LeaseState",
+    "LockInfo",
+    "LockLost",
+    "LockTimeout",
+    "Loss",
+    "LossReason",
+    "Lost",
+    "MultilockError",
+    "NotHeld",
+    "Released",
+    "RenewFailed",
+    "Renewed",
+    "Waiting",
+    "connect",
+    "connect_async",
+    "now",
+    "register_backend",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The asyncio face is imported when it is first asked for."""
+    if name.startswith("Async") or name == "connect_async":
+        from multilock import aio
+
+        return getattr(aio, name)
+    raise AttributeError(f"module 'multilock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,169 @@
+"""The asyncio face: `connect_async` and `AsyncClient`. See `multilock.client`, whose members it has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from multilock.aio.face import LoopFace
+from multilock.aio.lock import AsyncDistributedLock, AsyncLease, AsyncLock
+from multilock.config import open_configured, resolve, settings_for
+from multilock.decorate import decorator
+from multilock.errors import NotHeld
+from multilock.kernel import Kernel
+from multilock.model import Capabilities, Finding, LockInfo, Loss
+from multilock.names import check_name, check_prefix
+from multilock.runtime import Threads
+from multilock.scopes import Scope
+
+if TYPE_CHECKING:
+    from multilock.backend import Backend
+    from multilock.config import Settings
+    from multilock.events import Events
+
+__all__ = ["AsyncClient", "connect_async"]
+
+
+def connect_async(
+    url: str | Mapping[str, object] | None = None,
+    *,
+    profile: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    client: object = None,
+    requires: Iterable[str] = (),
+    **options: Any,
+) -> AsyncClient:
+    """The asyncio client of a backend; the arguments of `multilock.connect`. No I/O; it may be awaited as well."""
+    settings = resolve(url, profile=profile, config=config, client=client, requires=requires, options=options)
+    return AsyncClient._of(open_configured(settings), settings)
+
+
+class AsyncClient:
+    """One backend and what is held in it, for the tasks of one event loop. See `multilock.Client`."""
+
+    def __init__(self, backend: Backend, **options: Any) -> None:
+        self._begin(backend, settings_for(backend.scheme, options))
+
+    @classmethod
+    def _of(cls, backend: Backend, settings: Settings) -> AsyncClient:
+        client = cls.__new__(cls)
+        client._begin(backend, settings)
+        return client
+
+    def _begin(self, backend: Backend, settings: Settings) -> None:
+        self._kernel = Kernel(backend, settings, Threads(), LoopFace)
+        self._scopes: weakref.WeakKeyDictionary[asyncio.Task[Any], tuple[str, Scope[AsyncLease]]]
+        self._scopes = weakref.WeakKeyDictionary()
+
+    def _scope(self) -> Scope[AsyncLease]:
+        """The leases of this task; none of the parent's after a fork."""
+        task = asyncio.current_task()
+        if task is None:
+            return Scope()
+        whose, scope = self._scopes.get(task, ("", None))
+        if scope is None or whose != self._kernel.client:
+            scope = Scope()
+            self._scopes[task] = (self._kernel.client, scope)
+        return scope
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool = False,
+        on_lost: Callable[[Loss], object] | None = None,
+        cancel_on_lost: bool = True,
+    ) -> AsyncDistributedLock:
+        """See `multilock.Client.lock`. ``on_lost`` may be ``async def``. ``cancel_on_lost``: the body of ``async with``
+        is cancelled when the lease is lost; False: LockLost is raised only at its end."""
+        return AsyncLock(
+            self, name, cancel_on_lost, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost
+        )
+
+    def locked(
+        self, name: str, *, timeout: float | None = None, skip: bool = False, **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """See `multilock.Client.locked`; for coroutine functions."""
+        return decorator(self.lock, name, timeout, skip, options, asynchronous=True)
+
+    def current_lease(self, name: str | None = None) -> AsyncLease:
+        """The innermost lease of this task, of ``name`` if given. Raises NotHeld if there is none."""
+        lease = self._scope().newest(lambda lease: name is None or lease.name == name)
+        if lease is None:
+            raise NotHeld(
+                f"this task holds no lease{f' of {name!r}' if name else ''}", name=name, backend=self._kernel.scheme
+            )
+        return lease
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See `multilock.Client.capabilities`."""
+        return self._kernel.backend.capabilities
+
+    @property
+    def events(self) -> Events:
+        """``events.subscribe(callback) -> unsubscribe``; the callback runs on the loop."""
+        return self._kernel.events
+
+    async def inspect(self, name: str) -> LockInfo | None:
+        """See `multilock.Client.inspect`."""
+        return await self._kernel.ask(self._kernel.backend.inspect, check_name(name), name=name)
+
+    async def inspect_all(self, prefix: str = "") -> AsyncIterator[LockInfo]:
+        """See `multilock.Client.inspect_all`."""
+        for info in await self._kernel.ask(self._kernel.list_all, check_prefix(prefix)):
+            yield info
+
+    async def force_release(self, name: str) -> bool:
+        """See `multilock.Client.force_release`."""
+        return await self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name)
+
+    async def diagnose(self) -> list[Finding]:
+        """See `multilock.Client.diagnose`."""
+        return await self._kernel.ask(self._kernel.backend.diagnose)
+
+    async def ping(self) -> float:
+        """See `multilock.Client.ping`."""
+        before = self._kernel.now()
+        await self._kernel.ask(self._kernel.backend.ping)
+        return self._kernel.now() - before
+
+    def is_healthy(self) -> bool:
+        """See `multilock.Client.is_healthy`."""
+        return self._kernel.is_healthy()
+
+    async def close(self) -> None:
+        """See `multilock.Client.close`. Cancelled, it goes on in the background."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def close() -> None:
+            try:
+                self._kernel.close()
+            finally:
+                loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+
+        self._kernel.runtime.spawn(close, "multilock-close")
+        await done
+
+    def __await__(self) -> Generator[Any, Any, AsyncClient]:
+        return self
+        yield  # makes it a generator: it never suspends
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

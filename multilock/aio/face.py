@@ -1,0 +1,200 @@
+"""How the asyncio face waits: requests are carried by a few worker threads, waits are futures of the loop.
+
+The loop never blocks on a backend, and the kernel never on the loop: leases are renewed, lost and judged on threads,
+also while the loop is stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from multilock.acquire import Waiter
+from multilock.callbacks import Callbacks, call_safely
+from multilock.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from multilock.kernel import Kernel
+
+__all__ = ["LoopCallbacks", "LoopFace"]
+
+logger = logging.getLogger("multilock")
+
+R = TypeVar("R")
+CARRIERS = 8  # threads, and so connections: what one process needs at once is round trips, not throughput
+GRACE = 0.01  # seconds by which a backend's own timeout, which says more, may come after ours
+
+
+class LoopFace:
+    """A client belongs to the loop that first used it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.callbacks: Callbacks = LoopCallbacks(self, kernel)
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The client's loop, which must be the running one."""
+        running = asyncio.get_running_loop()
+        if self._loop is not running:
+            if self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("this AsyncClient belongs to another event loop: make one for each loop")
+            self._loop = running
+        return running
+
+    def its_loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._loop
+
+    async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        job = _Request(self.loop(), self._kernel, within, call, args)
+        self._workers.submit(job.carry)
+        return await job.answer()
+
+    def waiter(self) -> Waiter:
+        return LoopWaiter(self.loop())
+
+
+class _Request:
+    """One call on its way through a worker. Its caller waits no longer than ``within``, whatever the worker does."""
+
+    __slots__ = ("_args", "_call", "_deadline", "_future", "_kernel", "_loop", "_within")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        kernel: Kernel,
+        within: float,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+    ) -> None:
+        self._loop = loop
+        self._kernel = kernel
+        self._within = within
+        self._deadline = kernel.now() + within
+        self._call = call
+        self._args = args
+        self._future: asyncio.Future[Any] = loop.create_future()
+
+    async def answer(self) -> Any:
+        timer = self._loop.call_later(self._within + GRACE, self._expire)
+        try:
+            return await self._future
+        finally:
+            timer.cancel()
+
+    def carry(self) -> None:
+        """In the worker."""
+        if self._future.cancelled():
+            return
+        left = self._deadline - self._kernel.now()
+        try:
+            if left <= 0:
+                raise BackendUnavailable("every worker is busy with requests that are not answered", unknown=False)
+            result, error = self._call(*self._args, left), None
+        except BaseException as raised:
+            result, error = None, raised
+        try:
+            self._loop.call_soon_threadsafe(self._settle, result, error)
+        except RuntimeError:  # the loop was closed meanwhile: its coroutine unwinds, and cancels what it claimed
+            logger.debug("an answer came after its event loop was closed")
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if self._future.done():
+            return
+        if error is not None:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(result)
+
+    def _expire(self) -> None:
+        self._settle(None, BackendUnavailable(f"no answer within {self._within:.3f} s"))
+
+
+class LoopWaiter:
+    """A bell on the loop; rung from any thread."""
+
+    __slots__ = ("_future", "_loop", "_rung")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._rung = False
+        self._future: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._rung = True
+        if self._future is not None:
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:
+                logger.debug("a wake-up came after its event loop was closed")
+
+    async def wait(self, seconds: float) -> None:
+        future = self._future = self._loop.create_future()
+        timer = None if math.isinf(seconds) else self._loop.call_later(max(0.0, seconds), self._wake)
+        try:
+            if not self._rung:  # looked at after set() can see the future
+                await future
+        finally:
+            self._future = None
+            self._rung = False
+            if timer:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+
+class LoopCallbacks:
+    """Callbacks run on the client's loop, ``async def`` ones as tasks. A blocked loop delays them."""
+
+    def __init__(self, face: LoopFace, kernel: Kernel) -> None:
+        self._face = face
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._unfinished = 0
+        self._idle = kernel.runtime.event()
+        self._idle.set()
+
+    def start(self, callback: Callable[..., object], *args: Any) -> None:
+        loop = self._face.its_loop()
+        with self._lock:
+            self._unfinished += 1
+            self._idle.clear()
+        try:
+            if loop is None:
+                raise RuntimeError("this client has not been used on any loop")
+            loop.call_soon_threadsafe(self._run, callback, args)
+        except RuntimeError as error:
+            logger.warning("the callback %r cannot run: %s", callback, error)
+            self._finished()
+
+    def wait(self, timeout: float) -> bool:
+        """Never on the loop itself: the callbacks need it."""
+        return self._idle.wait(timeout)
+
+    def _run(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        result = call_safely(callback, *args)
+        if not asyncio.iscoroutine(result):
+            self._finished()
+            return
+        task = asyncio.ensure_future(result)
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._task_done(task, callback))
+
+    def _task_done(self, task: asyncio.Future[Any], callback: Callable[..., object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("the callback %r raised; it is not called again for this event", callback, exc_info=error)
+        self._finished()
+
+    def _finished(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
+            if not self._unfinished:
+                self._idle.set()

@@ -1,0 +1,276 @@
+"""The asyncio face of one lock. See `multilock.lock`: the same members, awaited where they ask the backend or wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from multilock.acquire import acquire
+from multilock.errors import LockTimeout, NotHeld
+from multilock.holding import Holding
+from multilock.model import Claim, Granted, Loss
+from multilock.names import check_timeout
+
+if TYPE_CHECKING:
+    from multilock.aio.client import AsyncClient
+    from multilock.kernel import Kernel, Want
+    from multilock.scopes import Scope
+
+__all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLease", "AsyncLock"]
+
+L = TypeVar("L", bound="AsyncLease", covariant=True)
+
+
+class AsyncLease(Holding):
+    """One holding of a lock. An asynchronous context manager: its body is cancelled at the moment of a loss."""
+
+    __slots__ = ("_bodies", "_cancel_on_lost")
+
+    def __init__(
+        self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool, cancel_on_lost: bool
+    ) -> None:
+        super().__init__(kernel, want, claim, granted, unsure)
+        self._cancel_on_lost = cancel_on_lost
+        self._bodies: list[_Body] | None = None
+
+    async def release(self) -> bool:
+        """See `multilock.Lease.release`. Cancelled, it goes on in the background."""
+        return await self._kernel.release(self)
+
+    async def renew(self) -> None:
+        """See `multilock.Lease.renew`."""
+        await self._kernel.renew(self)
+
+    async def wait_lost(self, timeout: float | None = None) -> Loss | None:
+        """Wait until the lease is lost; None when ``timeout`` seconds are over or it was released."""
+        seconds = check_timeout(timeout)
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(ended.set)
+
+        if self._at_end(tell):
+            try:
+                async with asyncio.timeout(seconds):
+                    await ended.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._not_at_end(tell)
+        return self._loss if self._is_lost() else None
+
+    async def __aenter__(self) -> AsyncLease:
+        self.check()
+        body = _Body(self)
+        if self._bodies is None:
+            self._bodies = []
+        self._bodies.append(body)
+        if self._cancel_on_lost:
+            body.watch()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._bodies
+        cancelled = self._bodies.pop().end(error)
+        await self.release()
+        if self._is_lost():
+            self._raise_lost(None if cancelled else error)
+
+
+class _Body:
+    """The body of one ``async with``: its task is cancelled when the lease is lost, as `asyncio.timeout` does."""
+
+    __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
+
+    def __init__(self, lease: AsyncLease) -> None:
+        self._lease = lease
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None, "async with runs in a task"
+        self._task: asyncio.Task[Any] | None = task
+        self._before = task.cancelling()
+        self._cancelled = False
+
+    def watch(self) -> None:
+        if not self._lease._at_end(self._tell):
+            self._cancel()
+
+    def _tell(self) -> None:
+        """By whatever thread ended the lease."""
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:
+            pass  # the loop is closed: there is no body any more
+
+    def _cancel(self) -> None:
+        if self._task is not None and self._lease._is_lost():
+            self._cancelled = True
+            self._task.cancel()
+
+    def end(self, error: BaseException | None) -> bool:
+        """Whether the body ended by our cancellation and nobody else's."""
+        self._lease._not_at_end(self._tell)
+        task, self._task = self._task, None
+        if not self._cancelled or task is None:
+            return False
+        return task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)
+
+
+class Acquiring(Coroutine[Any, Any, L], Generic[L]):
+    """A coroutine that may also be entered: ``async with lock.acquire(timeout=5) as lease:``."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
+        self._coroutine = coroutine
+        self._lease: AsyncLease | None = None
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *args: Any) -> Any:
+        return self._coroutine.throw(*args)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, L]:
+        return self._coroutine.__await__()
+
+    async def __aenter__(self) -> L:
+        lease = await self._coroutine
+        self._lease = lease
+        await lease.__aenter__()
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._lease is not None
+        await self._lease.__aexit__(kind, error, trace)
+
+
+@runtime_checkable
+class AsyncDistributedLock(Protocol):
+    """See `multilock.DistributedLock`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ttl(self) -> float: ...
+
+    def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLease]: ...
+
+    async def try_acquire(self, timeout: float = 0) -> AsyncLease | None: ...
+
+    async def release(self) -> bool: ...
+
+    async def is_locked(self) -> bool: ...
+
+    def is_held(self) -> bool: ...
+
+    async def __aenter__(self) -> AsyncLease: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class AsyncLock:
+    """A mutex; what `AsyncClient.lock` returns."""
+
+    def __init__(self, client: AsyncClient, name: str, cancel_on_lost: bool, **options: Any) -> None:
+        if not isinstance(cancel_on_lost, bool):
+            raise TypeError(f"cancel_on_lost must be True or False, not {cancel_on_lost!r:.60}")
+        self._client = client
+        self._kernel = client._kernel
+        self._cancel_on_lost = cancel_on_lost
+        self._want = self._kernel.want(name, self._make, **options)
+        self._entered: dict[asyncio.Task[Any] | None, list[AsyncLease]] = {}
+        self._newest: AsyncLease | None = None
+
+    def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> AsyncLease:
+        # At most one lease of a mutex is valid at a time, and it is the one made last.
+        self._newest = lease = AsyncLease(kernel, want, claim, granted, unsure, self._cancel_on_lost)
+        return lease
+
+    @property
+    def name(self) -> str:
+        return self._want.name
+
+    @property
+    def ttl(self) -> float:
+        return self._want.ttl
+
+    def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLease]:
+        seconds = check_timeout(timeout)
+        # The task that calls is the one that holds, also where wait_for() awaits in a task of its own.
+        return Acquiring(self._acquire_or_raise(seconds, self._client._scope()))
+
+    async def _acquire_or_raise(self, timeout: float | None, scope: Scope[AsyncLease]) -> AsyncLease:
+        if lease := await self._acquire(timeout, scope):
+            return lease
+        raise LockTimeout(
+            f"lock {self.name!r} is still taken after {timeout:g} s: wait longer, or see who holds it with inspect()",
+            name=self.name,
+            backend=self._kernel.scheme,
+        )
+
+    async def try_acquire(self, timeout: float = 0) -> AsyncLease | None:
+        return await self._acquire(check_timeout(timeout), self._client._scope())
+
+    async def _acquire(self, timeout: float | None, scope: Scope[AsyncLease]) -> AsyncLease | None:
+        want = self._want
+        if want.reentrant and (held := scope.newest(lambda lease: lease._may_reenter(want))) and held._reenter():
+            return held
+        lease = await acquire(self._kernel, want, timeout)
+        if lease is None:
+            return None
+        assert isinstance(lease, AsyncLease)
+        scope.push(lease)
+        return lease
+
+    async def release(self) -> bool:
+        want = self._want
+        scope = self._client._scope()
+        lease = scope.newest(lambda lease: lease._want is want or (want.reentrant and lease._may_reenter(want)))
+        if lease is None:
+            raise NotHeld(
+                f"this task holds no lease of {self.name!r} through this lock: it was released, or taken elsewhere "
+                "(lease.release() works from any task)",
+                name=self.name,
+                backend=self._kernel.scheme,
+            )
+        released = await lease.release()
+        if lease._is_lost():
+            scope.discard(lease)
+        return released
+
+    async def is_locked(self) -> bool:
+        return await self._client.inspect(self.name) is not None
+
+    def is_held(self) -> bool:
+        return self._newest is not None and self._newest.is_held()
+
+    async def __aenter__(self) -> AsyncLease:
+        lease = await self.acquire()
+        await lease.__aenter__()
+        self._entered.setdefault(asyncio.current_task(), []).append(lease)
+        return lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task = asyncio.current_task()
+        leases = self._entered[task]
+        lease = leases.pop()
+        if not leases:
+            del self._entered[task]
+        await lease.__aexit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<AsyncLock {self.name!r} in {self._kernel.scheme} ttl={self.ttl:g}{' held' if self.is_held() else ''}>"

@@ -1,8 +1,10 @@
 """One distributed lock over many backends, blocking and asyncio, with a watchdog that tells before a lock is lost."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from multilock.client import Client, connect
+from multilock.election import Election, Leadership
 from multilock.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -32,12 +34,21 @@ from multilock.registry import register_backend
 from multilock.runtime import now
 
 if TYPE_CHECKING:
-    from multilock.aio import AsyncClient, AsyncDistributedLock, AsyncLease, connect_async
+    from multilock.aio import (
+        AsyncClient,
+        AsyncDistributedLock,
+        AsyncElection,
+        AsyncLeadership,
+        AsyncLease,
+        connect_async,
+    )
 
 __all__ = [
     "Acquired",
     "AsyncClient",
     "AsyncDistributedLock",
+    "AsyncElection",
+    "AsyncLeadership",
     "AsyncLease",
     "AtRisk",
     "BackendRejected",
@@ -49,10 +60,12 @@ __all__ = [
     "ConfigurationError",
     "DistributedLock",
     "Elected",
+    "Election",
     "Event",
     "Finding",
     "LeaderChanged",
     "LeaderInfo",
+    "Leadership",
     "Lease",
     "LeaseState",
     "LockInfo",
@@ -72,6 +85,8 @@ __all__ = [
     "now",
     "register_backend",
 ]
+
+logging.getLogger("multilock").addHandler(logging.NullHandler())  # what is logged goes where the program says
 
 
 def __getattr__(name: str) -> Any:

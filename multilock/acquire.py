@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
     from multilock.runtime import Event, Runtime
 
-__all__ = ["BlockingFace", "Face", "Waiter", "acquire", "run"]
+__all__ = ["BlockingFace", "Face", "Stop", "Stopped", "Waiter", "acquire", "run"]
 
 logger = logging.getLogger("multilock")
 
@@ -98,13 +98,30 @@ class _BlockingWaiter:
         self._rung = False
 
 
-async def acquire(kernel: Kernel, want: Want, timeout: float | None) -> Holding | None:
+class Stop:
+    """Calls off an acquire from another thread or task: it raises Stopped, and leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self.called = False
+        self.bell: Waiter | None = None
+
+    def call(self) -> None:
+        self.called = True
+        if self.bell:
+            self.bell.set()
+
+
+class Stopped(Exception):
+    """The acquire was called off."""
+
+
+async def acquire(kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None = None) -> Holding | None:
     """Hold ``want.name``, or None if it was still taken when ``timeout`` seconds were over.
 
     Raises BackendUnavailable when the backend was silent for the whole outage_timeout, at the end of ``timeout``, or,
     with ``timeout=0``, once; BackendRejected and ClientClosed at once. Every way out leaves nothing behind.
     """
-    contender = _Contender(kernel, want, timeout)
+    contender = _Contender(kernel, want, timeout, stop)
     if timeout == 0 or want.fair:
         return await contender.contend(Line())
     waiter = contender.waiter
@@ -120,12 +137,15 @@ async def acquire(kernel: Kernel, want: Want, timeout: float | None) -> Holding 
 class _Contender:
     """One call of acquire()."""
 
-    def __init__(self, kernel: Kernel, want: Want, timeout: float | None) -> None:
+    def __init__(self, kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None) -> None:
         self.kernel = kernel
         self.face = kernel.face
         self.want = want
         self.once = timeout == 0
         self.waiter = kernel.face.waiter()
+        self.stop = stop
+        if stop:
+            stop.bell = self.waiter
         self.started = kernel.now()
         self.deadline = math.inf if timeout is None else self.started + timeout
         self.waiting_told = False
@@ -137,7 +157,7 @@ class _Contender:
         outage_timeout = self.want.outage_timeout
         self._tell_waiting(None)
         while line.waiters[0] is not self.waiter:
-            kernel.check_open()
+            self._check_wanted()
             now = kernel.now()
             patience_ends = line.patience_ends(self.started, outage_timeout)
             if line.silence and (now >= patience_ends or now >= self.deadline):
@@ -191,6 +211,11 @@ class _Contender:
         finally:
             self.kernel.monitor.waiting.pop(claim.id, None)
 
+    def _check_wanted(self) -> None:
+        self.kernel.check_open()
+        if self.stop and self.stop.called:
+            raise Stopped
+
     # The present claim
 
     def _claim(self) -> Claim:
@@ -204,7 +229,7 @@ class _Contender:
 
     async def _attempt(self, claim: Claim) -> Granted | Busy:
         kernel = self.kernel
-        kernel.check_open()
+        self._check_wanted()
         within = kernel.request_timeout(claim.ttl)
         if not self.once:
             within = max(min(within, self.deadline - kernel.now()), 0.001)

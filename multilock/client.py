@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from multilock.acquire import BlockingFace, run
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator
+from multilock.election import Election, Leadership
 from multilock.errors import NotHeld
 from multilock.kernel import Kernel
 from multilock.lock import DistributedLock, Lease, Lock
-from multilock.model import Capabilities, Finding, LockInfo, Loss
+from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
 from multilock.runtime import Threads
 from multilock.scopes import Scope
@@ -108,6 +109,22 @@ class Client:
         None where the lock is taken, instead of LockTimeout. ``options`` are those of `lock`.
         """
         return decorator(self.lock, name, timeout, skip, options, asynchronous=False)
+
+    def election(
+        self,
+        name: str,
+        *,
+        identity: str | None = None,
+        ttl: float | None = None,
+        on_elected: Callable[[Leadership], object] | None = None,
+        on_lost: Callable[[Loss], object] | None = None,
+        on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
+    ) -> Election:
+        """A candidate in the election ``name``. No I/O yet. ``identity`` (default: the client's) is what others see.
+
+        Raises ValueError, TypeError, ClientClosed.
+        """
+        return Election(self._kernel, name, identity, ttl, on_elected, on_lost, on_leader_changed)
 
     def current_lease(self, name: str | None = None) -> Lease:
         """The innermost lease of this thread, of ``name`` if given. Raises NotHeld if there is none."""

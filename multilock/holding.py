@@ -108,6 +108,9 @@ class Holding:
 
     def is_held(self) -> bool:
         """From the clock at every call: False from the moment at which no proof is left, also after a pause."""
+        return self._alive()
+
+    def _alive(self) -> bool:
         if self._state == HELD:
             if self._kernel.now() < self._lost_at:
                 return True
@@ -175,7 +178,7 @@ class Holding:
         """
         if not callable(callback):
             raise TypeError(f"on_lost takes a function of one argument, not {callback!r:.60}")
-        self.is_held()  # a deadline that passed unnoticed is noticed now
+        self._alive()  # a deadline that passed unnoticed is noticed now
         with self._kernel.lock:
             if self._loss is None:
                 if self._state in (HELD, RELEASING):
@@ -185,7 +188,7 @@ class Holding:
 
     def _at_end(self, hook: Callable[[], None]) -> bool:
         """Have ``hook`` called when the lease ends, by the thread that ends it. False: it has ended already."""
-        self.is_held()
+        self._alive()
         with self._kernel.lock:
             if self._state in (LOST, RELEASED):
                 return False
@@ -222,7 +225,7 @@ class Holding:
             error.add_note(str(lost))
 
     def _is_lost(self) -> bool:
-        return not self.is_held() and self._state == LOST
+        return not self._alive() and self._state == LOST
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.state.value} token={self.token} remaining={self.remaining():.3f}>"

@@ -234,6 +234,16 @@ class Kernel:
         self._released(lease, released_at)
         return True
 
+    def release_later(self, lease: Holding) -> None:
+        """Release it in the background: somebody unwinds and cannot wait."""
+        with self.lock:
+            if lease._state != HELD:
+                return
+            lease._state = RELEASING
+            self.forget(lease)
+        self.cleanup.add(lease._claim, lease._granted, lease._unsure)
+        self._released(lease, self.now())
+
     def _released(self, lease: Holding, released_at: float) -> None:
         with self.lock:
             if lease._state != RELEASING:  # forked meanwhile
@@ -309,6 +319,7 @@ class Kernel:
             stop()
         self.monitor.wake(None)
         self.gate.wake_all()
+        self.followers.changed(None)
         leases = list(self.held.values())
         for lease in leases:
             self.monitor.lose(

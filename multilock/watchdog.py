@@ -164,7 +164,7 @@ class Watchdog:
     def _renew(self, group: Hashable, leases: Sequence[Holding]) -> None:
         """One request for these leases. Its timeout ends before the first deadline among them."""
         for lease in leases:
-            lease.is_held()  # a deadline that passed on the way here is noticed first
+            lease._alive()  # a deadline that passed on the way here is noticed first
         leases = [lease for lease in leases if lease._state == HELD]
         if leases:
             self._request(group, leases, min(self._kernel.request_timeout(lease.ttl) for lease in leases))
@@ -276,7 +276,7 @@ class Watchdog:
 
     def _renew_session(self, group: Hashable, session: _Session) -> None:
         kernel = self._kernel
-        leases = [lease for lease in kernel.leases_of(group) if lease.is_held()]
+        leases = [lease for lease in kernel.leases_of(group) if lease._alive()]
         error = self._request(group, leases, kernel.request_timeout(session.ttl))
         if self._sessions.get(group) is not session:
             return

@@ -1,6 +1,7 @@
 """The asyncio face. Imported when first used, because asyncio alone takes 100 ms to import."""
 
 from multilock.aio.client import AsyncClient, connect_async
+from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.lock import AsyncDistributedLock, AsyncLease
 
-__all__ = ["AsyncClient", "AsyncDistributedLock", "AsyncLease", "connect_async"]
+__all__ = ["AsyncClient", "AsyncDistributedLock", "AsyncElection", "AsyncLeadership", "AsyncLease", "connect_async"]

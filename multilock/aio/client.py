@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mappin
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLease, AsyncLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator
 from multilock.errors import NotHeld
 from multilock.kernel import Kernel
-from multilock.model import Capabilities, Finding, LockInfo, Loss
+from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
 from multilock.runtime import Threads
 from multilock.scopes import Scope
@@ -93,6 +94,19 @@ class AsyncClient:
         """See `multilock.Client.locked`; for coroutine functions."""
         return decorator(self.lock, name, timeout, skip, options, asynchronous=True)
 
+    def election(
+        self,
+        name: str,
+        *,
+        identity: str | None = None,
+        ttl: float | None = None,
+        on_elected: Callable[[AsyncLeadership], object] | None = None,
+        on_lost: Callable[[Loss], object] | None = None,
+        on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
+    ) -> AsyncElection:
+        """See `multilock.Client.election`. The callbacks may be ``async def``."""
+        return AsyncElection(self._kernel, name, identity, ttl, on_elected, on_lost, on_leader_changed)
+
     def current_lease(self, name: str | None = None) -> AsyncLease:
         """The innermost lease of this task, of ``name`` if given. Raises NotHeld if there is none."""
         lease = self._scope().newest(lambda lease: name is None or lease.name == name)
@@ -142,20 +156,20 @@ class AsyncClient:
     async def close(self) -> None:
         """See `multilock.Client.close`. Cancelled, it goes on in the background."""
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        closed = asyncio.Event()
 
         def close() -> None:
             try:
                 self._kernel.close()
             finally:
-                loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+                loop.call_soon_threadsafe(closed.set)
 
         self._kernel.runtime.spawn(close, "multilock-close")
-        await done
+        await closed.wait()
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:
+        yield from ()  # a generator that never suspends
         return self
-        yield  # makes it a generator: it never suspends
 
     async def __aenter__(self) -> AsyncClient:
         return self

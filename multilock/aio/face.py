@@ -53,7 +53,8 @@ class LoopFace:
     async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
         job = _Request(self.loop(), self._kernel, within, call, args)
         self._workers.submit(job.carry)
-        return await job.answer()
+        result: R = await job.answer()
+        return result
 
     def waiter(self) -> Waiter:
         return LoopWaiter(self.loop())

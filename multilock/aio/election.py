@@ -1,0 +1,205 @@
+"""The asyncio face of leader election. See `multilock.election`: the same members."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from multilock.aio.lock import Acquiring, AsyncLease
+from multilock.callbacks import call_safely
+from multilock.errors import ClientClosed
+from multilock.model import Claim, Granted, LeaderInfo, Loss
+from multilock.names import check_timeout
+from multilock.standing import Observer, Standing, Term, leader_info
+
+if TYPE_CHECKING:
+    from multilock.kernel import Kernel, Want
+
+__all__ = ["AsyncElection", "AsyncLeadership"]
+
+logger = logging.getLogger("multilock")
+
+R = TypeVar("R")
+
+
+class AsyncLeadership(AsyncLease):
+    """See `multilock.Leadership`."""
+
+    __slots__ = ("_election", "_term")
+
+    def __init__(
+        self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool, election: AsyncElection
+    ) -> None:
+        super().__init__(kernel, want, claim, granted, unsure, cancel_on_lost=True)
+        self._election = election
+        self._term: Term[AsyncLeadership] = Term()
+        self._term.leadership = self
+
+    @property
+    def term(self) -> int | None:
+        """The fencing token of this leadership: greater for every later leader."""
+        return self.token
+
+    @property
+    def identity(self) -> str:
+        return self._claim.identity
+
+    def is_held(self) -> bool:
+        return not self._term.resigning and self._alive()
+
+    async def release(self) -> bool:
+        return await self._election._resign(self)
+
+
+class AsyncElection(Standing[AsyncLeadership]):
+    """See `multilock.Election`. Callbacks run on the loop and may be ``async def``."""
+
+    _background: asyncio.Task[Any] | None = None
+    _watching: asyncio.Task[Any] | None = None
+
+    def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> AsyncLeadership:
+        return AsyncLeadership(kernel, want, claim, granted, unsure, self)
+
+    def campaign(self, timeout: float | None = None) -> Acquiring[AsyncLeadership]:
+        """See `multilock.Election.campaign`."""
+        check_timeout(timeout)
+        return Acquiring(self._campaign_once(timeout))
+
+    async def _campaign_once(self, timeout: float | None) -> AsyncLeadership:
+        return (await self._campaign(timeout)).leadership
+
+    async def run(self, work: Callable[[AsyncLeadership], Awaitable[R]]) -> R | None:
+        """See `multilock.Election.run`. ``work`` is cancelled on loss."""
+        if not callable(work):
+            raise TypeError(f"run takes a coroutine function of one argument, not {work!r:.60}")
+        stop = self._begin_standing()
+        try:
+            result: R | None = await self._stand(work, stop)
+            return result
+        finally:
+            self._end_standing(stop)
+
+    def start(self) -> None:
+        """See `multilock.Election.start`."""
+        self._kernel.check_open()
+        if self._stop is not None:
+            return
+        loop = asyncio.get_running_loop()
+        stop = self._begin_standing()
+
+        async def stand() -> None:
+            try:
+                await self._stand(None, stop)
+            except Exception:
+                logger.exception("the election %r ended", self.name)
+            finally:
+                self._end_standing(stop)
+
+        self._background = loop.create_task(stand(), name="multilock-election")
+
+    async def stop(self) -> None:
+        """See `multilock.Election.stop`."""
+        stop = self._stop
+        self._call_off()
+        await self._step_down()
+        await self._until(
+            lambda: self._stop is not stop or stop is None, self._kernel.request_timeout(self._want.grant)
+        )
+
+    async def resign(self) -> bool:
+        """See `multilock.Election.resign`."""
+        return await self._step_down()
+
+    async def leader(self) -> LeaderInfo | None:
+        """See `multilock.Election.leader`."""
+        kernel = self._kernel
+        return leader_info(await kernel.ask(kernel.backend.inspect, self.name, name=self.name))
+
+    def observe(self) -> AsyncIterator[LeaderInfo | None]:
+        """See `multilock.Election.observe`."""
+        self._kernel.check_open()
+        return self._observe(Observer(self._kernel, self.name))
+
+    async def _observe(self, observer: Observer) -> AsyncIterator[LeaderInfo | None]:
+        try:
+            while True:
+                yield await observer.following()
+        except ClientClosed:
+            return
+        finally:
+            observer.close()
+
+    def _watch_leader(self, observer: Observer) -> None:
+        async def watch() -> None:
+            async for leader in self._observe(observer):
+                self._tell_leader(leader)
+                if self._on_leader_changed:
+                    await _call(self._on_leader_changed, leader)
+
+        self._watching = asyncio.get_running_loop().create_task(watch(), name="multilock-observer")
+
+    async def _run_elected(self, term: Term[AsyncLeadership]) -> None:
+        term.elected_task = asyncio.current_task()
+        self._begin(term)
+        failed = False
+        try:
+            if self._on_elected and not term.over():
+                result = self._on_elected(term.leadership)
+                if inspect.isawaitable(result):
+                    await result
+        except asyncio.CancelledError:
+            if not term.over():
+                raise
+        except Exception:
+            failed = True
+            logger.exception("on_elected of the election %r raised: this node resigns", self.name)
+        finally:
+            self._elected_ended(term)
+        if failed:
+            await self._resign(term.leadership)
+
+    async def _run_lost(self, term: Term[AsyncLeadership], loss: Loss) -> None:
+        if not term.elected_done:
+            term.elected_task.cancel()
+        try:
+            if self._on_lost:
+                await _call(self._on_lost, loss)
+        finally:
+            self._lost_ended(term)
+
+    async def _do_work(
+        self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Awaitable[Any]]
+    ) -> Any:
+        task = asyncio.ensure_future(work(term.leadership))
+        task.add_done_callback(lambda _: self._ring())
+        try:
+            await self._until(lambda: task.done() or term.over())
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+        if task.cancelled() and term.over():
+            return None
+        return await task
+
+    async def __aenter__(self) -> AsyncElection:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+async def _call(callback: Callable[..., object], *args: Any) -> None:
+    result = call_safely(callback, *args)
+    if inspect.isawaitable(result):
+        try:
+            await result
+        except Exception:
+            logger.exception("the callback %r raised; it is not called again for this event", callback)

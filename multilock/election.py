@@ -1,0 +1,177 @@
+"""The blocking face of leader election."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from multilock.acquire import run
+from multilock.callbacks import call_safely
+from multilock.errors import ClientClosed
+from multilock.lock import Lease
+from multilock.model import Claim, Granted, LeaderInfo, Loss
+from multilock.standing import Observer, Standing, Term, leader_info
+
+if TYPE_CHECKING:
+    from multilock.kernel import Kernel, Want
+
+__all__ = ["Election", "Leadership"]
+
+logger = logging.getLogger("multilock")
+
+R = TypeVar("R")
+
+
+class Leadership(Lease):
+    """A lease on being the leader. ``release()`` is ``Election.resign()``.
+
+    ``is_held()`` is False from the moment this node begins to step down, although the lease is still kept from others
+    until ``on_lost`` has ended.
+    """
+
+    __slots__ = ("_election", "_term")
+
+    def __init__(
+        self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool, election: Election
+    ) -> None:
+        super().__init__(kernel, want, claim, granted, unsure)
+        self._election = election
+        self._term: Term[Leadership] = Term()
+        self._term.leadership = self
+
+    @property
+    def term(self) -> int | None:
+        """The fencing token of this leadership: greater for every later leader."""
+        return self.token
+
+    @property
+    def identity(self) -> str:
+        return self._claim.identity
+
+    def is_held(self) -> bool:
+        return not self._term.resigning and self._alive()
+
+    def release(self) -> bool:
+        return run(self._election._resign(self))
+
+
+class Election(Standing[Leadership]):
+    """A contest for the lock of a name. Never gives up during an outage. See docs/leader-election.md."""
+
+    def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Leadership:
+        return Leadership(kernel, want, claim, granted, unsure, self)
+
+    def campaign(self, timeout: float | None = None) -> Leadership:
+        """Stand until elected, ``timeout`` seconds at most (None: for ever). One leadership, with the callbacks.
+
+        Raises LockTimeout, BackendUnavailable (at the end of ``timeout``), BackendRejected, ClientClosed.
+        """
+        return run(self._campaign(timeout)).leadership
+
+    def run(self, work: Callable[[Leadership], R]) -> R | None:
+        """Lead again and again: campaign → ``work(leadership)`` in this thread → lost → work ends → campaign.
+
+        ``work`` should watch ``leadership.is_held()``: nothing else stops it. When it ends by itself this node resigns,
+        and its result or exception is passed on. None after `stop`.
+        """
+        if not callable(work):
+            raise TypeError(f"run takes a function of one argument, not {work!r:.60}")
+        stop = self._begin_standing()
+        try:
+            result: R | None = run(self._stand(work, stop))
+            return result
+        finally:
+            self._end_standing(stop)
+
+    def start(self) -> None:
+        """Stand in the background, with the callbacks, until `stop`. Started already: nothing happens."""
+        self._kernel.check_open()
+        if self._stop is not None:
+            return
+        stop = self._begin_standing()
+
+        def stand() -> None:
+            try:
+                run(self._stand(None, stop))
+            except Exception:
+                logger.exception("the election %r ended", self.name)
+            finally:
+                self._end_standing(stop)
+
+        self._kernel.runtime.spawn(stand, "multilock-election")
+
+    def stop(self) -> None:
+        """Stand no more. A leader resigns: ``on_lost`` (RESIGNED) first, then the lease is given back."""
+        stop = self._stop
+        self._call_off()
+        run(self._step_down())
+        # A request under way may take one request timeout; a callback or work that still runs is not waited for.
+        run(self._until(lambda: self._stop is not stop or stop is None, self._kernel.request_timeout(self._want.grant)))
+
+    def resign(self) -> bool:
+        """Step down now; another candidate need not wait for a ttl. False if this node did not lead.
+
+        Under `run` and `start` this node stands again, behind those waiting.
+        """
+        return run(self._step_down())
+
+    def leader(self) -> LeaderInfo | None:
+        """Who leads, as the backend knows it; None for nobody."""
+        kernel = self._kernel
+        return leader_info(run(kernel.ask(kernel.backend.inspect, self.name, name=self.name)))
+
+    def observe(self) -> Iterator[LeaderInfo | None]:
+        """The present leader, then each change, without end: blocks for the next. An outage yields nothing.
+
+        Pushed where the backend can, else within 0.5 s. Ends when the client is closed.
+        """
+        self._kernel.check_open()
+        return self._observe(Observer(self._kernel, self.name))
+
+    def _observe(self, observer: Observer) -> Iterator[LeaderInfo | None]:
+        try:
+            while True:
+                yield run(observer.following())
+        except ClientClosed:
+            return
+        finally:
+            observer.close()
+
+    def _watch_leader(self, observer: Observer) -> None:
+        def watch() -> None:
+            for leader in self._observe(observer):
+                self._tell_leader(leader)
+                if self._on_leader_changed:
+                    call_safely(self._on_leader_changed, leader)
+
+        self._kernel.runtime.spawn(watch, "multilock-observer")
+
+    def _run_elected(self, term: Term[Leadership]) -> None:
+        self._begin(term)
+        failed = False
+        try:
+            if self._on_elected:
+                self._on_elected(term.leadership)
+        except Exception:
+            failed = True
+            logger.exception("on_elected of the election %r raised: this node resigns", self.name)
+        self._elected_ended(term)
+        if failed:
+            run(self._resign(term.leadership))
+
+    def _run_lost(self, term: Term[Leadership], loss: Loss) -> None:
+        if self._on_lost:
+            call_safely(self._on_lost, loss)
+        self._lost_ended(term)
+
+    async def _do_work(self, term: Term[Leadership], work: Callable[[Leadership], Any]) -> Any:
+        return work(term.leadership)
+
+    def __enter__(self) -> Election:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()

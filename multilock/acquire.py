@@ -223,8 +223,7 @@ class _Contender:
         self.granted: Granted | None = None
         self.unsure = False  # some request of its id has no answer
         self.stands = False  # it may stand in the backend's queue, or hold
-        if not self.once:
-            self.kernel.monitor.waiting[claim.id] = self.waiter  # before the request that joins: no push is missed
+        self.kernel.monitor.waiting[claim.id] = self.waiter  # before the request that joins: no push is missed
         return claim
 
     async def _attempt(self, claim: Claim) -> Granted | Busy:

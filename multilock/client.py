@@ -153,7 +153,13 @@ class Client:
 
     def inspect_all(self, prefix: str = "") -> Iterator[LockInfo]:
         """All names held that begin with ``prefix``; not a snapshot of one moment."""
-        return iter(run(self._kernel.ask(self._kernel.list_all, check_prefix(prefix))))
+        check_prefix(prefix)
+        return self._inspect_all(prefix)
+
+    def _inspect_all(self, prefix: str) -> Iterator[LockInfo]:
+        page = run(self._kernel.pages(prefix))
+        while infos := run(page()):
+            yield from infos
 
     def force_release(self, name: str) -> bool:
         """Take the lock from whoever holds it: an operator's act. The holder's callback gets TAKEN.
@@ -189,7 +195,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -73,4 +73,3 @@ class Gate:
             waiters = [waiter for line in self._lines.values() for waiter in line.waiters]
         for waiter in waiters:
             waiter.set()
-

@@ -143,14 +143,17 @@ class Holding:
         if self._state == LOST:
             raise self._lock_lost()
         raise NotHeld(
-            f"the lease of {self.name!r} was released: acquire the lock again", name=self.name, backend=self._kernel.scheme
+            f"the lease of {self.name!r} was released: acquire the lock again",
+            name=self.name,
+            backend=self._kernel.scheme,
         )
 
     def _lock_lost(self) -> LockLost:
         loss = self._loss
         assert loss is not None
         return LockLost(
-            f"lock {self.name!r} was lost ({loss.reason.value}): {loss.message}; what was done since may not be exclusive",
+            f"lock {self.name!r} was lost ({loss.reason.value}): {loss.message}; "
+            "what was done since may not be exclusive",
             loss=loss,
             name=self.name,
             backend=self._kernel.scheme,
@@ -228,4 +231,5 @@ class Holding:
         return not self._alive() and self._state == LOST
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} {self.state.value} token={self.token} remaining={self.remaining():.3f}>"
+        state = f"{self.state.value} token={self.token} remaining={self.remaining():.3f}"
+        return f"<{type(self).__name__} {self.name!r} {state}>"

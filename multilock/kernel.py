@@ -10,8 +10,10 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multilock import events as event_types
@@ -39,6 +41,7 @@ __all__ = ["Kernel", "Want"]
 logger = logging.getLogger("multilock")
 
 R = TypeVar("R")
+PAGE = 100  # locks listed in one go
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +88,7 @@ class Kernel:
         """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
         self.lock = threading.Lock()
         self.held: dict[str, Holding] = {}
+        self._releasing: set[Holding] = set()
         self._ticker: Ticker | None = None
         self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
         self.identity = self.settings.identity or default_identity()
@@ -214,6 +218,7 @@ class Kernel:
         if expired:
             self.monitor.expire(lease)
             return False
+        self._releasing.add(lease)
         try:
             within = self.request_timeout(lease.ttl)
             ours = await self.face.request(within, self.backend.release, lease._claim, lease._granted, lease._unsure)
@@ -226,6 +231,8 @@ class Kernel:
                 "the release of the lock %r goes on in the background: %s", lease.name, error, extra=self.extra(lease)
             )
             return True
+        finally:
+            self._releasing.discard(lease)
         if not ours:
             self.monitor.lose(
                 lease, LossReason.TAKEN, "it was gone when it was released", confirmed=True, give_back=False
@@ -328,15 +335,15 @@ class Kernel:
         self.callbacks.wait(budget)
         for lease in leases:
             self.cleanup.add(lease._claim, lease._granted, lease._unsure)
-        self._wait_for_waiters(budget)
+        self._wait_for_requests(budget)
         self.cleanup.wait(budget)
         self._finish()
 
-    def _wait_for_waiters(self, budget: float) -> None:
-        """They hand their claims to the background cancel on their way out."""
+    def _wait_for_requests(self, budget: float) -> None:
+        """Of acquires, which hand their claims to the background cancel on their way out, and of releases."""
         end = self.now() + budget
         pause = self.runtime.event()
-        while self.monitor.waiting and self.now() < end:
+        while (self.monitor.waiting or self._releasing) and self.now() < end:
             pause.wait(0.002)
 
     def _finish(self) -> None:
@@ -388,7 +395,6 @@ class Kernel:
     def extra(self, lease: Holding) -> dict[str, Any]:
         return {"lock_name": lease.name, "lock_owner": lease.owner, "lock_token": lease.token}
 
-
     # One question to the backend
 
     async def ask(self, call: Callable[..., R], *args: Any, name: str | None = None) -> R:
@@ -400,8 +406,14 @@ class Kernel:
             self.name_error(error, name)
             raise
 
-    def list_all(self, prefix: str, within: float) -> list[LockInfo]:
-        return list(self.backend.inspect_all(prefix, within))
+    async def pages(self, prefix: str) -> Callable[[], Coroutine[Any, Any, list[LockInfo]]]:
+        """What gives the next locks held whose names begin with ``prefix``, an empty list at the end."""
+        iterator = await self.ask(partial(self.backend.inspect_all, prefix))
+
+        async def page() -> list[LockInfo]:
+            return await self.ask(lambda within: list(islice(iterator, PAGE)))
+
+        return page
 
     async def renew(self, lease: Holding) -> None:
         """See ``Lease.renew``."""

@@ -54,7 +54,9 @@ class Lease(Holding):
         self.check()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
         if self._is_lost():
             self._raise_lost(error)
@@ -188,7 +190,9 @@ class Lock:
             self._entered.leases = [lease]
         return lease
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         lease: Lease = self._entered.leases.pop()
         lease.__exit__(kind, error, trace)
 
@@ -240,7 +244,9 @@ class ThreadingLock:
     def __enter__(self) -> bool:
         return self.acquire()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         lease = self._leases[-1] if self._leases else None
         if lease is None:
             self.release()

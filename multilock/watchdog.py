@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from multilock import events
@@ -29,6 +30,7 @@ __all__ = ["Watchdog"]
 logger = logging.getLogger("multilock")
 
 CARRIERS = 4  # threads per group: a renewal that hangs must not keep the next from being tried
+WATCHERS = 2
 WATCH_AGAIN = 1.0  # seconds after a watch that could not be set
 
 Batch = tuple[Hashable, float, int]  # group, request timeout, urgency
@@ -53,6 +55,7 @@ class Watchdog:
         self._stale = 0
         self._numbers = itertools.count()
         self._carriers: dict[Hashable, Workers] = {}
+        self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS)
         self._sessions: dict[Hashable, _Session] = {}
 
     # Called by the kernel under its lock
@@ -114,9 +117,9 @@ class Watchdog:
         for lease in late:
             self._tell_risk(lease)
         for batch, leases in renew.items():
-            self._carry(batch[0], lambda group=batch[0], leases=leases: self._renew(group, leases))  # type: ignore[misc]
+            self._carry(batch[0], partial(self._renew, batch[0], leases))
         for group, leases in watch.items():
-            self._carry(group, lambda group=group, leases=leases: self._watch(group, leases))  # type: ignore[misc]
+            self._watchers.submit(partial(self._watch, group, leases))
         return following
 
     def _decide(
@@ -236,9 +239,8 @@ class Watchdog:
         except Exception as error:
             # Only the early notice is missing: the next renewal tells, and the watch is tried again.
             logger.debug("no watch on %d locks yet: %s", len(held), error)
-            kernel.timers.at(
-                kernel.now() + WATCH_AGAIN, lambda: self._carry(group, lambda: self._watch(group, leases))
-            )
+            again = partial(self._watch, group, leases)
+            kernel.timers.at(kernel.now() + WATCH_AGAIN, lambda: self._watchers.submit(again))
 
     # Sessions
 
@@ -287,5 +289,5 @@ class Watchdog:
 
     def close(self) -> None:
         self._sessions.clear()
-        for carriers in list(self._carriers.values()):
+        for carriers in [self._watchers, *self._carriers.values()]:
             carriers.close()

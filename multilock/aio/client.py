@@ -130,10 +130,16 @@ class AsyncClient:
         """See `multilock.Client.inspect`."""
         return await self._kernel.ask(self._kernel.backend.inspect, check_name(name), name=name)
 
-    async def inspect_all(self, prefix: str = "") -> AsyncIterator[LockInfo]:
+    def inspect_all(self, prefix: str = "") -> AsyncIterator[LockInfo]:
         """See `multilock.Client.inspect_all`."""
-        for info in await self._kernel.ask(self._kernel.list_all, check_prefix(prefix)):
-            yield info
+        check_prefix(prefix)
+        return self._inspect_all(prefix)
+
+    async def _inspect_all(self, prefix: str) -> AsyncIterator[LockInfo]:
+        page = await self._kernel.pages(prefix)
+        while infos := await page():
+            for info in infos:
+                yield info
 
     async def force_release(self, name: str) -> bool:
         """See `multilock.Client.force_release`."""

@@ -171,9 +171,7 @@ class AsyncElection(Standing[AsyncLeadership]):
         finally:
             self._lost_ended(term)
 
-    async def _do_work(
-        self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Awaitable[Any]]
-    ) -> Any:
+    async def _do_work(self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Awaitable[Any]]) -> Any:
         task = asyncio.ensure_future(work(term.leadership))
         task.add_done_callback(lambda _: self._ring())
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -102,10 +103,8 @@ class _Body:
 
     def _tell(self) -> None:
         """By whatever thread ended the lease."""
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no body any more
             self._loop.call_soon_threadsafe(self._cancel)
-        except RuntimeError:
-            pass  # the loop is closed: there is no body any more
 
     def _cancel(self) -> None:
         if self._task is not None and self._lease._is_lost():

@@ -129,11 +129,11 @@ def force_release(
     """Take the lock NAME away from its holder, who is told."""
     with _ending(), _client(url, profile, config) as client:
         holder = client.inspect(name)
-        who = "nobody" if holder is None else holder.identity or "somebody"
+        who = "nobody" if holder is None else holder.identity or "an unknown holder"
         if not yes:
             say(f"{name!r} is held by {who}, who may still be at work: add --yes to take it away")
             _finish(USAGE)
-        print(f"{name} taken from {who}" if client.force_release(name) else f"{name} was held by nobody")
+        print(f"{name} was {'taken from' if client.force_release(name) else 'held by'} {who}")
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from multilock import Client, ConfigurationError, Lease, LockTimeout, Loss
 from multilock.cli.child import CannotStart, Child
 from multilock.cli.exits import LOST, say
 from multilock.cli.signals import Signalled, Signals
+from multilock.events import Event, Waiting
 
 __all__ = ["elect", "run"]
 
@@ -20,6 +22,7 @@ def run(client: Client, name: str, command: Sequence[str], timeout: float | None
     if not 0 <= taken <= 255:
         raise ConfigurationError(f"-E {taken}: an exit code is 0 to 255")
     lock = client.lock(name, ttl=ttl)
+    _tell_waiting(client)
     with Signals() as signals:
         try:
             with signals.end_the_wait():
@@ -36,6 +39,7 @@ def run(client: Client, name: str, command: Sequence[str], timeout: float | None
 def elect(client: Client, name: str, command: Sequence[str], identity: str | None, ttl: float | None) -> int:
     """``command`` whenever this node leads; the exit code of the one that ended by itself."""
     election = client.election(name, identity=identity, ttl=ttl)
+    _tell_waiting(client)
     with Signals() as signals:
         while True:
             try:
@@ -47,6 +51,17 @@ def elect(client: Client, name: str, command: Sequence[str], identity: str | Non
             if code is not None:
                 return code
             say(f"stands again for {name!r}")
+
+
+def _tell_waiting(client: Client) -> None:
+    """For a user who wonders; a program has no use for it."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Waiting):
+            say(f"waiting for {event.name!r}")
+
+    if sys.stderr.isatty():
+        client.events.subscribe(tell)
 
 
 def _hold(lease: Lease, command: Sequence[str], signals: Signals) -> int | None:

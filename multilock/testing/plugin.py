@@ -15,6 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from multilock import AsyncClient, Client
 
+pytest.register_assert_rewrite("multilock.testing.conformance")
+
 __all__ = ["multilock_async_client", "multilock_client", "multilock_url"]
 
 

@@ -1,0 +1,51 @@
+"""The conformance suite: what every backend does, as tests. Needs pytest.
+
+    from multilock.testing.conformance import LockConformance, Place
+
+    class MyPlace(Place):
+        scheme = "mine"
+        url = "mine://127.0.0.1:1234"
+        ...
+
+    class TestLock(LockConformance):
+        backend = MyPlace
+
+`SUITES` are all of them; a backend passes when each has a subclass with its place. `multilock.testing.promises` is the
+table of what is promised and which tests show it.
+"""
+
+from multilock.testing.conformance.base import Conformance
+from multilock.testing.conformance.faces import FACES
+from multilock.testing.conformance.lock import (
+    LeaseConformance,
+    LockConformance,
+    OptionConformance,
+    ThreadingConformance,
+)
+from multilock.testing.conformance.loss import CancelConformance, LossConformance, WithConformance
+from multilock.testing.conformance.places import FaultyBackend, Place
+
+__all__ = [
+    "FACES",
+    "SUITES",
+    "CancelConformance",
+    "Conformance",
+    "FaultyBackend",
+    "LeaseConformance",
+    "LockConformance",
+    "LossConformance",
+    "OptionConformance",
+    "Place",
+    "ThreadingConformance",
+    "WithConformance",
+]
+
+SUITES: tuple[type[Conformance], ...] = (
+    LockConformance,
+    ThreadingConformance,
+    LeaseConformance,
+    OptionConformance,
+    LossConformance,
+    WithConformance,
+    CancelConformance,
+)

@@ -1,0 +1,431 @@
+"""Losing: who is told, when, how often, and what is true from then on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from multilock import BackendUnavailable, Client, LeaseState, LockLost, Loss, LossReason, NotHeld, now
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Recorder, eventually
+from multilock.testing.conformance.faces import FACES, AsyncioFace, Face, background
+from multilock.testing.conformance.places import Place
+
+__all__ = ["CancelConformance", "LossConformance", "WithConformance"]
+
+
+class LossConformance(Conformance):
+    def test_a_deleted_key_is_a_confirmed_loss(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=3, on_lost=lost).acquire()
+        # A loss is pushed once the lease is a quarter of a second old, where the backend pushes losses at all.
+        time.sleep(0.4)
+        place.delete(NAME)
+        deleted_at = now()
+        loss = lost.wait()
+        assert (loss.reason, loss.confirmed, loss.time_left) == (LossReason.TAKEN, True, 0.0)
+        assert loss.lease.name == NAME
+        assert loss.message
+        assert lost.times[0] - deleted_at < (1.0 if client.capabilities.push_loss else 2.0)
+        assert not lease.is_held()
+        assert lost.stays_at(1)
+
+    def test_a_lease_ends_before_anybody_else_gets_in_when_the_backend_is_silent(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
+        with place.silence():
+            waiting = background(lambda: (other.lock(NAME).acquire(timeout=20), now()))
+            loss = lost.wait()
+            held_after_the_callback = lease.is_held()
+            _, next_at = waiting.result(20)
+        assert not held_after_the_callback
+        assert lost.times[0] <= loss.valid_until <= next_at
+        assert (loss.reason, loss.confirmed) == (LossReason.EXPIRED, False)
+        assert loss.detected_at <= loss.valid_until
+        assert 0 < loss.time_left <= 0.1 * lease.ttl + 1e-6
+
+    def test_the_next_holder_gets_in_within_the_published_bound(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        client = make(ttl=place.quick_ttl)
+        client.lock(NAME).acquire()
+        with place.silence():
+            begun = now()
+            assert other.lock(NAME).try_acquire(timeout=30) is not None
+            assert now() - begun <= client.capabilities.takeover_bound + 1.0
+
+    def test_a_lost_lease_is_never_held_again(self, client: Client, other: Client, place: Place) -> None:
+        lease = client.lock(NAME, ttl=place.quick_ttl).acquire()
+        with place.silence():
+            assert lease.wait_lost(SOON) is not None
+        time.sleep(0.7 * place.quick_ttl)  # whatever was on its way is answered now
+        assert not lease.is_held()
+        assert lease.remaining() == 0.0
+        assert lease.state is LeaseState.LOST
+        assert lease.release() is False
+        for use in (lease.check, lease.fence, lease.renew):
+            with pytest.raises(LockLost) as caught:
+                use()
+            assert caught.value.loss is not None
+            assert caught.value.name == NAME
+
+    def test_a_short_silence_is_a_risk_and_no_loss(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=2, on_lost=lost).acquire()
+        with place.silence():
+            eventually(lambda: lease.state is LeaseState.AT_RISK)
+            assert lease.is_held()
+        eventually(lambda: lease.state is LeaseState.HELD)
+        assert lost.calls == []
+        lease.release()
+
+    def test_the_callback_comes_exactly_once_however_many_look(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
+        with place.silence():
+            looking = [background(lambda: watch_until_lost(lease)) for _ in range(4)]
+            for each in looking:
+                each.result(SOON)
+            lease.release()
+            lost.wait()
+        assert lost.stays_at(1)
+
+    def test_a_callback_set_after_the_loss_is_called_at_once(self, client: Client, place: Place) -> None:
+        lease = client.lock(NAME, ttl=place.quick_ttl, renew=False).acquire()
+        loss = lease.wait_lost(SOON)
+        late = Recorder[Loss]()
+        lease.on_lost(late)
+        assert late.wait() == loss
+        assert late.stays_at(1, 0.05)
+
+    def test_there_is_never_a_callback_after_a_release(self, client: Client, other: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
+        lease.on_lost(lost)
+        lease.release()
+        with other.lock(NAME):
+            lease.on_lost(lost)
+            assert lost.stays_at(0, 1.2 * place.quick_ttl)
+
+    def test_a_callback_that_raises_harms_nothing_else(self, client: Client, place: Place) -> None:
+        bad, good = Recorder[Loss](raises=True), Recorder[Loss]()
+        lease = client.lock(NAME, ttl=3, on_lost=bad).acquire()
+        lease.on_lost(good)
+        survivor = client.lock("survivor", ttl=place.quick_ttl).acquire()
+        time.sleep(0.3)
+        place.delete(NAME)
+        bad.wait()
+        good.wait()
+        time.sleep(1.2 * place.quick_ttl)
+        assert survivor.is_held()
+
+    def test_a_callback_that_hangs_delays_no_renewal(self, client: Client, place: Place, face: Face) -> None:
+        end = threading.Event()
+        hanging = face.function(lambda loss: end.wait(10), blocks=True)
+        survivor = client.lock("survivor", ttl=place.quick_ttl).acquire()
+        second = Recorder[Loss]()
+        try:
+            client.lock(NAME, ttl=3, on_lost=hanging).acquire()
+            client.lock("second", ttl=3, on_lost=second).acquire()
+            time.sleep(0.3)
+            place.delete(NAME)
+            time.sleep(0.3)
+            place.delete("second")
+            second.wait()
+            time.sleep(1.2 * place.quick_ttl)
+            assert survivor.is_held()
+        finally:
+            end.set()
+
+    def test_the_callback_never_runs_on_the_renewing_thread(self, client: Client, place: Place, face: Face) -> None:
+        places: list[bool] = []
+        done = threading.Event()
+
+        def look(loss: Loss) -> None:
+            places.append(face.is_callback_thread(threading.get_ident()))
+            done.set()
+
+        client.lock(NAME, ttl=place.quick_ttl, renew=False, on_lost=look).acquire()
+        assert done.wait(SOON)
+        assert places == [True]
+
+    def test_a_hanging_renewal_never_delays_the_callback(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
+        held = place.hold_request("renew")
+        with place.silence():
+            loss = lost.wait()
+        assert lost.times[0] <= loss.valid_until
+        held.release()
+
+    def test_an_acknowledgement_that_comes_too_late_revives_nothing(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
+        held = place.hold_request("renew")
+        held.wait(SOON)
+        with place.silence():
+            lost.wait()
+            held.release()
+        time.sleep(0.3)
+        assert not lease.is_held()
+        assert lost.stays_at(1, 0.05)
+
+    def test_renew_raises_lock_lost_when_the_lock_is_gone(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=30, on_lost=lost).acquire()
+        place.delete(NAME)
+        with pytest.raises(LockLost) as caught:
+            lease.renew()
+        assert caught.value.loss == lost.wait()
+
+    def test_renew_raises_backend_unavailable_when_nobody_answers(
+        self, make: Callable[..., Client], place: Place
+    ) -> None:
+        lease = make(request_timeout=0.2).lock(NAME, ttl=30).acquire()
+        with place.silence():
+            with pytest.raises(BackendUnavailable):
+                lease.renew()
+            assert lease.is_held()
+
+    def test_a_release_that_finds_it_gone_is_a_loss(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=30, on_lost=lost).acquire()
+        place.delete(NAME)
+        assert lease.release() is False
+        assert lost.wait().reason is LossReason.TAKEN
+        assert lease.state is LeaseState.LOST
+
+    def test_a_lost_lease_is_given_back_false_once_and_then_not_held(self, client: Client, place: Place) -> None:
+        lock = client.lock(NAME, ttl=place.quick_ttl, renew=False)
+        lease = lock.acquire()
+        assert lease.wait_lost(SOON) is not None
+        assert lock.release() is False
+        with pytest.raises(NotHeld):
+            lock.release()
+
+    def test_an_operators_release_is_a_taken_lock(self, client: Client, other: Client) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=3, on_lost=lost).acquire()
+        time.sleep(0.3)
+        assert other.force_release(NAME) is True
+        assert lost.wait().reason is LossReason.TAKEN
+        assert not lease.is_held()
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_wait_lost_gives_the_loss_to_everybody_who_waits(self, client: Client, place: Place) -> None:
+        lease = client.lock(NAME, ttl=place.quick_ttl, renew=False).acquire()
+        waiting = [background(lambda: lease.wait_lost(SOON)) for _ in range(3)]
+        losses = [each.result(SOON) for each in waiting]
+        assert losses[0] is not None
+        assert losses[0].reason is LossReason.EXPIRED
+        assert losses == [losses[0]] * 3
+        assert lease.wait_lost() == losses[0]
+
+    def test_a_lost_reply_to_an_acquire_is_asked_again(self, client: Client, other: Client, place: Place) -> None:
+        mishap = place.drop_reply("attempt")
+        lease = client.lock(NAME, ttl=5).acquire(timeout=SOON)
+        mishap.wait(SOON)
+        assert lease.is_held()
+        assert other.lock(NAME).try_acquire() is None
+        assert lease.release() is True
+        assert other.lock(NAME).try_acquire() is not None
+
+    def test_a_lost_reply_to_a_single_try_raises_and_leaves_nothing(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        client = make(request_timeout=0.3)
+        mishap = place.drop_reply("attempt")
+        with pytest.raises(BackendUnavailable):
+            client.lock(NAME, ttl=30).acquire(timeout=0)
+        mishap.wait(SOON)
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_a_lost_reply_to_a_renewal_loses_nothing(self, client: Client, place: Place) -> None:
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=2, on_lost=lost).acquire()
+        place.drop_reply("renew").wait(SOON)
+        assert lost.stays_at(0, 1.0)
+        assert lease.is_held()
+        assert lease.release() is True
+
+    def test_a_lost_reply_to_a_release_frees_the_lock(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        client = make(request_timeout=0.3)
+        lost = Recorder[Loss]()
+        lease = client.lock(NAME, ttl=30, on_lost=lost).acquire()
+        mishap = place.drop_reply("release")
+        assert lease.release() is True
+        mishap.wait(SOON)
+        assert not lease.is_held()
+        assert lost.stays_at(0, 0.05)
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_a_request_executed_after_its_cancel_takes_nothing(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        client = make(request_timeout=0.2)
+        mishap = place.hold_request("attempt")
+        with pytest.raises(BackendUnavailable):
+            client.lock(NAME, ttl=30).acquire(timeout=0)
+        mishap.wait(SOON)
+        with other.lock(NAME).acquire(timeout=SOON):
+            pass
+        time.sleep(0.3)  # the cancel has been answered
+        mishap.release()
+        time.sleep(0.2)
+        assert other.inspect(NAME) is None
+        assert other.lock(NAME).try_acquire() is not None
+
+    def test_a_release_into_silence_returns_and_goes_on_in_the_background(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        client = make(request_timeout=0.2)
+        lease = client.lock(NAME, ttl=30).acquire()
+        with place.silence():
+            begun = now()
+            assert lease.release() is True
+            assert now() - begun < 1.0
+            assert not lease.is_held()
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+
+class WithConformance(Conformance):
+    """A lease that is lost inside ``with``."""
+
+    @pytest.fixture
+    def options(self, face: Face) -> dict[str, Any]:
+        # Cancelling the body is asyncio's own and has tests of its own below.
+        return {"cancel_on_lost": False} if face.name == "asyncio" else {}
+
+    def test_a_body_that_ends_normally_gets_lock_lost(
+        self, client: Client, place: Place, options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(LockLost) as caught, client.lock(NAME, ttl=30, **options):
+            place.delete(NAME)
+        assert caught.value.loss is not None
+        assert caught.value.loss.reason is LossReason.TAKEN
+
+    def test_a_body_that_returns_gets_lock_lost(self, client: Client, place: Place, options: dict[str, Any]) -> None:
+        def body() -> int:
+            with client.lock(NAME, ttl=place.quick_ttl, renew=False, **options) as lease:
+                lease.wait_lost(SOON)
+                return 1
+
+        with pytest.raises(LockLost):
+            body()
+
+    def test_an_exception_of_its_own_goes_on_with_a_note(
+        self, client: Client, place: Place, options: dict[str, Any]
+    ) -> None:
+        def body() -> None:
+            with client.lock(NAME, ttl=30, **options).acquire():
+                place.delete(NAME)
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError) as caught:
+            body()
+        assert any("lost" in note for note in caught.value.__notes__)
+
+    def test_a_lease_released_by_hand_inside_is_no_loss(
+        self, client: Client, place: Place, options: dict[str, Any]
+    ) -> None:
+        lost = Recorder[Loss]()
+        with client.lock(NAME, on_lost=lost, **options) as lease:
+            lease.release()
+        assert lost.stays_at(0, 0.05)
+
+    def test_a_decorated_function_behaves_alike(
+        self, client: Client, place: Place, face: Face, options: dict[str, Any]
+    ) -> None:
+        function = client.locked(NAME, ttl=30, **options)(face.function(lambda: place.delete(NAME)))
+        with pytest.raises(LockLost):
+            function()
+
+
+class CancelConformance(Conformance):
+    """What asyncio has and threads have not: cancellation."""
+
+    @pytest.fixture(params=["asyncio"])
+    def face(self, request: pytest.FixtureRequest) -> Iterator[Face]:
+        face = FACES[request.param]()
+        yield face
+        face.close()
+
+    def test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost(
+        self, client: Client, place: Place, face: AsyncioFace
+    ) -> None:
+        lock: Any = client.lock(NAME, ttl=place.quick_ttl, renew=False)
+        cancelled: list[float] = []
+
+        async def body() -> None:
+            async with lock._target:
+                try:
+                    await asyncio.sleep(SOON)
+                except asyncio.CancelledError:
+                    cancelled.append(now())
+                    raise
+
+        with pytest.raises(LockLost) as caught:
+            face.run(body())
+        assert caught.value.loss is not None
+        assert cancelled[0] <= caught.value.loss.valid_until
+
+    def test_a_cancellation_from_outside_stays_a_cancellation(
+        self, client: Client, place: Place, face: AsyncioFace
+    ) -> None:
+        lock: Any = client.lock(NAME, ttl=30)
+
+        async def outside() -> bool:
+            entered = asyncio.Event()
+
+            async def body() -> None:
+                async with lock._target:
+                    entered.set()
+                    await asyncio.sleep(SOON)
+
+            task = asyncio.create_task(body())
+            await entered.wait()
+            task.cancel()
+            await asyncio.wait([task])
+            return task.cancelled()
+
+        assert face.run(outside())
+        assert client.inspect(NAME) is None
+
+    def test_a_cancelled_wait_leaves_nothing_behind(
+        self, client: Client, other: Client, place: Place, face: AsyncioFace
+    ) -> None:
+        held = other.lock(NAME).acquire()
+        lock: Any = client.lock(NAME)
+
+        async def give_up() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await lock._target.acquire()
+
+        face.run(give_up())
+        held.release()
+        eventually(lambda: other.inspect(NAME) is None and place.leftovers() == [])
+        assert other.lock(NAME).try_acquire() is not None
+
+    def test_an_async_callback_is_awaited(self, client: Client, place: Place, face: AsyncioFace) -> None:
+        lost = Recorder[Loss]()
+
+        async def on_lost(loss: Loss) -> None:
+            await asyncio.sleep(0)
+            lost(loss)
+
+        client.lock(NAME, ttl=place.quick_ttl, renew=False, on_lost=on_lost).acquire()
+        assert lost.wait().reason is LossReason.EXPIRED
+
+
+def watch_until_lost(lease: Any) -> None:
+    while lease.is_held():
+        time.sleep(0.001)

@@ -1,0 +1,34 @@
+"""The conformance suite on ``memory://``."""
+
+from __future__ import annotations
+
+from multilock.testing import conformance
+from tests.conformance.places import Memory
+
+
+class TestLock(conformance.LockConformance):
+    backend = Memory
+
+
+class TestThreading(conformance.ThreadingConformance):
+    backend = Memory
+
+
+class TestLease(conformance.LeaseConformance):
+    backend = Memory
+
+
+class TestOption(conformance.OptionConformance):
+    backend = Memory
+
+
+class TestLoss(conformance.LossConformance):
+    backend = Memory
+
+
+class TestWith(conformance.WithConformance):
+    backend = Memory
+
+
+class TestCancel(conformance.CancelConformance):
+    backend = Memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -9,6 +10,7 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command that ``sys.argv`` names; returns the exit code."""
+    _open_standard_streams()
     try:
         from multilock.cli.app import run_app
     except ModuleNotFoundError as error:
@@ -17,3 +19,15 @@ def main() -> int:
         print("multilock: the command line needs typer and rich: pip install 'multilock[cli]'", file=sys.stderr)
         return 64
     return run_app()
+
+
+def _open_standard_streams() -> None:
+    """A daemon may be started with 0, 1 or 2 closed: the next file opened, a database say, would be CMD's stderr."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))

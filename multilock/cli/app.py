@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Annotated, NoReturn
 
@@ -45,8 +46,9 @@ def run_app() -> int:
         app(prog_name="multilock")
     except Finished as finished:
         return finished.code
-    except SystemExit as ended:  # typer's own: help (0), or a mistake in the arguments, which it has explained
-        return USAGE if ended.code else 0
+    except SystemExit as ended:
+        # typer's own exits. 2 is a mistake in the arguments, which it has explained; it has a reader who went away too.
+        return USAGE if ended.code == 2 else int(ended.code or 0)
     return 0
 
 
@@ -62,6 +64,9 @@ def _ending() -> Iterator[None]:
     show_warnings()
     try:
         yield
+        sys.stdout.flush()  # here, where its reader's absence is still typer's affair
+    except BrokenPipeError:
+        raise
     except (Exception, KeyboardInterrupt) as error:
         _finish(code_of(error))
 

@@ -77,13 +77,13 @@ class Child:
             self._stopped(os.WSTOPSIG(status))
         self._process.returncode = os.waitstatus_to_exitcode(status)  # waited for here: Popen must not wait again
         if self._terminal:
-            os.tcsetpgrp(0, os.getpgrp())
+            _put_in_foreground(os.getpgrp())
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
     def _stopped(self, by: int) -> None:
         if self._terminal and by in (signal.SIGTTIN, signal.SIGTTOU):
-            os.tcsetpgrp(0, self.group)
+            _put_in_foreground(self.group)
         elif not (self._terminal and by == signal.SIGTSTP):
             return  # somebody's kill -STOP is respected
         self.signal(signal.SIGCONT)
@@ -117,3 +117,8 @@ def _in_foreground() -> bool:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
+
+
+def _put_in_foreground(group: int) -> None:
+    with contextlib.suppress(OSError):  # somebody has hung up
+        os.tcsetpgrp(0, group)

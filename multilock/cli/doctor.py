@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 import multilock
@@ -76,24 +78,30 @@ def _installed(scheme: str) -> _Installed:
 
 
 def _print(report: _Report) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
     console.print("backends", style="bold")
-    for backend in report.backends:
-        how = backend.library or "nothing else needed" if backend.installed else f"missing: {backend.install}"
-        console.print(Text(f"  {backend.scheme + '://':<12}{how}"))
+    how = {b.scheme: b.library or "ready" if b.installed else f"missing: {b.install}" for b in report.backends}
+    console.print(_columns({f"{scheme}://": text for scheme, text in how.items()}))
     if report.url is not None:
         console.print(Text(report.url, style="bold"))
-    if report.capabilities is not None:
-        for name, value in dataclasses.asdict(report.capabilities).items():
-            console.print(Text(f"  {name:<20}{_shown(value)}"))
-        for finding in report.findings:
-            console.print(Text(f"{finding.level}: {finding.message}", style=STYLES[finding.level]))
-            console.print(Text(f"  {finding.remedy}"))
-        if not report.findings:
-            console.print("nothing found that weakens the lock", style="green")
+    if report.capabilities is None:
+        return
+    console.print(_columns({name: _shown(value) for name, value in dataclasses.asdict(report.capabilities).items()}))
+    for finding in report.findings:
+        console.print(Text(f"{finding.level}: {finding.message}", style=STYLES[finding.level]))
+        console.print(Padding(Text(finding.remedy), (0, 0, 0, 2)))
+    if not report.findings:
+        console.print("nothing found that weakens the lock", style="green")
+
+
+def _columns(rows: Mapping[str, str]) -> Padding:
+    table = Table.grid(padding=(0, 2))
+    for left, right in rows.items():
+        table.add_row(Text(left), Text(right))
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g} s" if isinstance(value, float) else str(value)
+    return f"{value:.15g} s" if isinstance(value, float) else str(value)

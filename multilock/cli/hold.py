@@ -80,7 +80,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals) -> int | None:
     ended = threading.Event()
 
     def end(loss: Loss) -> None:
-        say(f"lost {lease.name!r}: {loss.message}: ending {command[0]}")
+        say(f"ending {command[0]}")  # why is logged by the library
         child.end(loss.valid_until - lease.ttl * KILL_SHARE)
         ended.set()
 

@@ -7,6 +7,7 @@ It imports nothing but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -27,6 +28,12 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def take_terminal() -> None:
+    """Here, not in the parent: CMD must not read before it may."""
+    with contextlib.suppress(OSError):  # somebody has hung up
+        os.tcsetpgrp(0, os.getpgrp())
+
+
 def main(parent: str, report: str, foreground: str, *command: str) -> None:
     """Become ``command``, in the foreground of the terminal on stdin if asked to.
 
@@ -35,7 +42,7 @@ def main(parent: str, report: str, foreground: str, *command: str) -> None:
     die_with(int(parent))
     os.set_inheritable(int(report), False)
     if foreground == "1":
-        os.tcsetpgrp(0, os.getpgrp())  # here, not in the parent: CMD must not read before it may
+        take_terminal()
     for signum in (signal.SIGTTOU, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by multilock or Python
         signal.signal(signum, signal.SIG_DFL)
     try:

@@ -1,0 +1,107 @@
+"""Real `multilock` processes, on SQLite and on Redis."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE, CompletedProcess, Popen
+
+import pytest
+
+import multilock
+
+ROOT = Path(__file__).parents[2]
+WITHIN = 20.0  # seconds; what is waited for takes a fraction of one
+
+Start = Callable[..., Popen[str]]
+Run = Callable[..., CompletedProcess[str]]
+
+
+def until(true: Callable[[], object], within: float = WITHIN) -> None:
+    """Wait for something that has no event of its own, such as another process."""
+    deadline = time.monotonic() + within
+    while not true():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {within} s in vain")
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether this process has ended (a zombie has)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def line_of(process: Popen[str]) -> str:
+    """The next line it prints."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MULTILOCK_")}
+    return {**kept, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'backends'}", "COLUMNS": "80", "LINES": "24"}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `multilock ARGUMENTS`; it is killed at the end of the test if it still runs."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, env: dict[str, str] | None = None) -> Popen[str]:
+            process = stack.enter_context(
+                Popen(
+                    [sys.executable, "-m", "multilock", *arguments],
+                    env={**environment(), **(env or {})},
+                    cwd=tmp_path,
+                    stdin=subprocess.DEVNULL,
+                    stdout=PIPE,
+                    stderr=PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def run(start: Start) -> Run:
+    """Run `multilock ARGUMENTS` to its end. No command ever shows a traceback."""
+
+    def run(*arguments: str, env: dict[str, str] | None = None) -> CompletedProcess[str]:
+        process = start(*arguments, env=env)
+        out, err = process.communicate(timeout=WITHIN)
+        assert "Traceback" not in err
+        return CompletedProcess(process.args, process.returncode, out, err)
+
+    return run
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/locks.db"
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A place of this test's own."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("sqlite_url"))
+    return f"{request.getfixturevalue('redis_url')}?prefix={uuid.uuid4().hex}/"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[multilock.Client]:
+    """Somebody else at the same place."""
+    with multilock.connect(url, ttl=3) as client:
+        yield client

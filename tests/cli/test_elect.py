@@ -1,0 +1,150 @@
+"""`multilock elect`: a command runs on one node at a time, and `multilock demo` shows it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+import multilock
+from tests.cli.conftest import WITHIN, Run, Start, gone, line_of, until
+from tests.servers import RedisServer, free_port
+
+LEAD = "echo $MULTILOCK_TOKEN; trap 'exit 5' TERM INT; while :; do sleep 0.05; done"
+
+
+def test_a_command_that_ends_by_itself_resigns_and_gives_its_exit_code(
+    run: Run, url: str, client: multilock.Client
+) -> None:
+    assert run("elect", "lead", "--url", url, "--", "sh", "-c", "exit 4").returncode == 4
+    assert client.inspect("lead") is None
+
+
+def test_the_leader_is_known_by_its_identity(start: Start, url: str, client: multilock.Client) -> None:
+    process = start("elect", "lead", "--identity", "node-1", "--url", url, "--", "sh", "-c", LEAD)
+    token = int(line_of(process))
+    leader = client.election("lead").leader()
+    assert leader is not None
+    assert (leader.identity, leader.term) == ("node-1", token)
+
+
+def test_when_the_leader_is_told_to_stop_the_other_leads_without_waiting_for_a_ttl(start: Start, url: str) -> None:
+    first = start("elect", "lead", "--ttl", "60", "--url", url, "--", "sh", "-c", LEAD)
+    term = int(line_of(first))
+    second = start("elect", "lead", "--ttl", "60", "--url", url, "--", "sh", "-c", LEAD)
+    first.terminate()
+    assert first.wait(WITHIN) == 5
+    assert int(line_of(second)) > term
+
+
+def test_when_the_leader_is_killed_its_command_dies_and_the_other_leads(start: Start, url: str) -> None:
+    lead = f"echo $$; {LEAD}"
+    first = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", lead)
+    pid, term = int(line_of(first)), int(line_of(first))
+    second = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", LEAD)
+    first.kill()
+    assert int(line_of(second)) > term
+    assert gone(pid)
+
+
+def test_a_lost_leadership_ends_the_command_and_the_node_stands_again(
+    start: Start, url: str, client: multilock.Client
+) -> None:
+    process = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", f"echo $$; {LEAD}")
+    pid, term = int(line_of(process)), int(line_of(process))
+    assert client.force_release("lead")
+    again, next_term = int(line_of(process)), int(line_of(process))
+    assert gone(pid)
+    assert again != pid
+    assert next_term > term
+    process.terminate()
+    assert process.wait(WITHIN) == 5
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_candidacy(start: Start, url: str, client: multilock.Client, signum: signal.Signals) -> None:
+    with client.lock("lead"):
+        process = start("elect", "lead", "--url", url, "--", "true")
+        until(lambda: (info := client.inspect("lead")) is not None and info.waiting)
+        process.send_signal(signum)
+        assert process.wait(WITHIN) == 128 + signum
+    until(lambda: client.inspect("lead") is None)
+
+
+def test_a_candidacy_outlasts_any_outage(start: Start) -> None:
+    server = RedisServer()
+    server.port = free_port()
+    url = f"redis://127.0.0.1:{server.port}?outage_timeout=0.1"
+    process = start("elect", "lead", "--url", url, "--", "echo", "leads")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("multilock: ")
+    with pytest.raises(TimeoutError):
+        until(lambda: process.poll() is not None, within=1)
+    with server:
+        assert line_of(process) == "leads"
+        assert process.wait(WITHIN) == 0
+
+
+# ---- the demonstration
+
+
+def _terms(shown: str) -> list[int]:
+    return [int(term) for term in re.findall(r"term (\d+)", shown)]
+
+
+def _processes_in(folder: Path) -> list[int]:
+    pids = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cwd").resolve() == folder and not gone(int(entry.name)):
+                pids.append(int(entry.name))
+        except OSError:
+            continue
+    return pids
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+def test_the_demo_shows_rising_terms_and_leaves_nothing(run: Run, tmp_path: Path, temporary: Path, nodes: int) -> None:
+    ended = run("demo", "--nodes", str(nodes), env={"TMPDIR": str(temporary)})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    terms = _terms(ended.stdout)
+    assert len(terms) == min(nodes, 3)
+    assert terms == sorted(set(terms))
+    assert re.search(r"leads, term \d+: \d+\.\d\d s after the kill", ended.stdout)
+    assert list(temporary.iterdir()) == []
+    assert _processes_in(tmp_path) == []
+
+
+def test_the_demo_runs_where_it_is_told_to(run: Run, url: str, client: multilock.Client) -> None:
+    ended = run("demo", "--url", url)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert list(client.inspect_all()) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(
+    start: Start, tmp_path: Path, temporary: Path, signum: signal.Signals
+) -> None:
+    process = start("demo", env={"TMPDIR": str(temporary)})
+    line_of(process)
+    process.send_signal(signum)
+    _, err = process.communicate(timeout=WITHIN)
+    assert (process.returncode, err) == (128 + signum, "")
+    assert list(temporary.iterdir()) == []
+    assert _processes_in(tmp_path) == []
+
+
+def test_the_processes_of_a_killed_demo_end_by_themselves(start: Start, tmp_path: Path, temporary: Path) -> None:
+    process = start("demo", env={"TMPDIR": str(temporary)})
+    until(lambda: len(_processes_in(tmp_path)) == 4)
+    process.kill()
+    until(lambda: _processes_in(tmp_path) == [])

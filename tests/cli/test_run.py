@@ -1,0 +1,335 @@
+"""`multilock run`: a command lives and dies with its lock, and every end has its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import multilock
+from tests.cli.conftest import WITHIN, Run, Start, environment, gone, line_of, until
+from tests.servers import RedisServer, free_port
+
+TTL = "2"
+STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+OBEDIENT = "trap 'exit 5' TERM INT HUP; echo ready; while :; do sleep 0.05; done"
+
+
+# ---- the command and its exit code
+
+
+def test_the_command_knows_name_token_and_owner(run: Run, url: str) -> None:
+    show = 'echo "$MULTILOCK_NAME|$MULTILOCK_TOKEN|$MULTILOCK_OWNER"'
+    name, token, owner = run("run", "a b", "--url", url, "--", "sh", "-c", show).stdout.strip().split("|")
+    assert name == "a b"
+    assert owner
+    again = run("run", "a b", "--url", url, "--", "sh", "-c", show).stdout.strip().split("|")
+    assert int(again[1]) > int(token)
+    assert again[2] != owner
+
+
+def test_the_lock_is_held_while_the_command_runs_and_free_afterwards(
+    start: Start, url: str, client: multilock.Client
+) -> None:
+    process = start("run", "job", "--url", url, "--", "sh", "-c", OBEDIENT)
+    assert line_of(process) == "ready"
+    assert client.lock("job").try_acquire() is None
+    process.terminate()
+    process.wait(WITHIN)
+    lease = client.lock("job").try_acquire()
+    assert lease is not None
+    lease.release()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 64, 75, 255])
+def test_the_exit_code_is_that_of_the_command(run: Run, sqlite_url: str, code: int) -> None:
+    assert run("run", "job", "--url", sqlite_url, "--", "sh", "-c", f"exit {code}").returncode == code
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_command_killed_by_a_signal_gives_128_and_the_signal(run: Run, sqlite_url: str, signum: int) -> None:
+    assert run("run", "job", "--url", sqlite_url, "--", "sh", "-c", f"kill -{signum:d} $$").returncode == 128 + signum
+
+
+def test_a_command_that_does_not_exist_gives_127_and_frees_the_lock(run: Run, sqlite_url: str) -> None:
+    ended = run("run", "job", "--url", sqlite_url, "--", "no-such-command")
+    assert (ended.returncode, ended.stderr) == (127, "multilock: no-such-command: No such file or directory\n")
+    assert run("status", "--json", "--url", sqlite_url).stdout.strip() == "[]"
+
+
+def test_a_command_that_cannot_be_executed_gives_126(run: Run, sqlite_url: str, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("no program")
+    ended = run("run", "job", "--url", sqlite_url, "--", str(tmp_path / "plain"))
+    assert (ended.returncode, ended.stderr.count("\n")) == (126, 1)
+
+
+def test_options_after_the_two_dashes_belong_to_the_command(run: Run, sqlite_url: str) -> None:
+    ended = run("run", "job", "--url", sqlite_url, "--", "echo", "--url", "-E", "--help")
+    assert ended.stdout == "--url -E --help\n"
+
+
+def test_the_place_may_come_from_the_environment_or_a_profile(run: Run, sqlite_url: str, tmp_path: Path) -> None:
+    assert run("run", "job", "--", "true", env={"MULTILOCK_URL": sqlite_url}).returncode == 0
+    (tmp_path / "mine.toml").write_text(f'[profiles.here]\nurl = "{sqlite_url}"')
+    assert run("run", "job", "--profile", "here", "--config", "mine.toml", "--", "true").returncode == 0
+
+
+# ---- a lock that is taken
+
+
+def test_a_taken_lock_gives_75_when_the_time_is_over(run: Run, url: str, client: multilock.Client) -> None:
+    with client.lock("job"):
+        for timeout in ("0", "0.3"):
+            ended = run("run", "job", "--url", url, "--timeout", timeout, "--", "echo", "ran")
+            assert (ended.returncode, ended.stdout) == (75, "")
+            assert "'job'" in ended.stderr
+
+
+def test_the_code_for_a_taken_lock_can_be_chosen(run: Run, url: str, client: multilock.Client) -> None:
+    with client.lock("job"):
+        assert run("run", "job", "--url", url, "--timeout", "0", "-E", "9", "--", "true").returncode == 9
+
+
+def test_a_command_waits_until_the_other_has_ended(run: Run, start: Start, url: str) -> None:
+    first = start("run", "job", "--url", url, "--", "sh", "-c", OBEDIENT)
+    assert line_of(first) == "ready"
+    second = start("run", "job", "--url", url, "--", "echo", "second")
+    assert run("run", "job", "--url", url, "--timeout", "0.3", "--", "true").returncode == 75
+    first.terminate()
+    assert line_of(second) == "second"
+    assert second.wait(WITHIN) == 0
+
+
+# ---- a backend that cannot be reached
+
+
+def test_a_silent_backend_is_said_at_once_and_waited_out(start: Start) -> None:
+    process = start("run", "job", "--url", f"redis://127.0.0.1:{free_port()}?outage_timeout=2", "--", "true")
+    assert process.stderr is not None
+    began = time.monotonic()
+    assert process.stderr.readline().startswith("multilock: ")
+    assert process.poll() is None
+    assert process.wait(WITHIN) == 69
+    assert 1.5 < time.monotonic() - began < 10
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_one_try_at_a_silent_backend_gives_69_at_once(run: Run) -> None:
+    ended = run("run", "job", "--url", f"redis://u:hunter2@127.0.0.1:{free_port()}", "--timeout", "0", "--", "true")
+    assert ended.returncode == 69
+    assert "hunter2" not in ended.stderr
+
+
+def test_a_wrong_password_gives_69_at_once_and_is_not_shown(run: Run) -> None:
+    with RedisServer("--requirepass", "right") as server:
+        url = server.url.replace("redis://", "redis://:hunter2@")
+        ended = run("run", "job", "--url", url, "--", "true")
+    assert ended.returncode == 69
+    assert ended.stderr
+    assert "hunter2" not in ended.stderr
+
+
+# ---- usage
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("nonsense",),
+        ("run",),
+        ("run", "job"),
+        ("run", "job", "--url", "memory://"),
+        ("run", "job", "--", "true"),
+        ("run", "job", "--nonsense", "--", "true"),
+        ("run", "", "--url", "memory://", "--", "true"),
+        ("run", "a\nb", "--url", "memory://", "--", "true"),
+        ("run", "job", "--url", "nonsense://", "--", "true"),
+        ("run", "job", "--url", "memory://?nonsense=1", "--", "true"),
+        ("run", "job", "--url", "memory://", "--timeout", "-1", "--", "true"),
+        ("run", "job", "--url", "memory://", "--timeout", "nan", "--", "true"),
+        ("run", "job", "--url", "memory://", "--timeout", "soon", "--", "true"),
+        ("run", "job", "--url", "memory://", "--ttl", "0", "--", "true"),
+        ("run", "job", "--url", "memory://", "--ttl", "inf", "--", "true"),
+        ("run", "job", "--url", "memory://", "-E", "256", "--", "true"),
+        ("run", "job", "--profile", "nonsense", "--", "true"),
+        ("run", "job", "--config", "nonsense.toml", "--", "true"),
+        ("elect", "job", "--url", "memory://", "--identity", "", "--", "true"),
+        ("status", "--url", "nonsense"),
+        ("force-release", "job", "--url", "memory://"),
+        ("doctor", "--url", "memory://user:hunter2@h?ttl=0"),
+        ("demo", "--nodes", "1"),
+        ("demo", "--url", "memory://"),
+    ],
+)
+def test_every_mistake_in_usage_or_configuration_gives_64_and_a_reason(run: Run, arguments: tuple[str, ...]) -> None:
+    ended = run(*arguments)
+    assert ended.returncode == 64
+    assert ended.stderr or not arguments
+    assert "hunter2" not in ended.stderr + ended.stdout
+
+
+# ---- signals
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_passed_on_and_the_exit_is_the_commands(start: Start, url: str, signum: signal.Signals) -> None:
+    process = start("run", "job", "--url", url, "--", "sh", "-c", OBEDIENT)
+    assert line_of(process) == "ready"
+    process.send_signal(signum)
+    assert process.wait(WITHIN) == 5
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_dies_of_the_signal_gives_128_and_the_signal(
+    start: Start, sqlite_url: str, signum: signal.Signals
+) -> None:
+    process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", "echo ready; exec sleep 60")
+    assert line_of(process) == "ready"
+    process.send_signal(signum)
+    assert process.wait(WITHIN) == 128 + signum
+
+
+def test_a_command_that_ignores_the_signal_keeps_the_lock(start: Start, url: str, client: multilock.Client) -> None:
+    process = start("run", "job", "--url", url, "--", "sh", "-c", STUBBORN)
+    assert line_of(process) == "ready"
+    process.terminate()
+    with pytest.raises(multilock.LockTimeout):
+        client.lock("job").acquire(timeout=0.5)
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_for_the_lock_and_leaves_nothing(
+    start: Start, url: str, client: multilock.Client, signum: signal.Signals
+) -> None:
+    with client.lock("job"):
+        process = start("run", "job", "--url", url, "--", "true")
+        until(lambda: _waiting(client, "job"))
+        process.send_signal(signum)
+        assert process.wait(WITHIN) == 128 + signum
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    until(lambda: client.inspect("job") is None)
+
+
+def _waiting(client: multilock.Client, name: str) -> bool:
+    info = client.inspect(name)
+    return info is not None and bool(info.waiting)
+
+
+def test_a_signal_that_was_ignored_stays_ignored(start: Start, sqlite_url: str) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    try:
+        process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", "echo ready; sleep 0.5; exit 3")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert line_of(process) == "ready"
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(WITHIN) == 3
+
+
+# ---- a lock that is lost
+
+
+def test_a_lost_lock_ends_the_command_and_gives_76(start: Start, url: str, client: multilock.Client) -> None:
+    process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", "echo ready; exec sleep 60")
+    assert line_of(process) == "ready"
+    assert client.force_release("job")
+    assert process.wait(WITHIN) == 76
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert "lost the lock 'job' (taken)" in said
+    assert "ending sh" in said
+
+
+def test_a_command_that_ends_in_order_after_the_loss_gives_76_too(
+    start: Start, url: str, client: multilock.Client
+) -> None:
+    process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", OBEDIENT)
+    assert line_of(process) == "ready"
+    assert client.force_release("job")
+    assert process.wait(WITHIN) == 76
+
+
+def test_a_command_that_ignores_sigterm_is_killed_before_the_validity_ends(
+    start: Start, url: str, client: multilock.Client
+) -> None:
+    process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", f"echo $$; {STUBBORN}")
+    pid = int(line_of(process))
+    assert line_of(process) == "ready"
+    assert client.force_release("job")
+    forced_at = multilock.now()
+    until(lambda: gone(pid))
+    assert multilock.now() - forced_at < float(TTL) + 0.5
+    assert process.wait(WITHIN) == 76
+
+
+@pytest.mark.parametrize("what", ["exec sleep 60", STUBBORN])
+def test_all_of_the_commands_group_ends_with_the_lock(
+    start: Start, url: str, client: multilock.Client, what: str
+) -> None:
+    parent = f"sh -c \"{what}\" & echo $!; trap 'exit 0' TERM; wait"
+    process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", parent)
+    pid = int(line_of(process))
+    assert client.force_release("job")
+    assert process.wait(WITHIN) == 76
+    until(lambda: gone(pid), within=1)
+
+
+def test_a_stopped_command_ends_with_the_lock(start: Start, url: str, client: multilock.Client) -> None:
+    process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", "echo $$; exec sleep 60")
+    os.kill(int(line_of(process)), signal.SIGSTOP)
+    assert client.force_release("job")
+    assert process.wait(WITHIN) == 76
+
+
+def test_a_backend_that_falls_silent_ends_the_command_before_its_lock_can_be_anothers(
+    start: Start, redis_server: RedisServer
+) -> None:
+    process = start("run", "job", "--ttl", TTL, "--url", redis_server.url, "--", "sh", "-c", f"echo $$; {STUBBORN}")
+    pid = int(line_of(process))
+    assert line_of(process) == "ready"
+    with redis_server.paused():
+        paused_at = multilock.now()
+        until(lambda: gone(pid))
+        assert multilock.now() - paused_at < float(TTL)
+        assert process.wait(WITHIN) == 76
+
+
+# ---- the death of multilock itself
+
+
+def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
+    process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", f"echo $$; {STUBBORN}")
+    pid = int(line_of(process))
+    assert line_of(process) == "ready"
+    process.kill()
+    until(lambda: gone(pid), within=2)
+
+
+def test_the_command_is_a_process_group_of_its_own(start: Start, sqlite_url: str) -> None:
+    show = "import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"
+    process = start("run", "job", "--url", sqlite_url, "--", sys.executable, "-c", show)
+    pid, group, session = map(int, line_of(process).split())
+    assert pid == group
+    assert session == os.getsid(0)
+
+
+def test_the_command_has_the_signals_a_shell_would_give_it(run: Run, sqlite_url: str) -> None:
+    show = r"grep -E '^Sig(Ign|Blk):' /proc/self/status"
+    with_lock = run("run", "job", "--url", sqlite_url, "--", "sh", "-c", show).stdout
+    assert with_lock.split()[1::2] == ["0" * 16, "0" * 16]
+
+
+def test_closed_standard_streams_are_not_filled_with_files_of_ours(sqlite_url: str, tmp_path: Path) -> None:
+    show = "ls -l /proc/self/fd > seen; exit 3"
+    script = f"{sys.executable} -m multilock run job --url {sqlite_url} -- sh -c '{show}' <&- >&- 2>&-"
+    ended = subprocess.run(["sh", "-c", script], env=environment(), cwd=tmp_path, check=False, timeout=WITHIN)
+    assert ended.returncode == 3
+    assert (tmp_path / "seen").read_text().count("/dev/null") == 2

@@ -1,0 +1,137 @@
+"""`multilock status`, `force-release` and `doctor`: what an operator sees and does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from datetime import datetime
+
+import pytest
+
+import multilock
+from tests.cli.conftest import WITHIN, Run, Start, line_of
+from tests.servers import free_port
+
+
+def test_status_as_json_is_an_array_of_everything_known(run: Run, url: str, client: multilock.Client) -> None:
+    with client.lock("app/b"), client.lock("app/a") as lease, client.lock("other"):
+        held = json.loads(run("status", "app/", "--json", "--url", url).stdout)
+    assert [info["name"] for info in held] == ["app/a", "app/b"]
+    first = held[0]
+    assert set(first) == {"name", "kind", "owner", "identity", "host", "pid", "token", "ttl", "since", "waiting"}
+    assert (first["kind"], first["token"], first["ttl"]) == ("lock", lease.token, 3.0)
+    assert datetime.fromisoformat(first["since"]).tzinfo is not None
+
+
+def test_status_of_nothing_is_an_empty_array(run: Run, url: str) -> None:
+    assert json.loads(run("status", "--json", "--url", url).stdout) == []
+
+
+def test_status_without_a_terminal_is_a_line_of_fields_for_each_lock(
+    run: Run, url: str, client: multilock.Client
+) -> None:
+    with client.lock("b"), client.lock("a") as lease:
+        lines = run("status", "--url", url).stdout.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["a", "b"]
+    assert lines[0].split("\t")[1] == "lock"
+    assert lines[0].split("\t")[3] == str(lease.token)
+
+
+def test_watch_without_a_terminal_prints_each_change(start: Start, url: str, client: multilock.Client) -> None:
+    process = start("status", "--watch", "--url", url)
+    with client.lock("job"):
+        assert line_of(process).split("\t")[1:4] == ["+", "job", "lock"]
+    assert line_of(process).split("\t")[1:4] == ["-", "job", "lock"]
+
+
+def test_watch_as_json_prints_an_array_whenever_it_changed(start: Start, url: str, client: multilock.Client) -> None:
+    process = start("status", "--watch", "--json", "--url", url)
+    assert json.loads(line_of(process)) == []
+    with client.lock("job"):
+        assert json.loads(line_of(process))[0]["name"] == "job"
+    assert json.loads(line_of(process)) == []
+
+
+def test_an_interrupt_ends_the_watch_with_130_and_without_a_traceback(start: Start, sqlite_url: str) -> None:
+    process = start("status", "--watch", "--json", "--url", sqlite_url)
+    assert line_of(process) == "[]"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=WITHIN)
+    assert (process.returncode, err) == (130, "")
+
+
+@pytest.mark.parametrize("command", [["status"], ["force-release", "job", "--yes"], ["doctor"], ["demo"]])
+def test_a_silent_backend_gives_69_and_a_reason(run: Run, command: list[str]) -> None:
+    ended = run(*command, "--url", f"redis://u:hunter2@127.0.0.1:{free_port()}?request_timeout=0.5")
+    assert ended.returncode == 69
+    assert ended.stderr + ended.stdout
+    assert "hunter2" not in ended.stderr + ended.stdout
+
+
+def test_force_release_takes_the_lock_and_its_holder_hears_of_it(run: Run, url: str, client: multilock.Client) -> None:
+    lease = client.lock("job").acquire()
+    ended = run("force-release", "job", "--yes", "--url", url)
+    assert (ended.returncode, ended.stdout) == (0, f"job was taken from {os.uname().nodename}:{os.getpid()}\n")
+    loss = lease.wait_lost(WITHIN)
+    assert loss is not None
+    assert loss.reason is multilock.LossReason.TAKEN
+
+
+def test_force_release_without_yes_takes_nothing_and_says_who_holds_it(
+    run: Run, url: str, client: multilock.Client
+) -> None:
+    with client.lock("job"):
+        ended = run("force-release", "job", "--url", url)
+        assert ended.returncode == 64
+        assert "--yes" in ended.stderr
+        assert f":{os.getpid()}" in ended.stderr
+
+
+def test_force_release_of_a_free_lock_says_so(run: Run, url: str) -> None:
+    ended = run("force-release", "job", "--yes", "--url", url)
+    assert (ended.returncode, ended.stdout) == (0, "job was held by nobody\n")
+
+
+def test_doctor_as_json_tells_backends_url_capabilities_and_findings(run: Run, url: str) -> None:
+    ended = run("doctor", "--json", "--url", url)
+    report = json.loads(ended.stdout)
+    assert ended.returncode == 0
+    assert set(report) == {"backends", "url", "capabilities", "findings"}
+    assert {"memory", "sqlite", "redis"} <= {backend["scheme"] for backend in report["backends"]}
+    assert all(backend["installed"] for backend in report["backends"])
+    assert report["capabilities"]["fencing"] is True
+    assert all(set(finding) == {"code", "level", "message", "remedy"} for finding in report["findings"])
+
+
+def test_doctor_shows_the_url_without_its_secrets(run: Run) -> None:
+    url = f"redis://user:hunter2@127.0.0.1:{free_port()}/0?password=hunter2&request_timeout=0.5"
+    for arguments in (["--json"], []):
+        ended = run("doctor", *arguments, "--url", url)
+        assert "hunter2" not in ended.stdout + ended.stderr
+        assert "redis://***@127.0.0.1" in ended.stdout
+
+
+def test_doctor_of_a_silent_backend_still_tells_what_it_knows(run: Run) -> None:
+    ended = run("doctor", "--json", "--url", f"redis://127.0.0.1:{free_port()}?request_timeout=0.5")
+    report = json.loads(ended.stdout)
+    assert ended.returncode == 69
+    assert report["capabilities"]["cross_host"] is True
+    assert [finding["code"] for finding in report["findings"]] == ["unreachable"]
+
+
+def test_doctor_without_a_place_lists_the_backends_and_says_how_to_choose(run: Run) -> None:
+    ended = run("doctor", "--json")
+    assert ended.returncode == 64
+    assert json.loads(ended.stdout)["backends"]
+    assert "$MULTILOCK_URL" in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["status", "--json"], ["doctor"], ["doctor", "--json"]])
+def test_a_reader_who_goes_away_is_no_error_of_ours(start: Start, sqlite_url: str, command: list[str]) -> None:
+    process = start(*command, "--url", sqlite_url)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait(WITHIN) in (0, 1)

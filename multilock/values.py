@@ -1,0 +1,49 @@
+"""The value that a lock's key has on Consul, etcd and ZooKeeper: one line of JSON that says who holds or waits.
+
+Nothing decides by it: it is for people, `inspect()` and `leader()`. Other tools' values are shown as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+from multilock.model import Claim, LockInfo, owner_text, parse_owner
+
+__all__ = ["VALUE_BYTES", "decode_value", "encode_value"]
+
+VALUE_BYTES = 512
+VERSION = 1
+
+
+def encode_value(claim: Claim) -> bytes:
+    """``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}`` in at most 512 bytes of UTF-8."""
+    asks = parse_owner(claim.owner)
+    value = {
+        "v": VERSION,
+        "id": claim.id,
+        "kind": claim.kind,
+        "who": claim.identity,
+        "host": asks.host,
+        "pid": asks.pid,
+        "since": int(time.time()),
+        "ttl": claim.ttl,
+    }
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_value(value: bytes) -> LockInfo:
+    """What `encode_value` wrote, as a LockInfo without a name; ``owner`` is that of the claim. Anything else is shown
+    as its ``identity``."""
+    try:
+        said = json.loads(value)
+        if said["v"] != VERSION:
+            raise ValueError("not a value of ours")
+        owner = owner_text(said["id"], said["kind"], said["host"], said["pid"], said["who"], said["ttl"])
+        since = datetime.fromtimestamp(said["since"], UTC)
+        return LockInfo(
+            "", said["kind"], owner, said["who"], said["host"], said["pid"], ttl=float(said["ttl"]), since=since
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError):
+        return LockInfo("", identity=value.decode(errors="replace") or None)

@@ -1,0 +1,36 @@
+"""The JSON value of the session backends."""
+
+from __future__ import annotations
+
+import pytest
+
+from multilock.model import Claim, LockInfo, owner_text
+from multilock.values import VALUE_BYTES, decode_value, encode_value
+
+
+def claim(identity: str = "node-1", host: str = "host") -> Claim:
+    claim_id = "0123456789abcdef." + "c" * 32
+    owner = owner_text(claim_id, "leader", host, 4242, identity, 30.0)
+    return Claim("orders/42", "leader", claim_id, owner, 30.0, True, False, identity)
+
+
+@pytest.mark.parametrize("identity", ["node-1", "a b:c@d%e", '"\\', "é", "\U0001f600" * 64])
+def test_a_value_shows_who_wrote_it_under_the_same_owner(identity: str) -> None:
+    mine = claim(identity, "h" * 64)
+    value = encode_value(mine)
+    info = decode_value(value)
+    assert len(value) <= VALUE_BYTES
+    assert b"\n" not in value
+    assert info.owner == mine.owner
+    assert (info.kind, info.identity, info.host, info.pid, info.ttl) == ("leader", identity, "h" * 64, 4242, 30.0)
+    assert info.since is not None
+    assert info.since.tzinfo is not None
+
+
+@pytest.mark.parametrize("value", [b"10.0.0.7:80", b"[1]", b"1", b'{"v":1}', b'{"v":2,"id":"x"}', b"\xff", b"null"])
+def test_a_value_of_another_program_is_shown_as_it_is(value: bytes) -> None:
+    assert decode_value(value) == LockInfo("", identity=value.decode(errors="replace"))
+
+
+def test_an_empty_value_says_nothing() -> None:
+    assert decode_value(b"") == LockInfo("")

@@ -1,0 +1,176 @@
+"""Locks in a SQLite file, for all processes of one host: ``sqlite:///absolute/path``.
+
+recipe.py says who gets a name, layout.py what is in the file, transport.py how it is asked, host.py what the host knows
+about processes and boots, findings.py what weakens the lock here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+from urllib.parse import unquote
+
+from multilock.backend import Held, Notices
+from multilock.config import reject_unknown
+from multilock.errors import BackendRejected, ConfigurationError
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.names import escape, unescape
+from multilock_sqlite import host
+from multilock_sqlite.findings import findings
+from multilock_sqlite.layout import set_up
+from multilock_sqlite.recipe import Exhausted, Recipe, Stand, liveness
+from multilock_sqlite.transport import Connection, Database, transaction
+
+__all__ = ["SqliteBackend", "open_backend"]
+
+GROUP = "sqlite"
+POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two looks of a waiter; one look costs a read of a few 10 µs
+POLL_GROWTH = 1 / 8  # … of the time it has waited so far: the longest period is reached after a third of a second
+
+
+def open_backend(url: str, options: Mapping[str, object]) -> SqliteBackend:
+    """The file of ``sqlite:///absolute/path`` (three slashes or four). It has no options of its own."""
+    reject_unknown(options, (), "sqlite")
+    return SqliteBackend(
+        _path(url),
+        prefix=cast("str", options.get("prefix", "multilock/")),
+        ttl=cast("float", options.get("ttl", 30.0)),
+    )
+
+
+def _path(url: str) -> str:
+    path = unquote(url.partition("://")[2])
+    if path.strip("/") == ":memory:":
+        raise ConfigurationError("a SQLite database in memory has one connection: use memory://", backend="sqlite")
+    if not path.startswith("/") or path.endswith("/"):
+        raise ConfigurationError(
+            f"{url!r} does not name a file by its absolute path: write sqlite:///directory/file, with three slashes",
+            backend="sqlite",
+        )
+    return "/" + path.lstrip("/")
+
+
+class SqliteBackend:
+    """One client's view of a file."""
+
+    scheme = "sqlite"
+
+    def __init__(self, path: str, *, prefix: str, ttl: float) -> None:
+        self._path = path
+        self._prefix = prefix
+        self.capabilities = Capabilities(
+            fencing=True,
+            fencing_scope="the file",
+            fair=True,
+            push_wait=False,
+            push_loss=False,
+            cross_host=False,
+            survives_failover=False,
+            ttl_min=0.1,
+            ttl_max=365 * 86400.0,
+            ttl_step=0.001,
+            # A killed holder is found at the next look of a waiter, but not from within another pid namespace.
+            takeover_bound=ttl + 1.1 * POLL_LAST,
+        )
+
+    def open(self, notices: Notices) -> None:
+        self._now = notices.now
+        self._recipe = Recipe(host.boot_id(), host.Process.current())
+        self._database = Database(self._path, lambda sql: set_up(self._path, notices.now(), sql))
+        self._waiting: dict[str, tuple[float, float]] = {}  # claim id -> waits since, next heartbeat
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        key = self._key(claim.name)
+        with self._database.request(within) as sql:
+            now = self._now()
+            ahead = self._recipe.ahead(sql, key, claim, now)
+            if ahead and ahead.id != claim.id and not (join and self._heartbeat_is_due(claim, now)):
+                return self._busy(claim, ahead, now)
+            answer, now = self._try(sql, key, claim, join)
+        if isinstance(answer, int):
+            self._waiting.pop(claim.id, None)
+            return _granted(claim, answer, now)
+        if join:
+            since, _ = self._waiting.get(claim.id, (now, now))
+            self._waiting[claim.id] = since, now + liveness(claim) / 3
+        return self._busy(claim, answer, now)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        self._waiting.pop(claim.id, None)
+        with self._database.request(within) as sql, transaction(sql):
+            return self._recipe.release(sql, self._key(claim.name), claim.id, unsure, self._now())
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        with self._database.request(within) as sql, transaction(sql):
+            now = self._now()
+            return [
+                _granted(claim, granted.token, now)
+                if self._recipe.renew(sql, self._key(claim.name), claim, now)
+                else None
+                for claim, granted in held
+            ]
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        """SQLite tells nobody anything: the next renewal finds out."""
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        return False
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        with self._database.request(within) as sql:
+            info = self._recipe.inspect(sql, self._key(name), self._now())
+        return replace(info, name=name) if info else None
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        with self._database.request(within) as sql:
+            keys = [key for (key,) in sql.execute("SELECT key FROM locks ORDER BY key")]
+        for key in keys:
+            name = unescape(key.removeprefix(self._prefix))
+            if key.startswith(self._prefix) and name.startswith(prefix) and (info := self.inspect(name, within)):
+                yield info
+
+    def force_release(self, name: str, within: float) -> bool:
+        with self._database.request(within) as sql, transaction(sql):
+            return self._recipe.force(sql, self._key(name), self._now())
+
+    def diagnose(self, within: float) -> list[Finding]:
+        try:
+            with self._database.request(within) as sql, transaction(sql):
+                pass
+        except BackendRejected as error:
+            return [Finding("unusable", "error", str(error), "as the message says"), *findings(self._path)]
+        return findings(self._path)
+
+    def ping(self, within: float) -> None:
+        with self._database.request(within) as sql:
+            sql.execute("SELECT token FROM counter").fetchone()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _try(self, sql: Connection, key: str, claim: Claim, join: bool) -> tuple[int | Stand | None, float]:
+        """What the only writer found, and when."""
+        for durable in (False, True):
+            with contextlib.suppress(Exhausted), transaction(sql, durable=durable):
+                # Read while nobody else can write: the lease in the file is never shorter than its holder believes.
+                now = self._now()
+                return self._recipe.attempt(sql, key, claim, join, durable, now), now
+        raise AssertionError("a durable transaction has tokens")
+
+    def _heartbeat_is_due(self, claim: Claim, now: float) -> bool:
+        waiting = self._waiting.get(claim.id)
+        return waiting is None or waiting[1] <= now
+
+    def _busy(self, claim: Claim, ahead: Stand | None, now: float) -> Busy:
+        since, _ = self._waiting.get(claim.id, (now, now))
+        poll = min(max(POLL_FIRST, (now - since) * POLL_GROWTH), POLL_LAST)
+        return Busy(poll, max(0.0, ahead.until - now) if ahead else None)
+
+    def _key(self, name: str) -> str:
+        return self._prefix + escape(name)
+
+
+def _granted(claim: Claim, token: int | None, now: float) -> Granted:
+    return Granted(token, claim.ttl, now, claim.ttl, claim.ttl / 3, GROUP)

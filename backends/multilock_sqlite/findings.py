@@ -1,0 +1,82 @@
+"""What about this host, this file and its place weakens the lock."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from multilock.model import Finding
+from multilock_sqlite import host
+
+__all__ = ["findings"]
+
+# fmt: off
+SHARED = frozenset({
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.s3fs",
+    "fuse.sshfs", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "smb3", "smbfs",
+    "virtiofs",
+})
+# fmt: on
+VOLATILE = frozenset({"ramfs", "tmpfs"})
+
+
+def findings(path: str) -> list[Finding]:
+    return [*_about_file_system(os.path.dirname(path)), *_about_permissions(path), *_about_host()]
+
+
+def _about_file_system(directory: str) -> Iterator[Finding]:
+    kind = host.file_system(directory)
+    if kind in SHARED:
+        yield Finding(
+            "network_file_system",
+            "error",
+            f"{directory} is on {kind}: its file locks and its memory maps do not hold between hosts, so two processes "
+            "can have one lock",
+            "put the file on a local disk; between hosts use redis://",
+        )
+    if kind in VOLATILE:
+        yield Finding(
+            "volatile_file_system",
+            "warning",
+            f"{directory} is on {kind}: fencing tokens begin again at 1 after a reboot",
+            "put the file on a disk if a resource remembers tokens",
+        )
+
+
+def _about_permissions(path: str) -> Iterator[Finding]:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield Finding(
+            "writable_by_others",
+            "info",
+            f"{path} has the mode {stat.S_IMODE(mode):o}: other users can take and end its locks",
+            f"chmod 600 {path}, if that is not meant",
+        )
+
+
+def _about_host() -> Iterator[Finding]:
+    if host.boot_id() is None:
+        yield Finding(
+            "no_boot_id",
+            "warning",
+            "/proc/sys/kernel/random/boot_id cannot be read: a lock held at a reboot may stay taken for one ttl",
+            "make /proc/sys readable here",
+        )
+    if host.Process.current() is None:
+        yield Finding(
+            "no_process_identity",
+            "info",
+            "/proc does not show this process: when it is killed, its locks end with their ttl and not at once",
+            "mount /proc for this pid namespace",
+        )
+    if host.clock_is_shifted():
+        yield Finding(
+            "time_namespace",
+            "error",
+            "this process is in a time namespace with a shifted boot clock: it misjudges leases of processes outside",
+            "let all users of the file run in one time namespace",
+        )

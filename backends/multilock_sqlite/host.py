@@ -1,0 +1,114 @@
+"""What this host says about itself: which boot it is, which processes live, where a directory is mounted.
+
+Everything is read from /proc and may be missing there; then the answer is None, and None proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+__all__ = ["Process", "boot_id", "clock_is_shifted", "file_system"]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process as another one can find it again.
+
+    ``space`` names the namespaces in which ``pid`` and ``start`` (clock ticks after boot) mean something.
+    """
+
+    space: str
+    pid: int
+    start: int
+
+    @classmethod
+    def current(cls) -> Process | None:
+        """This process; None if /proc is missing, or shows the processes of another pid namespace."""
+        try:
+            if os.readlink("/proc/self") != str(os.getpid()):
+                return None
+            space = os.readlink("/proc/self/ns/pid") + _time_namespace()
+        except OSError:
+            return None
+        stat = _stat(os.getpid())
+        return cls(space, os.getpid(), stat.start) if stat else None
+
+    def knows_gone(self, other: Process) -> bool:
+        """Whether ``other`` provably runs no more. In every doubtful case False."""
+        if other == self or other.space != self.space:
+            return False
+        try:
+            os.kill(other.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass  # it exists, and is somebody else's
+        stat = _stat(other.pid)  # None although it exists: /proc is mounted with hidepid
+        return stat is not None and (stat.start != other.start or stat.is_dead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    start: int
+    is_dead: bool
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()  # the name before it may contain anything
+    # A killed process stays a zombie until its parent asks for it. A zombie with threads left is not dead: only its
+    # first thread has ended.
+    return _Stat(start=int(fields[19]), is_dead=fields[0] in b"ZX" and int(fields[17]) <= 1)
+
+
+def _time_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/time")
+    except OSError:
+        return ""  # older than Linux 5.6: there is only one
+
+
+def boot_id() -> str | None:
+    """A text that is another one after each boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def clock_is_shifted() -> bool:
+    """Whether CLOCK_BOOTTIME has an offset here that processes outside of our time namespace do not have."""
+    try:
+        with open("/proc/self/timens_offsets", encoding="ascii") as file:
+            return any(line.split()[0] == "boottime" and line.split()[1:] != ["0", "0"] for line in file)
+    except OSError:
+        return False
+
+
+def file_system(directory: str) -> str | None:
+    """The type of the file system on which a directory lies, as in /proc/mounts: ``"ext4"``."""
+    path = os.path.realpath(directory)
+    found: tuple[int, str] | None = None
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                _, escaped, kind, *_ = line.split(" ")
+                point = _unescape(escaped).rstrip("/") + "/"
+                # Of two mounts on one point the later hides the earlier.
+                if (path + "/").startswith(point) and (found is None or len(point) >= found[0]):
+                    found = len(point), kind
+    except OSError:
+        return None
+    return found[1] if found else None
+
+
+def _unescape(point: str) -> str:
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        point = point.replace(code, char)
+    return point

@@ -1,0 +1,107 @@
+"""What is in the file, and what a new boot finds there.
+
+A committed transaction survives the death of every process at once, but a power failure only later: it is not synced
+each time (``synchronous=NORMAL``), because leases end with the boot anyway. Only tokens must not return. They are
+reserved in blocks by a ``durable`` transaction, on the disk before it ends, and each boot begins behind the last block.
+"""
+
+from __future__ import annotations
+
+from multilock.errors import BackendRejected
+from multilock_sqlite.host import boot_id
+from multilock_sqlite.transport import Connection, transaction
+
+__all__ = ["LIVENESS", "TOMBSTONE", "set_up", "sweep"]
+
+LIVENESS = 6.0  # seconds; no waiter is believed to be alive for longer without a heartbeat
+TOMBSTONE = 60.0  # seconds; no call of ours that gave up earlier can still be on its way
+
+APPLICATION_ID = 0x6D6C636B  # "mlck": tells our file from another program's database
+VERSION = 1
+SCHEMA = """
+CREATE TABLE locks (
+    key TEXT PRIMARY KEY, id TEXT NOT NULL, owner TEXT NOT NULL, token INTEGER NOT NULL, since REAL NOT NULL,
+    ttl REAL NOT NULL, until REAL NOT NULL, boot TEXT, space TEXT, pid INTEGER, start INTEGER
+) WITHOUT ROWID;
+CREATE TABLE queue (
+    ticket INTEGER PRIMARY KEY, key TEXT NOT NULL, id TEXT NOT NULL UNIQUE, fair INTEGER NOT NULL,
+    until REAL NOT NULL, space TEXT, pid INTEGER, start INTEGER
+);
+CREATE INDEX queue_by_key ON queue (key, ticket);
+CREATE TABLE cancelled (id TEXT PRIMARY KEY, until REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE counter (token INTEGER NOT NULL, reserved INTEGER NOT NULL, boot TEXT);
+INSERT INTO counter VALUES (0, 0, NULL)
+"""
+
+
+def set_up(path: str, now: float, sql: Connection) -> None:
+    """Make the tables of a new file; refuse another program's; end what an earlier boot left."""
+    if _format(sql) == (0, 0):
+        if _has_tables(sql):
+            raise _foreign(path)
+        _use_log(path, sql)
+        _create(sql)
+    application, version = _format(sql)
+    if application != APPLICATION_ID:
+        raise _foreign(path)
+    if version != VERSION:
+        raise BackendRejected(
+            f"{path} has format {version}, made by another version of multilock, and this one needs {VERSION}: "
+            "let all programs use one version, or give each its own file",
+            backend="sqlite",
+        )
+    _use_log(path, sql)
+    _begin_boot(sql, now)
+    sql.execute("PRAGMA synchronous = NORMAL")
+
+
+def sweep(sql: Connection, now: float) -> None:
+    """Forget whatever has ended and is asked for by nobody."""
+    for table in ("locks", "queue", "cancelled"):
+        sql.execute(f"DELETE FROM {table} WHERE until <= ?", (now,))
+
+
+def _create(sql: Connection) -> None:
+    with transaction(sql, durable=True):
+        if not _has_tables(sql):
+            for statement in SCHEMA.split(";"):
+                sql.execute(statement)
+            sql.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            sql.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _begin_boot(sql: Connection, now: float) -> None:
+    """Where /proc does not tell which boot this is, only what cannot be of this one ends, and tokens skip each time."""
+    boot = boot_id()
+    if boot is not None and sql.execute("SELECT boot FROM counter").fetchone() == (boot,):
+        return
+    with transaction(sql, durable=True):
+        # No lease of this boot ends later than its ttl from now.
+        sql.execute(
+            "DELETE FROM locks WHERE boot <> ?1 OR (boot IS NULL OR ?1 IS NULL) AND until > ?2 + ttl", (boot, now)
+        )
+        sql.execute("DELETE FROM queue WHERE until > ?", (now + LIVENESS,))
+        sql.execute("DELETE FROM cancelled WHERE until > ?", (now + TOMBSTONE,))
+        sql.execute("UPDATE counter SET token = reserved, boot = coalesce(?, boot)", (boot,))
+
+
+def _format(sql: Connection) -> tuple[int, int]:
+    (application,) = sql.execute("PRAGMA application_id").fetchone()
+    (version,) = sql.execute("PRAGMA user_version").fetchone()
+    return application, version
+
+
+def _has_tables(sql: Connection) -> bool:
+    return sql.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
+
+
+def _use_log(path: str, sql: Connection) -> None:
+    (mode,) = sql.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise BackendRejected(
+            f"{path} cannot have a write-ahead log on this file system: put it on a local disk", backend="sqlite"
+        )
+
+
+def _foreign(path: str) -> BackendRejected:
+    return BackendRejected(f"{path} is another program's database: give the locks their own file", backend="sqlite")

@@ -1,0 +1,282 @@
+"""One database file: its connections, its transactions, and what its errors mean.
+
+A connection is used by one thread at a time, and none is open while the process forks. SQLite remembers in the memory
+of the process which file locks it has; a child, even on a connection that it opened itself, would believe in locks that
+only its parent has, and another process could delete the log from under it. So all connections are closed before a
+fork, and a child that was forked without that is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
+
+__all__ = ["Connection", "Database", "transaction"]
+
+IDLE = 4  # connections kept open for the next requests; more threads than that seldom ask at the same moment
+SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another does it, SQLite fails without waiting
+FORK_WAIT = 6.0  # seconds that a fork waits for requests under way; by default none takes longer than 5 s
+
+
+class Connection(sqlite3.Connection):
+    """A connection, the file it was opened on (device, inode), and when the present request has to end."""
+
+    file: tuple[int, int]
+    deadline: float  # on time.monotonic()
+    _busy_timeout: int = -1
+
+    def use_until(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.wait_no_longer()
+
+    def wait_no_longer(self) -> None:
+        """SQLite waits for other writers only as long as this request has time."""
+        milliseconds = max(0, int((self.deadline - time.monotonic()) * 1000))
+        if milliseconds != self._busy_timeout:
+            self.execute(f"PRAGMA busy_timeout = {milliseconds}")
+            self._busy_timeout = milliseconds
+
+    def close(self) -> None:
+        super().close()
+        _live.discard(self)
+
+
+@contextlib.contextmanager
+def transaction(connection: Connection, *, durable: bool = False) -> Iterator[None]:
+    """The only writer from here on; rolled back by any exception. ``durable``: on the disk before it ends."""
+    connection.wait_no_longer()
+    if durable:
+        connection.execute("PRAGMA synchronous = FULL")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if durable:
+            connection.execute("PRAGMA synchronous = NORMAL")
+
+
+class Database:
+    """The file at ``path``: created when it is first asked, opened again when somebody has replaced it."""
+
+    def __init__(self, path: str, set_up: Callable[[Connection], None]) -> None:
+        self._path = path
+        self._set_up = set_up
+        self._idle: list[Connection] = []
+        self._closed = False
+        _databases.add(self)
+
+    @contextlib.contextmanager
+    def request(self, within: float) -> Iterator[Connection]:
+        """A connection for this thread alone. Errors of SQLite and the system become ours."""
+        connection = None
+        try:
+            connection = self._take(time.monotonic() + within)
+            yield connection
+        except MultilockError:
+            raise
+        except OSError as error:
+            raise self._system_error(error) from error
+        except sqlite3.Error as error:
+            raise self._sqlite_error(error, within) from error
+        finally:
+            if connection is not None:
+                self._give_back(connection)
+
+    def close(self) -> None:
+        self._closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return
+            connection.close()
+
+    def forget_idle(self) -> None:
+        self._idle = []
+
+    def _take(self, deadline: float) -> Connection:
+        file = self._file()
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self._open(deadline)
+            if connection.file == file:
+                connection.use_until(deadline)
+                return connection
+            connection.close()  # the file was deleted or replaced: what is in the old one is nobody's any more
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.in_transaction or len(self._idle) >= IDLE:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        if self._closed:
+            self.close_idle()
+
+    def _file(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _open(self, deadline: float) -> Connection:
+        # Nobody else in this process opens the file meanwhile: closing the one that creates it would take away the
+        # locks that another connection has on it.
+        with _opening:
+            file = self._file() or self._create()
+            if file in _torn:
+                raise BackendRejected(
+                    f"this process was forked while its parent had {self._path} open, and SQLite cannot go on there: "
+                    "connect after the fork, or fork by os.fork() while no other thread uses the client",
+                    backend="sqlite",
+                )
+            connection = sqlite3.connect(
+                f"file:{quote(self._path)}?mode=rw",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=Connection,
+            )
+            connection.file = file
+            _live.add(connection)
+        try:
+            connection.use_until(deadline)
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _create(self) -> tuple[int, int]:
+        """An empty file for nobody but us, whose name survives a power failure."""
+        try:
+            new = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            found = os.stat(self._path)
+            return found.st_dev, found.st_ino
+        try:
+            found = os.fstat(new)
+        finally:
+            os.close(new)
+        with contextlib.suppress(OSError):  # not every file system can, nor may everybody read the directory
+            directory = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        return found.st_dev, found.st_ino
+
+    def _prepare(self, connection: Connection) -> None:
+        while True:
+            try:
+                return self._set_up(connection)
+            except sqlite3.OperationalError as error:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= connection.deadline:
+                    raise
+            time.sleep(SETUP_PAUSE)
+
+    def _system_error(self, error: OSError) -> MultilockError:
+        directory = os.path.dirname(self._path)
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO):
+            return BackendUnavailable(f"{self._path}: {error.strerror}", unknown=False, backend="sqlite")
+        if error.errno in (errno.ENOENT, errno.ENOTDIR) and not os.path.isdir(directory):
+            text = f"the directory {directory} does not exist: create it"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = f"no space is left for {self._path}: free some"
+        elif error.errno == errno.EROFS:
+            text = f"{directory} is on a read-only file system: name a file where this process may write"
+        else:
+            text = (
+                f"{self._path} cannot be created ({error.strerror}): let this user write in the directory {directory}"
+            )
+        return BackendRejected(text, backend="sqlite")
+
+    def _sqlite_error(self, error: sqlite3.Error, within: float) -> MultilockError:
+        code = _primary_code(error)
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
+            return BackendUnavailable(
+                f"{self._path} was locked by another program for more than {within:.3g} s: look who has it open "
+                "(fuser, lsof)",
+                unknown=False,
+                backend="sqlite",
+            )
+        if remedy := _REJECTED.get(code):
+            return BackendRejected(f"{self._path}: {error}: {remedy}", backend="sqlite")
+        return BackendUnavailable(f"{self._path}: {error}", backend="sqlite")
+
+
+_MAY_WRITE = "let this user read and write the file and its directory, which takes two more files beside it"
+_REJECTED = {
+    sqlite3.SQLITE_FULL: "free some space on its disk",
+    sqlite3.SQLITE_READONLY: _MAY_WRITE,
+    sqlite3.SQLITE_CANTOPEN: _MAY_WRITE,
+    sqlite3.SQLITE_PERM: _MAY_WRITE,
+    sqlite3.SQLITE_AUTH: _MAY_WRITE,
+    sqlite3.SQLITE_NOTADB: "name a file that does not exist yet, or was made by multilock",
+    sqlite3.SQLITE_CORRUPT: "end all programs that use it, then delete it; tokens begin again at 1",
+}
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+
+
+# ---- fork
+
+_opening = threading.Lock()  # held while a connection is opened, and while the process forks
+_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_live: weakref.WeakSet[Connection] = weakref.WeakSet()
+_inherited: list[Connection] = []  # of a parent: never used, and never closed, which would touch the parent's file
+_torn: set[tuple[int, int]] = set()
+_forking: int | None = None  # the thread that holds _opening for a fork
+
+
+def _before_fork() -> None:
+    """No connection stays open. Those in use get the time to end; a signal handler that forks would wait for itself."""
+    global _forking
+    deadline = time.monotonic() + FORK_WAIT
+    if _opening.acquire(timeout=FORK_WAIT):
+        _forking = threading.get_ident()
+    while True:
+        for database in list(_databases):
+            database.close_idle()
+        if not _live or time.monotonic() >= deadline:
+            return
+        time.sleep(0.001)
+
+
+def _after_in_parent() -> None:
+    global _forking
+    if _forking == threading.get_ident():
+        _forking = None
+        _opening.release()
+
+
+def _after_in_child() -> None:
+    global _opening, _forking
+    _opening, _forking = threading.Lock(), None
+    _torn.update(connection.file for connection in _live)
+    _inherited.extend(_live)
+    _live.clear()
+    for database in list(_databases):
+        database.forget_idle()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -285,6 +285,8 @@ class FaultProxy:
         if not self._closed:
             self._do(self._shut)
             self._thread.join()
+            self._wake_read.close()
+            self._wake_write.close()
 
     def __enter__(self) -> FaultProxy:
         return self
@@ -459,6 +461,4 @@ class FaultProxy:
         self._stop_listening()
         for connection in list(self._connections):
             connection._cut()
-        self._wake_read.close()
-        self._wake_write.close()
         self._selector.close()

@@ -32,3 +32,19 @@ class TestWith(conformance.WithConformance):
 
 class TestCancel(conformance.CancelConformance):
     backend = Memory
+
+
+class TestOutage(conformance.OutageConformance):
+    backend = Memory
+
+
+class TestClient(conformance.ClientConformance):
+    backend = Memory
+
+
+class TestClose(conformance.CloseConformance):
+    backend = Memory
+
+
+class TestElection(conformance.ElectionConformance):
+    backend = Memory

@@ -15,6 +15,8 @@ table of what is promised and which tests show it.
 """
 
 from multilock.testing.conformance.base import Conformance
+from multilock.testing.conformance.client import ClientConformance, CloseConformance
+from multilock.testing.conformance.election import ElectionConformance
 from multilock.testing.conformance.faces import FACES
 from multilock.testing.conformance.lock import (
     LeaseConformance,
@@ -23,18 +25,25 @@ from multilock.testing.conformance.lock import (
     ThreadingConformance,
 )
 from multilock.testing.conformance.loss import CancelConformance, LossConformance, WithConformance
-from multilock.testing.conformance.places import FaultyBackend, Place
+from multilock.testing.conformance.outage import OutageConformance
+from multilock.testing.conformance.places import Call, FaultyBackend, Mishap, Place
 
 __all__ = [
     "FACES",
     "SUITES",
+    "Call",
     "CancelConformance",
+    "ClientConformance",
+    "CloseConformance",
     "Conformance",
+    "ElectionConformance",
     "FaultyBackend",
     "LeaseConformance",
     "LockConformance",
     "LossConformance",
+    "Mishap",
     "OptionConformance",
+    "OutageConformance",
     "Place",
     "ThreadingConformance",
     "WithConformance",
@@ -48,4 +57,8 @@ SUITES: tuple[type[Conformance], ...] = (
     LossConformance,
     WithConformance,
     CancelConformance,
+    OutageConformance,
+    ClientConformance,
+    CloseConformance,
+    ElectionConformance,
 )

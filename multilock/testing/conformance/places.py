@@ -19,7 +19,7 @@ from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInf
 from multilock.registry import open_backend
 from multilock.testing.conformance.faces import Face
 
-__all__ = ["Call", "Faults", "FaultyBackend", "Mishap", "Place"]
+__all__ = ["Call", "Faults", "FaultyBackend", "Mishap", "Place", "Stroke"]
 
 Call = Literal["attempt", "renew", "release"]
 
@@ -87,11 +87,11 @@ class Place:
 
     def drop_reply(self, call: Call) -> Mishap:
         """The next such request is executed, and its answer never comes."""
-        return self.faults.plan(call, late=False)
+        return self.faults.plan(call, _Dropped())
 
     def hold_request(self, call: Call) -> Mishap:
         """The next such request is not answered in time, and is executed when the test releases it."""
-        return self.faults.plan(call, late=True)
+        return self.faults.plan(call, _Held())
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
@@ -124,42 +124,78 @@ def _for_client(options: dict[str, Any]) -> dict[str, Any]:
     return {"ttl": 10.0, **options}
 
 
+class Stroke(Mishap, Protocol):
+    """What `Faults.plan` takes: how one request goes wrong."""
+
+    def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
+        """``request()`` for the claims with these ids, going wrong."""
+
+
+S = TypeVar("S", bound=Stroke)
+
+
 class Faults:
     """What goes wrong between the clients of one place and their backend."""
 
     def __init__(self) -> None:
         self.silent = threading.Event()
         self.down = threading.Event()
-        self._planned: list[_Planned] = []
+        self._planned: list[tuple[Call, Stroke]] = []
         self._lock = threading.Lock()
 
-    def plan(self, call: Call, *, late: bool) -> Mishap:
-        planned = _Planned(call, late)
+    def plan(self, call: Call, stroke: S) -> S:
+        """The next request of this kind goes wrong in this way."""
         with self._lock:
-            self._planned.append(planned)
-        return planned
+            self._planned.append((call, stroke))
+        return stroke
 
-    def take(self, call: str) -> _Planned | None:
+    def take(self, call: str) -> Stroke | None:
         with self._lock:
-            found = next((planned for planned in self._planned if planned.call == call), None)
-            if found:
-                self._planned.remove(found)
-            return found
+            found = next((planned for planned in self._planned if planned[0] == call), None)
+            if found is None:
+                return None
+            self._planned.remove(found)
+            return found[1]
 
 
-class _Planned:
-    def __init__(self, call: str, late: bool) -> None:
-        self.call = call
-        self.late = late
-        self.happened = threading.Event()
-        self.released = threading.Event()
+class _Dropped:
+    """Executed; the answer never comes."""
+
+    def __init__(self) -> None:
+        self._happened = threading.Event()
+
+    def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
+        request()
+        self._happened.set()
+        raise BackendUnavailable("the test swallowed the answer")
 
     def wait(self, within: float) -> None:
-        if not self.happened.wait(within):
-            raise TimeoutError(f"no {self.call} went wrong within {within:g} s")
+        if not self._happened.wait(within):
+            raise TimeoutError(f"no request went wrong within {within:g} s")
 
     def release(self) -> None:
-        self.released.set()
+        """It was executed already."""
+
+
+class _Held(_Dropped):
+    """Not answered in time; executed when the test releases it, by a thread that stands for the network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._released = threading.Event()
+
+    def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
+        def later() -> None:
+            if self._released.wait(LATE_WITHIN):
+                request()
+
+        threading.Thread(target=later, name="late-request", daemon=True).start()
+        self._happened.set()
+        threading.Event().wait(within)
+        raise BackendUnavailable(f"the test holds the request: no answer in {within:g} s")
+
+    def release(self) -> None:
+        self._released.set()
 
 
 class FaultyBackend:
@@ -181,13 +217,14 @@ class FaultyBackend:
         self._inner.open(notices)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
-        return self._ask("attempt", within, lambda: self._inner.attempt(claim, join, within))
+        return self._ask("attempt", within, lambda: self._inner.attempt(claim, join, within), claim)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        return self._ask("release", within, lambda: self._inner.release(claim, granted, unsure, within))
+        return self._ask("release", within, lambda: self._inner.release(claim, granted, unsure, within), claim)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        return self._ask("renew", within, lambda: self._inner.renew(group, held, within))
+        claims = [claim for claim, _ in held]
+        return self._ask("renew", within, lambda: self._inner.renew(group, held, within), *claims)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         self._ask("watch", within, lambda: self._inner.watch(group, held, within))
@@ -213,27 +250,13 @@ class FaultyBackend:
     def close(self) -> None:
         self._inner.close()
 
-    def _ask(self, call: str, within: float, request: Callable[[], T]) -> T:
+    def _ask(self, call: str, within: float, request: Callable[[], T], *claims: Claim) -> T:
         faults = self._faults
         if faults.down.is_set():
             raise BackendUnavailable("the test took the server down", unknown=False)
         if faults.silent.is_set():
             threading.Event().wait(within)
             raise BackendUnavailable(f"the test keeps the server silent: no answer in {within:g} s")
-        if planned := faults.take(call):
-            self._go_wrong(planned, within, request)
+        if stroke := faults.take(call):
+            return stroke.strike([claim.id for claim in claims], within, request)
         return request()
-
-    def _go_wrong(self, planned: _Planned, within: float, request: Callable[[], object]) -> None:
-        if planned.late:
-            threading.Thread(target=self._late, args=(planned, request), name="late-request", daemon=True).start()
-            threading.Event().wait(within)
-        else:
-            request()
-            planned.happened.set()
-        raise BackendUnavailable("the test swallowed the answer")
-
-    def _late(self, planned: _Planned, request: Callable[[], object]) -> None:
-        planned.happened.set()
-        if planned.released.wait(LATE_WITHIN):
-            request()

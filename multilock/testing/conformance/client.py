@@ -1,0 +1,220 @@
+"""The client: who holds what, the operator's means, names, events, and the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from multilock import (
+    Acquired,
+    Capabilities,
+    Client,
+    ClientClosed,
+    Event,
+    Finding,
+    LeaseState,
+    LockTimeout,
+    Loss,
+    LossReason,
+    Lost,
+    Released,
+    Renewed,
+    Waiting,
+    now,
+)
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Recorder, eventually
+from multilock.testing.conformance.faces import Face, background
+from multilock.testing.conformance.places import Place
+
+__all__ = ["ClientConformance", "CloseConformance"]
+
+
+class ClientConformance(Conformance):
+    def test_inspect_tells_who_holds_a_name(self, make: Callable[..., Client]) -> None:
+        client, other = make(identity="node-7"), make()
+        assert client.inspect(NAME) is None
+        with client.lock(NAME, ttl=20) as lease:
+            info = other.inspect(NAME)
+            assert info is not None
+            assert (info.name, info.kind, info.owner, info.token) == (NAME, "lock", lease.owner, lease.token)
+            assert info.identity == "node-7"
+            assert info.ttl in (None, lease.ttl)
+            assert info.waiting in (None, 0)
+            assert info.since is None or abs(datetime.now(UTC) - info.since) < timedelta(seconds=10)
+        assert other.inspect(NAME) is None
+
+    def test_inspect_all_gives_the_names_held_without_the_prefix(self, client: Client, other: Client) -> None:
+        names = {"app/a", "app/b", "app%2Fc", "apple", "other"}
+        leases = [client.lock(name).acquire() for name in names]
+        assert {info.name for info in other.inspect_all()} == names
+        assert {info.name for info in other.inspect_all("app/")} == {"app/a", "app/b"}
+        for lease in leases:
+            lease.release()
+        assert list(other.inspect_all()) == []
+
+    def test_force_release_frees_a_name_and_says_whether_it_was_held(self, client: Client, other: Client) -> None:
+        assert other.force_release(NAME) is False
+        client.lock(NAME).acquire()
+        assert other.force_release(NAME) is True
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_force_release_lets_a_waiter_in(self, client: Client, other: Client) -> None:
+        client.lock(NAME, ttl=30).acquire()
+        waiting = background(lambda: other.lock(NAME).acquire(timeout=SOON))
+        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        client.force_release(NAME)
+        assert waiting.result(SOON).is_held()
+
+    def test_capabilities_are_frozen_and_known_without_io(self, client: Client, place: Place) -> None:
+        with place.down():
+            facts = client.capabilities
+        assert isinstance(facts, Capabilities)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            facts.fencing = not facts.fencing  # type: ignore[misc]
+        assert 0 < facts.ttl_min < facts.ttl_max
+        assert facts.takeover_bound > 0
+
+    def test_diagnose_gives_findings_with_remedies(self, client: Client) -> None:
+        for finding in client.diagnose():
+            assert isinstance(finding, Finding)
+            assert finding.level in ("info", "warning", "error")
+            assert finding.message
+            assert finding.remedy
+
+    def test_ping_is_the_time_of_a_round_trip(self, client: Client) -> None:
+        assert 0 <= client.ping() < SOON
+
+    def test_a_client_with_an_idle_watchdog_is_healthy(self, client: Client, place: Place) -> None:
+        assert client.is_healthy()
+        with client.lock(NAME, ttl=place.quick_ttl):
+            assert client.is_healthy()
+
+    def test_events_tell_the_life_of_a_lock_in_order(self, client: Client, other: Client, place: Place) -> None:
+        seen = Recorder[Event]()
+        unsubscribe = client.events.subscribe(seen)
+        held = other.lock(NAME).acquire()
+        waiting = background(lambda: client.lock(NAME, ttl=place.quick_ttl).acquire(timeout=SOON))
+        assert isinstance(seen.wait(1), Waiting)
+        held.release()
+        lease = waiting.result(SOON)
+        acquired = seen.wait(2)
+        assert isinstance(acquired, Acquired)
+        assert (acquired.name, acquired.owner, acquired.token) == (NAME, lease.owner, lease.token)
+        assert isinstance(seen.wait(3), Renewed)
+        lease.release()
+        eventually(lambda: any(isinstance(event, Released) for event in seen.calls))
+        lease = client.lock(NAME, ttl=place.quick_ttl, renew=False).acquire()
+        lease.wait_lost(SOON)
+        eventually(lambda: any(isinstance(event, Lost) for event in seen.calls))
+        unsubscribe()
+        count = len(seen.calls)
+        client.lock("unheard").acquire().release()
+        assert seen.stays_at(count, 0.1)
+
+    def test_a_subscriber_that_raises_harms_nothing(self, client: Client) -> None:
+        bad, good = Recorder[Event](raises=True), Recorder[Event]()
+        client.events.subscribe(bad)
+        client.events.subscribe(good)
+        for _ in range(2):
+            client.lock(NAME).acquire().release()
+        good.wait(4)
+        bad.wait(4)
+
+
+class CloseConformance(Conformance):
+    def test_a_held_lease_is_lost_first_and_then_given_back(self, client: Client, other: Client, face: Face) -> None:
+        still_taken: list[bool] = []
+        told = threading.Event()
+
+        def on_lost(loss: Loss) -> None:
+            losses.append(loss)
+            still_taken.append(other.lock(NAME).try_acquire() is None)
+            told.set()
+
+        losses: list[Loss] = []
+        lease = client.lock(NAME, ttl=30, on_lost=face.function(on_lost, blocks=True)).acquire()
+        client.close()
+        assert told.is_set()
+        assert [loss.reason for loss in losses] == [LossReason.CLOSED]
+        assert still_taken == [True]
+        assert lease.state is LeaseState.LOST
+        assert not lease.is_held()
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_waiters_get_client_closed_and_leave_nothing(self, client: Client, other: Client, place: Place) -> None:
+        held = other.lock(NAME).acquire()
+        waiting = [background(lambda: client.lock(NAME).acquire()) for _ in range(3)]
+        eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
+        client.close()
+        for each in waiting:
+            with pytest.raises(ClientClosed):
+                each.result(SOON)
+        held.release()
+        eventually(lambda: place.leftovers() == [])
+
+    def test_every_later_call_gets_client_closed(self, client: Client) -> None:
+        lock = client.lock(NAME)
+        election = client.election(NAME)
+        client.close()
+        for use in (
+            lambda: client.lock(NAME),
+            lock.acquire,
+            lock.try_acquire,
+            lock.is_locked,
+            lambda: client.inspect(NAME),
+            lambda: list(client.inspect_all()),
+            lambda: client.force_release(NAME),
+            client.diagnose,
+            client.ping,
+            lambda: client.election(NAME),
+            lambda: election.campaign(timeout=0),
+            election.start,
+        ):
+            with pytest.raises(ClientClosed):
+                use()
+        assert lock.is_held() is False
+        assert client.is_healthy() is False
+
+    def test_closing_twice_is_harmless(self, client: Client) -> None:
+        client.lock(NAME).acquire()
+        client.close()
+        client.close()
+
+    def test_a_client_is_a_context_manager(self, make: Callable[..., Client], other: Client) -> None:
+        with make() as client:
+            client.lock(NAME).acquire()
+        with pytest.raises(ClientClosed):
+            client.lock(NAME)
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_a_hanging_callback_and_a_silent_backend_never_keep_close_from_ending(
+        self, make: Callable[..., Client], place: Place, face: Face
+    ) -> None:
+        client = make(request_timeout=0.2)
+        end = threading.Event()
+        client.lock(NAME, ttl=30, on_lost=face.function(lambda loss: end.wait(20), blocks=True)).acquire()
+        begun = now()
+        with place.silence():
+            client.close()
+        assert now() - begun < 2.0
+        end.set()
+
+    def test_observe_ends(self, client: Client) -> None:
+        leaders = background(lambda: list(client.election(NAME).observe()))
+        # The first leader told is nobody; that it was told shows in nothing but the time.
+        with pytest.raises(TimeoutError):
+            leaders.result(0.2)
+        client.close()
+        assert leaders.result(SOON) == [None]
+
+    def test_a_closed_client_leaves_no_thread(self, place: Place, face: Face) -> None:
+        before = set(threading.enumerate())
+        client = place.connect(face)
+        with client.lock(NAME), pytest.raises(LockTimeout):
+            client.lock(NAME).acquire(timeout=0.1)
+        client.close()
+        eventually(lambda: not [each.name for each in set(threading.enumerate()) - before])

@@ -1,0 +1,375 @@
+"""Leader election: terms, callbacks in pairs and in order, stepping down, and what others see."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from multilock import Client, LeaderInfo, LockTimeout, Loss, LossReason, now
+from multilock.testing.conformance.base import SOON, Conformance, Recorder, eventually
+from multilock.testing.conformance.faces import Face, background
+from multilock.testing.conformance.places import Place
+
+__all__ = ["ElectionConformance"]
+
+NAME = "scheduler"
+
+
+class Diary:
+    """What an election's callbacks were told, in order."""
+
+    def __init__(self, face: Face) -> None:
+        self._face = face
+        self.entries = Recorder[tuple[str, Any]]()
+
+    def on_elected(self, leadership: Any) -> None:
+        self.entries(("elected", leadership.term))
+
+    def on_lost(self, loss: Loss) -> None:
+        self.entries(("lost", loss.reason))
+
+    @property
+    def words(self) -> list[str]:
+        return [word for word, _ in self.entries.calls]
+
+    def callbacks(self) -> dict[str, Any]:
+        return {"on_elected": self.on_elected, "on_lost": self.on_lost}
+
+
+class ElectionConformance(Conformance):
+    @pytest.fixture
+    def diary(self, face: Face) -> Diary:
+        return Diary(face)
+
+    def test_campaign_makes_the_one_leader(self, client: Client, other: Client) -> None:
+        first = client.election(NAME, identity="node-1")
+        assert first.is_leader() is False
+        leadership = first.campaign()
+        assert leadership.is_held()
+        assert first.is_leader()
+        assert (leadership.identity, leadership.term) == ("node-1", leadership.token)
+        second = other.election(NAME, identity="node-2")
+        with pytest.raises(LockTimeout):
+            second.campaign(timeout=0.1)
+        assert not second.is_leader()
+        leadership.release()
+
+    def test_terms_always_grow(self, client: Client, other: Client) -> None:
+        terms: list[int] = []
+        for each in (client, other, client):
+            leadership = each.election(NAME).campaign(timeout=SOON)
+            terms.append(leadership.term or 0)
+            leadership.release()
+        if client.capabilities.fencing:
+            assert terms == sorted(set(terms))
+
+    def test_everybody_sees_the_leader(self, client: Client, other: Client) -> None:
+        seen = other.election(NAME)
+        assert seen.leader() is None
+        leadership = client.election(NAME, identity="node-1").campaign()
+        leader = seen.leader()
+        assert leader is not None
+        assert (leader.identity, leader.term) == ("node-1", leadership.term)
+        leadership.release()
+        assert seen.leader() is None
+
+    def test_an_election_is_a_contest_for_the_lock_of_that_name(self, client: Client, other: Client) -> None:
+        leadership = client.election(NAME).campaign()
+        assert other.lock(NAME).try_acquire() is None
+        info = other.inspect(NAME)
+        assert info is not None
+        assert info.kind == "leader"
+        leadership.release()
+        with other.lock(NAME), pytest.raises(LockTimeout):
+            client.election(NAME).campaign(timeout=0.1)
+
+    def test_callbacks_of_a_campaign_come_in_a_pair(self, client: Client, diary: Diary) -> None:
+        election = client.election(NAME, **diary.callbacks())
+        leadership = election.campaign()
+        assert diary.entries.wait(1) == ("elected", leadership.term)
+        assert election.resign() is True
+        assert diary.entries.wait(2) == ("lost", LossReason.RESIGNED)
+        assert not leadership.is_held()
+        assert diary.entries.stays_at(2, 0.1)
+        assert election.resign() is False
+
+    def test_release_of_a_leadership_is_a_resignation(self, client: Client, diary: Diary) -> None:
+        election = client.election(NAME, **diary.callbacks())
+        leadership = election.campaign()
+        own = Recorder[Loss]()
+        leadership.on_lost(own)
+        assert leadership.release() is True
+        assert diary.entries.wait(2) == ("lost", LossReason.RESIGNED)
+        assert own.stays_at(0, 0.1)
+
+    def test_on_lost_comes_before_the_lease_is_given_back(
+        self, client: Client, other: Client, face: Face, place: Place
+    ) -> None:
+        taken: list[bool] = []
+
+        def on_lost(loss: Loss) -> None:
+            time.sleep(1.5 * place.quick_ttl)  # it is renewed meanwhile
+            taken.append(other.lock(NAME).try_acquire() is None)
+
+        # Kept for one ttl at most; so the callback takes less than a ttl, and more than one between two renewals.
+        ttl = 2 * place.quick_ttl
+        election = client.election(NAME, ttl=ttl, on_lost=face.function(on_lost, blocks=True))
+        election.campaign()
+        election.resign()
+        assert taken == [True]
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_a_resignation_lets_another_candidate_in_without_waiting_for_a_ttl(
+        self, client: Client, other: Client
+    ) -> None:
+        election = client.election(NAME, ttl=30)
+        election.campaign()
+        waiting = background(lambda: other.election(NAME, ttl=30).campaign(timeout=SOON))
+        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        begun = now()
+        election.resign()
+        assert waiting.result(SOON).is_held()
+        assert now() - begun < 2.0
+
+    def test_a_lost_leadership_is_told_before_anybody_else_leads(
+        self, client: Client, other: Client, place: Place, diary: Diary
+    ) -> None:
+        election = client.election(NAME, ttl=place.quick_ttl, **diary.callbacks())
+        election.campaign()
+        with place.silence():
+            waiting = background(lambda: (other.election(NAME).campaign(timeout=20), now()))
+            assert diary.entries.wait(2, SOON) == ("lost", LossReason.EXPIRED)
+            assert not election.is_leader()
+            _, next_at = waiting.result(20)
+        assert diary.entries.times[1] <= next_at
+
+    def test_start_leads_in_the_background_and_stop_steps_down(
+        self, client: Client, other: Client, diary: Diary
+    ) -> None:
+        election = client.election(NAME, **diary.callbacks())
+        election.start()
+        diary.entries.wait(1)
+        assert election.is_leader()
+        election.start()
+        election.stop()
+        assert diary.entries.wait(2) == ("lost", LossReason.RESIGNED)
+        assert not election.is_leader()
+        assert other.inspect(NAME) is None
+        assert diary.entries.stays_at(2, 0.2)
+
+    def test_an_election_is_a_context_manager(self, client: Client, diary: Diary) -> None:
+        with client.election(NAME, **diary.callbacks()) as election:
+            diary.entries.wait(1)
+            assert election.is_leader()
+        assert diary.words == ["elected", "lost"]
+
+    def test_a_started_node_stands_again_after_a_loss_and_a_gap_shows_as_a_pair(
+        self, client: Client, place: Place, diary: Diary
+    ) -> None:
+        with client.election(NAME, ttl=2, **diary.callbacks()) as election:
+            diary.entries.wait(1)
+            time.sleep(0.3)
+            place.delete(NAME)
+            diary.entries.wait(3)
+            assert election.is_leader()
+        assert diary.words == ["elected", "lost", "elected", "lost"]
+        terms = [value for word, value in diary.entries.calls if word == "elected"]
+        assert terms[0] != terms[1] or not client.capabilities.fencing
+
+    def test_a_node_that_resigned_stands_again_behind_those_waiting(
+        self, client: Client, other: Client, diary: Diary
+    ) -> None:
+        elected = Recorder[str]()
+        first = client.election(NAME, on_elected=lambda _: elected("first"))
+        second = other.election(NAME, on_elected=lambda _: elected("second"))
+        first.start()
+        elected.wait(1)
+        second.start()
+        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        assert first.resign()
+        assert elected.wait(2) == "second"
+        if other.capabilities.fair:
+            eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        second.resign()
+        assert elected.wait(3) == "first"
+        first.stop()
+        second.stop()
+
+    def test_a_running_on_elected_never_delays_on_lost_and_the_node_waits_for_both(
+        self, client: Client, place: Place, face: Face
+    ) -> None:
+        end = threading.Event()
+        diary = Recorder[str]()
+        numbers = itertools.count(1)
+
+        def on_elected(leadership: Any) -> None:
+            number = next(numbers)
+            diary(f"elected {number}")
+            if number == 1:
+                end.wait(10)
+                diary("ended")
+
+        def on_lost(loss: Loss) -> None:
+            diary("lost")
+
+        # Under asyncio an on_elected that runs is cancelled; the thread that it waits for is not.
+        election = client.election(
+            NAME, ttl=2, on_elected=on_elected if face.name == "blocking" else None, on_lost=on_lost
+        )
+        election.start()
+        eventually(election.is_leader)
+        time.sleep(0.3)
+        place.delete(NAME)
+        if face.name == "blocking":
+            assert diary.wait(2) == "lost"
+            assert diary.stays_at(2, 0.3)
+            end.set()
+            assert [diary.wait(3), diary.wait(4)] == ["ended", "elected 2"]
+        else:
+            assert diary.wait(1) == "lost"
+            eventually(election.is_leader)
+        election.stop()
+
+    def test_an_on_elected_that_raises_resigns(self, client: Client, face: Face) -> None:
+        lost = Recorder[Loss]()
+
+        def on_elected(leadership: Any) -> None:
+            raise ValueError("not today")
+
+        election = client.election(NAME, on_elected=on_elected, on_lost=lost)
+        leadership = election.campaign()
+        assert lost.wait().reason is LossReason.RESIGNED
+        eventually(lambda: not leadership.is_held() and client.inspect(NAME) is None)
+
+    def test_run_passes_on_the_result_of_work_that_ends_by_itself(
+        self, client: Client, other: Client, face: Face, diary: Diary
+    ) -> None:
+        election = client.election(NAME, **diary.callbacks())
+        assert election.run(face.function(lambda leadership: ("done", leadership.is_held()))) == ("done", True)
+        assert diary.words == ["elected", "lost"]
+        assert other.inspect(NAME) is None
+
+    def test_run_passes_on_the_exception_of_work(self, client: Client, other: Client, face: Face) -> None:
+        def work(leadership: Any) -> None:
+            raise KeyError("broken")
+
+        with pytest.raises(KeyError, match="broken"):
+            client.election(NAME).run(face.function(work))
+        assert other.inspect(NAME) is None
+
+    def test_run_stands_again_after_a_loss(self, client: Client, place: Place, face: Face) -> None:
+        rounds = Recorder[int]()
+
+        def work(leadership: Any) -> str | None:
+            rounds(len(rounds.calls))
+            if len(rounds.calls) == 1:
+                while leadership.is_held():
+                    time.sleep(0.01)
+                return None
+            return "second"
+
+        election = client.election(NAME, ttl=2)
+        running = background(lambda: election.run(face.function(work, blocks=True)))
+        rounds.wait(1)
+        time.sleep(0.3)
+        place.delete(NAME)
+        assert running.result(SOON) == "second"
+
+    def test_stop_ends_run_with_none(self, client: Client, face: Face, diary: Diary) -> None:
+        election = client.election(NAME, **diary.callbacks())
+
+        def work(leadership: Any) -> None:
+            while leadership.is_held():
+                time.sleep(0.01)
+
+        running = background(lambda: election.run(face.function(work, blocks=True)))
+        diary.entries.wait(1)
+        election.stop()
+        assert running.result(SOON) is None
+        assert diary.words == ["elected", "lost"]
+
+    def test_stop_ends_the_run_of_a_node_that_never_led(self, client: Client, other: Client, face: Face) -> None:
+        other.lock(NAME).acquire()
+        election = client.election(NAME)
+        running = background(lambda: election.run(face.function(lambda leadership: "led")))
+        eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
+        election.stop()
+        assert running.result(SOON) is None
+
+    def test_closing_the_client_stops_elections_with_a_resignation(
+        self, client: Client, other: Client, diary: Diary
+    ) -> None:
+        election = client.election(NAME, **diary.callbacks())
+        election.start()
+        diary.entries.wait(1)
+        client.close()
+        assert diary.entries.wait(2) == ("lost", LossReason.RESIGNED)
+        assert other.inspect(NAME) is None
+        assert diary.entries.stays_at(2, 0.05)
+
+    def test_elections_never_give_up_during_an_outage(
+        self, make: Callable[..., Client], place: Place, diary: Diary
+    ) -> None:
+        client = make(outage_timeout=0.2, request_timeout=0.1)
+        election = client.election(NAME, **diary.callbacks())
+        with place.silence():
+            election.start()
+            time.sleep(0.8)
+        diary.entries.wait(1)
+        election.stop()
+
+    def test_observe_starts_with_the_present_leader_and_tells_each_change(self, client: Client, other: Client) -> None:
+        seen = Recorder[LeaderInfo | None]()
+
+        def observe() -> None:
+            for leader in other.election(NAME).observe():
+                seen(leader)
+
+        background(observe)
+        assert seen.wait(1) is None
+        leadership = client.election(NAME, identity="node-1", ttl=30).campaign()
+        begun = now()
+        leader = seen.wait(2)
+        assert leader is not None
+        assert (leader.identity, leader.term) == ("node-1", leadership.term)
+        assert now() - begun < 1.5
+        leadership.release()
+        assert seen.wait(3) is None
+
+    def test_observe_yields_nothing_for_an_outage(
+        self, client: Client, make: Callable[..., Client], place: Place
+    ) -> None:
+        watcher = make(request_timeout=0.1)
+        leadership = make(bystander=True).election(NAME, identity="node-1", ttl=30).campaign()
+        seen = Recorder[LeaderInfo | None]()
+
+        def observe() -> None:
+            for leader in watcher.election(NAME).observe():
+                seen(leader)
+
+        background(observe)
+        seen.wait(1)
+        with place.silence():
+            assert seen.stays_at(1, 0.5)
+        assert seen.stays_at(1, 0.5)
+        leadership.release()
+        assert seen.wait(2, 15.0) is None
+
+    def test_on_leader_changed_tells_who_leads(self, client: Client, other: Client) -> None:
+        seen = Recorder[LeaderInfo | None]()
+        with client.election(NAME, identity="node-1", on_leader_changed=seen):
+            leader = seen.wait(1)
+            assert leader is not None
+            assert leader.identity == "node-1"
+
+    def test_is_leader_is_false_as_soon_as_the_clock_says_so(self, client: Client, place: Place) -> None:
+        election = client.election(NAME, ttl=place.quick_ttl)
+        leadership = election.campaign()
+        with place.silence():
+            eventually(lambda: not election.is_leader())
+            assert not leadership.is_held()

@@ -1,0 +1,111 @@
+"""A backend that does not answer: how long a wait bears it, and what it raises then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from multilock import BackendUnavailable, Client, LockTimeout, MultilockError, now
+from multilock.testing.conformance.base import NAME, SOON, Conformance
+from multilock.testing.conformance.faces import background
+from multilock.testing.conformance.places import Place
+
+__all__ = ["OutageConformance"]
+
+
+class OutageConformance(Conformance):
+    @pytest.fixture
+    def client(self, make: Callable[..., Client]) -> Client:
+        return make(request_timeout=0.15, outage_timeout=1.0)
+
+    def test_a_wait_outlasts_a_shorter_silence(self, client: Client, place: Place) -> None:
+        with place.silence():
+            waiting = background(lambda: client.lock(NAME).acquire(timeout=20))
+            time.sleep(0.4)
+            assert not waiting.done()
+        assert waiting.result(SOON).is_held()
+
+    def test_a_wait_raises_after_the_outage_timeout(self, client: Client, place: Place) -> None:
+        with place.silence():
+            begun = now()
+            with pytest.raises(BackendUnavailable) as caught:
+                client.lock(NAME).acquire()
+            assert 1.0 <= now() - begun < 3.0
+        assert isinstance(caught.value, ConnectionError)
+        assert caught.value.name == NAME
+        assert caught.value.backend
+
+    def test_a_wait_never_outlasts_its_timeout_and_silence_has_the_last_word(
+        self, client: Client, place: Place
+    ) -> None:
+        with place.silence():
+            begun = now()
+            with pytest.raises(BackendUnavailable):
+                client.lock(NAME).acquire(timeout=0.4)
+            assert 0.4 <= now() - begun < 1.0
+            with pytest.raises(BackendUnavailable):
+                client.lock(NAME).try_acquire(timeout=0.2)
+
+    def test_a_single_try_raises_at_the_first_silence(self, client: Client, place: Place) -> None:
+        with place.silence():
+            begun = now()
+            with pytest.raises(BackendUnavailable):
+                client.lock(NAME).acquire(timeout=0)
+            assert now() - begun < 0.9
+        with place.down(), pytest.raises(BackendUnavailable):
+            client.lock(NAME).try_acquire()
+
+    def test_an_answer_taken_is_never_taken_for_silence(self, client: Client, other: Client, place: Place) -> None:
+        other.lock(NAME).acquire()
+        with place.silence():
+            waiting = background(lambda: client.lock(NAME).acquire(timeout=2.0))
+            time.sleep(0.4)
+        with pytest.raises(LockTimeout):
+            waiting.result(SOON)
+
+    def test_all_waiters_of_one_client_hear_of_the_outage_in_time(self, client: Client, place: Place) -> None:
+        with place.silence():
+            begun = now()
+            waiting = [background(lambda: client.lock(NAME).acquire()) for _ in range(4)]
+            for each in waiting:
+                with pytest.raises(BackendUnavailable):
+                    each.result(SOON)
+            assert now() - begun < 3.0
+
+    def test_a_client_starts_while_its_backend_is_down(self, make: Callable[..., Client], place: Place) -> None:
+        with place.down():
+            client = make(outage_timeout=None)
+            waiting = background(lambda: client.lock(NAME).acquire(timeout=20))
+            time.sleep(0.3)
+            assert not waiting.done()
+        assert waiting.result(SOON).is_held()
+
+    def test_what_asks_the_backend_raises_backend_unavailable(self, client: Client, place: Place) -> None:
+        lock = client.lock(NAME)
+        with place.down():
+            for ask in (
+                client.ping,
+                lambda: client.inspect(NAME),
+                lambda: list(client.inspect_all()),
+                lambda: client.force_release(NAME),
+                client.diagnose,
+                lock.is_locked,
+            ):
+                with pytest.raises(BackendUnavailable) as caught:
+                    ask()
+                assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, MultilockError)
+
+    def test_liveness_needs_no_backend(self, client: Client, place: Place) -> None:
+        client.lock(NAME).acquire()
+        with place.silence():
+            assert client.is_healthy()
+
+    def test_what_a_failed_wait_may_have_taken_is_given_back(self, client: Client, other: Client, place: Place) -> None:
+        with place.silence(), pytest.raises(BackendUnavailable):
+            client.lock(NAME, ttl=30).acquire(timeout=0.3)
+        with other.lock(NAME).acquire(timeout=SOON):
+            pass
+        time.sleep(0.2)
+        assert other.inspect(NAME) is None

@@ -1,0 +1,50 @@
+"""The conformance suite on ``redis://``, on a real server."""
+
+from __future__ import annotations
+
+from multilock.testing import conformance
+from tests.conformance.places import Redis
+
+
+class TestLock(conformance.LockConformance):
+    backend = Redis
+
+
+class TestThreading(conformance.ThreadingConformance):
+    backend = Redis
+
+
+class TestLease(conformance.LeaseConformance):
+    backend = Redis
+
+
+class TestOption(conformance.OptionConformance):
+    backend = Redis
+
+
+class TestLoss(conformance.LossConformance):
+    backend = Redis
+
+
+class TestWith(conformance.WithConformance):
+    backend = Redis
+
+
+class TestCancel(conformance.CancelConformance):
+    backend = Redis
+
+
+class TestOutage(conformance.OutageConformance):
+    backend = Redis
+
+
+class TestClient(conformance.ClientConformance):
+    backend = Redis
+
+
+class TestClose(conformance.CloseConformance):
+    backend = Redis
+
+
+class TestElection(conformance.ElectionConformance):
+    backend = Redis

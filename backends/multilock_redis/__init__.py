@@ -1,0 +1,200 @@
+"""Locks on one Redis or Valkey primary: ``redis://``, ``rediss://`` (TLS), ``unix://``, or a client handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from redis.client import Redis
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+
+from multilock.backend import Held, Notices
+from multilock.config import reject_unknown
+from multilock.errors import ConfigurationError
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock_redis.diagnosis import diagnose
+from multilock_redis.notices import Listener
+from multilock_redis.recipe import Keyspace, Recipe, liveness
+from multilock_redis.transport import Connections, Endpoint, pack
+
+__all__ = ["RedisBackend", "open_backend"]
+
+FORBIDDEN = "{}*?[]\\"
+TLS = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
+OPTIONS = ("username", "password", "db", *TLS, "client")
+# Of a client handed over, what `Endpoint` decides itself, and what ties a connection to that client's own pool.
+NOT_TAKEN_OVER = {
+    "socket_timeout",
+    "socket_connect_timeout",
+    "parser_class",
+    "command_packer",
+    "event_dispatcher",
+    "himport_registry",
+}
+NOT_TAKEN_OVER_PREFIXES = ("maint", "orig_", "oss_cluster_", "lib_", "driver_")
+
+
+def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend:
+    """The backend of ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``.
+
+    Own options: ``username``, ``password``, ``db`` (they win over the URL's), ``ca``, ``cert``, ``key`` (files, for
+    ``rediss://``), or ``client``, a ``redis.Redis`` whose settings are used for connections of our own; it is never
+    closed. Raises ConfigurationError; no I/O.
+    """
+    scheme = url.partition("://")[0]
+    reject_unknown(options, OPTIONS, scheme)
+    prefix = cast("str", options.get("prefix", "multilock/"))
+    if bad := sorted(set(prefix) & set(FORBIDDEN)):
+        raise ConfigurationError(
+            f"prefix {prefix!r} contains {' '.join(bad)}: {scheme}:// takes none of {' '.join(FORBIDDEN)}"
+        )
+    endpoint = _endpoint_of_client(scheme, options) if "client" in options else _endpoint_of_url(url, scheme, options)
+    return RedisBackend(scheme, endpoint, prefix=prefix, ttl=cast("float", options.get("ttl", 30.0)))
+
+
+def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Endpoint:
+    parts = urlsplit(url)
+    settings: dict[str, Any] = {
+        "username": unquote(parts.username) if parts.username else None,
+        "password": unquote(parts.password) if parts.password else None,
+    }
+    settings |= {name: _text(name, options[name]) for name in ("username", "password") if name in options}
+    tls = {TLS[name]: _text(name, options[name]) for name in TLS if name in options}
+    if tls and scheme != "rediss":
+        raise ConfigurationError(f"{', '.join(name for name in TLS if name in options)}: for rediss:// only")
+    if scheme == "unix":
+        settings["db"] = _database(options.get("db", 0))
+        settings["path"] = unquote(parts.path)
+        if parts.hostname or not parts.path.strip("/"):
+            raise ConfigurationError("unix:// takes the absolute path of a socket: unix:///run/redis/redis.sock")
+        return Endpoint(f"unix://{settings['path']}", UnixDomainSocketConnection, settings)
+    settings["db"] = _database(options.get("db", parts.path.strip("/") or 0))
+    settings["host"] = unquote(parts.hostname or "localhost")
+    try:
+        settings["port"] = parts.port or 6379
+    except ValueError:
+        raise ConfigurationError(f"the port in the URL of {scheme}:// must be a number from 1 to 65535") from None
+    shown = f"{scheme}://{_shown(settings['host'])}:{settings['port']}/{settings['db']}"
+    return Endpoint(shown, SSLConnection if scheme == "rediss" else Connection, settings | tls)
+
+
+def _endpoint_of_client(scheme: str, options: Mapping[str, object]) -> Endpoint:
+    client = options["client"]
+    if not isinstance(client, Redis):
+        raise ConfigurationError(
+            f"client= of {scheme}:// takes a redis.Redis, not {type(client).__module__}.{type(client).__qualname__}: "
+            "the blocking client serves asyncio too"
+        )
+    if given := [name for name in OPTIONS if name in options and name != "client"]:
+        raise ConfigurationError(f"{', '.join(given)}: client= has its own, give one or the other")
+    pool = client.connection_pool
+    if not issubclass(pool.connection_class, (Connection, UnixDomainSocketConnection)):
+        raise ConfigurationError(f"client= connects by {pool.connection_class.__qualname__}, which is not supported")
+    settings = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if name not in NOT_TAKEN_OVER and not name.startswith(NOT_TAKEN_OVER_PREFIXES)
+    }
+    where = settings.get("path") or f"{_shown(settings.get('host', 'localhost'))}:{settings.get('port', 6379)}"
+    return Endpoint(f"{scheme}://{where}/{settings.get('db') or 0}", pool.connection_class, settings)
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
+    return value
+
+
+def _database(value: object) -> int:
+    try:
+        number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else -1
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0, not {value!r:.60}")
+    return number
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class RedisBackend:
+    """See `multilock.backend.Backend` for what each method promises."""
+
+    def __init__(self, scheme: str, endpoint: Endpoint, *, prefix: str, ttl: float) -> None:
+        self.scheme = scheme
+        self._endpoint = endpoint
+        self._keys = Keyspace(prefix)
+        wait = liveness(ttl)
+        self.capabilities = Capabilities(
+            fencing=True,
+            fencing_scope=(
+                "unless the server loses the token's key (flush, eviction, restart or failover without the last "
+                "writes, 10 minutes without a holder) and its clock then stands behind the last grant"
+            ),
+            fair=True,
+            push_wait=True,
+            push_loss=True,
+            cross_host=True,
+            survives_failover=False,
+            ttl_min=0.1,
+            ttl_max=365 * 86400.0,
+            ttl_step=0.001,
+            # Its own ttl, and that of a waiter which died with it; then the next one's heartbeat, jitter included.
+            takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
+        )
+
+    def __repr__(self) -> str:
+        return f"<RedisBackend {self._endpoint.name}>"
+
+    def open(self, notices: Notices) -> None:
+        # In a forked child what the parent had is dropped: redis-py then closes the descriptor, and shuts nothing down.
+        self._now = notices.now
+        self._connections = Connections(self._endpoint, notices.now)
+        self._recipe = Recipe(self._keys, self._connections, self._endpoint.name, notices.now)
+        self._listener = Listener(self._endpoint, self._connections, self._keys, notices)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        if join and not self._listener.listening:
+            # A free lock needs no subscription. But who joins without one is taken for dead, and passed over.
+            deadline = self._now() + within
+            answer = self._recipe.attempt(claim, False, within)
+            if isinstance(answer, Granted):
+                return answer
+            self._listener.listen(deadline - self._now())
+            within = deadline - self._now()
+        return self._recipe.attempt(claim, join, within)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        self._listener.unwatch(claim)  # before it is sent: what follows is no loss
+        return self._recipe.release(claim, unsure, within)
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        return self._recipe.renew(held, self._listener.exchange, within)
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        self._listener.watch([claim for claim, _ in held], within)
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        return self._listener.follow(names, within)
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self._recipe.inspect(name, within)
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return self._recipe.inspect_all(prefix, within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self._recipe.force(name, within)
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return diagnose(self._connections, self._listener.refused.values(), within)
+
+    def ping(self, within: float) -> None:
+        self._connections.call(pack("PING"), within)
+
+    def close(self) -> None:
+        self._listener.close()
+        self._connections.close()

@@ -1,0 +1,377 @@
+"""Requests to one Redis server: blocking, bounded in time, never retried. Foreign exceptions become ours here.
+
+redis-py connects: addresses, TLS, credentials, whatever a client that was handed over is set up for. After that this
+module writes and reads on the socket itself: an acquire and a release are one small request and one number each, and
+reading those through redis-py would take a tenth of the time of the whole pair.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import ssl
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from redis import exceptions as theirs
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from multilock.errors import BackendRejected, BackendUnavailable
+
+__all__ = ["Answer", "Connections", "Endpoint", "ScriptMissing", "Wire", "bulks", "pack"]
+
+Answer = tuple[Any, float]
+"""What the server said (or the exception that it became), and when the request was sent."""
+
+FRESH = 0.05  # seconds; a connection idle for longer may have been closed by the server, which costs a poll to see
+SPARE = 4  # idle connections that are kept however long they were not used …
+SPARE_FOR = 60.0  # … and seconds for which more than these are kept
+BATCH = 500  # requests written at once in a pipeline
+CHUNK = 65536  # bytes read at once
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+# What these say was not executed, and the server may say something else soon.
+_SILENT = {
+    "LOADING": "it is loading its data",
+    "BUSY": "it is busy with a script: SCRIPT KILL ends one that has written nothing",
+    "READONLY": "it is a replica: give the address of the primary",
+    "MASTERDOWN": "it is a replica without its primary: give the address of the primary",
+    "CLUSTERDOWN": "its cluster is down",
+    "TRYAGAIN": "its cluster is moving this key",
+    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
+}
+# Nor were these, and asking again does not help.
+_REFUSED = {
+    "NOAUTH": "give username= and password=",
+    "WRONGPASS": "check username= and password=",
+    "NOPERM": "give this user the commands, keys and channels that multilock's page on Redis lists",
+    "WRONGTYPE": "the key is used for something else: choose another name or prefix=",
+    "OOM": "its memory is full: raise maxmemory",
+    "MISCONF": "it cannot save its data: see its log",
+    "MOVED": "redis:// speaks to one primary, and this node of a cluster does not serve the key",
+    "ASK": "redis:// speaks to one primary, and this node of a cluster does not serve the key",
+    "CROSSSLOT": "redis:// speaks to one primary, not to a cluster",
+    "DENIED": "it runs in protected mode: see its configuration",
+    "ERR": "see the server's message",
+}
+# Before 7.0 a server wraps what a command in a script said: "ERR Error running script (…): @user_script:3: -OOM …"
+_IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
+
+
+class ScriptMissing(Exception):
+    """NOSCRIPT: nothing was executed; load the script and send again."""
+
+
+class _Incomplete(Exception):
+    """The rest of this answer has not arrived."""
+
+
+def bulks(*words: bytes) -> bytes:
+    """Words of a command as they go over the wire."""
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+
+def pack(*words: bytes | str | int) -> bytes:
+    """A whole command as it goes over the wire."""
+    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n%b" % (len(encoded), bulks(*encoded))
+
+
+def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
+    """The answer (RESP2) that begins at ``at``, an error as an exception; and where the next one begins.
+
+    Raises ValueError for what no Redis says.
+    """
+    end = data.find(b"\r\n", at)
+    if end < 0:
+        raise _Incomplete
+    kind, line = data[at : at + 1], data[at + 1 : end]
+    at = end + 2
+    if kind == b":":
+        return int(line), at
+    if kind == b"+":
+        return line, at
+    if kind == b"-":
+        return refusal(line.decode(errors="replace"), where), at
+    size = int(line)
+    if size < 0:
+        return None, at
+    if kind == b"$":
+        if len(data) < at + size + 2:
+            raise _Incomplete
+        return data[at : at + size], at + size + 2
+    if kind != b"*":
+        raise ValueError(f"{where} speaks another protocol")
+    items = []
+    for _ in range(size):
+        item, at = parse(data, at, where)
+        items.append(item)
+    return items, at
+
+
+def refusal(text: str, where: str) -> Exception:
+    """The exception for an error that the server answered.
+
+    What fails inside a script after its first write is half done; the scripts see to it that only a mistake of theirs
+    can, and such an error has no word of the tables.
+    """
+    word = text.partition(" ")[0]
+    if "user_script" in text and word == "ERR":
+        inner = _IN_SCRIPT.search(text)
+        word = inner[1] if inner and inner[1] != "ERR" else ""
+    if word == "NOSCRIPT":
+        return ScriptMissing()
+    if word in _REFUSED:
+        return BackendRejected(f"{where} refused: {text} ({_REFUSED[word]})", backend="redis")
+    if word in _SILENT:
+        return BackendUnavailable(f"{where}: {text} ({_SILENT[word]})", unknown=False, backend="redis")
+    return BackendUnavailable(f"{where} failed: {text}", unknown=True, backend="redis")
+
+
+class Wire:
+    """One connection, used by one thread at a time. It closes itself when it breaks, or when a call is interrupted:
+    an answer that comes later must never be taken for that of another request."""
+
+    __slots__ = ("_at", "_buffer", "_connection", "_now", "_sock", "_timeout", "_where", "alive", "used")
+
+    def __init__(self, connection: Any, where: str, now: Callable[[], float]) -> None:
+        self._connection = connection
+        self._where = where
+        self._now = now
+        self._sock: socket.socket = connection._sock  # redis-py has no public way to it
+        self._timeout = 0.0
+        self._buffer = b""  # what was read …
+        self._at = 0  # … and up to where it was understood
+        self.alive = True
+        self.used = 0.0  # when the last request was sent
+        # However this connection ends, bytes that did not leave are dropped and the server hears of it at once.
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+
+    def call(self, request: bytes, within: float) -> Any:
+        """Send one request and read its answer; ``used`` is when it was sent. Raises as `Backend` says, or
+        `ScriptMissing`."""
+        sent = False
+        try:
+            if not 0.8 * within <= self._timeout <= within:
+                self._limit(within)
+            self.used = self._now()
+            # If this fails the request did not leave whole, so that it cannot be executed.
+            self._sock.sendall(request)
+            sent = True
+            answer = self._read()
+        except (OSError, ValueError) as error:
+            raise self._broken(error, sent) from error
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(answer, Exception):
+            self._keep_after(answer)
+            raise answer
+        return answer
+
+    def exchange(self, requests: Sequence[bytes], within: float) -> list[Answer]:
+        """Pipelined: all are sent, then all answers read. An error answer is in its place, as what `call` raises."""
+        deadline = self._now() + within
+        sent_at: list[float] = []
+        answers: list[Answer] = []
+        try:
+            self._limit(within)
+            for start in range(0, len(requests), BATCH):
+                batch = requests[start : start + BATCH]
+                self.used = self._now()
+                self._sock.sendall(b"".join(batch))
+                sent_at += [self.used] * len(batch)
+            for at in sent_at:
+                if self._at == len(self._buffer):
+                    self._limit(deadline - self._now())
+                answers.append((self._read(), at))
+        except (OSError, ValueError) as error:
+            raise self._broken(error, sent=True) from error
+        except BaseException:
+            self.close()
+            raise
+        for answer, _ in answers:
+            self._keep_after(answer)
+        return answers
+
+    def send(self, request: bytes, within: float) -> None:
+        """For a connection that reads what comes, whenever it comes."""
+        try:
+            self._limit(within)
+            self._sock.sendall(request)
+        except OSError as error:
+            raise self._broken(error, sent=False) from error
+
+    def receive(self, within: float) -> Any:
+        """The next message; None if it is not there within ``within`` seconds, which may be 0."""
+        try:
+            self._timeout = within
+            self._sock.settimeout(within)
+            return self._read()
+        except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
+            return None
+        except (OSError, ValueError) as error:
+            raise self._broken(error, sent=True) from error
+
+    def stale(self) -> bool:
+        """Something arrived that nobody asked for: as a rule the server's end of the connection."""
+        return bool(select.select((self._sock,), (), (), 0)[0])
+
+    def interrupt(self) -> None:
+        """From any thread: a read that waits fails now."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.alive = False
+        self._connection.disconnect()
+
+    def _read(self) -> Any:
+        while True:
+            if self._at < len(self._buffer):
+                with suppress(_Incomplete):
+                    answer, self._at = parse(self._buffer, self._at, self._where)
+                    return answer
+            more = self._sock.recv(CHUNK)
+            if not more:
+                raise ConnectionResetError("the server closed the connection")
+            self._buffer = self._buffer[self._at :] + more
+            self._at = 0
+
+    def _limit(self, within: float) -> None:
+        if not 0.8 * within <= self._timeout <= within:
+            self._timeout = max(within, 0.001)
+            self._sock.settimeout(self._timeout)
+
+    def _keep_after(self, answer: object) -> None:
+        if isinstance(answer, BackendUnavailable):
+            self.close()  # the server's name may lead to another one by now
+
+    def _broken(self, error: Exception, sent: bool) -> BackendUnavailable:
+        self.close()
+        what = "did not answer" if sent else "cannot be reached"
+        return BackendUnavailable(f"{self._where} {what}: {error}", unknown=sent, backend="redis")
+
+
+class Endpoint:
+    """Where the server is, and how to connect to it. ``settings`` hold secrets and are never shown."""
+
+    def __init__(self, name: str, connection_class: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+        self.name = name
+        self._class = connection_class
+        # Retries of redis-py would turn a won lock into a refusal; and answers are read as bytes.
+        self._settings = dict(settings) | {
+            "retry": Retry(NoBackoff(), 0),
+            "retry_on_timeout": False,
+            "retry_on_error": [],
+            "health_check_interval": 0,
+            "decode_responses": False,
+            "protocol": 2,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.name}>"
+
+    def connect(self, within: float, now: Callable[[], float]) -> Wire:
+        """A new connection, authenticated and on its database, in ``within`` seconds.
+
+        On a thread of its own, since neither the look-up of a host name nor a handshake of several round trips takes
+        a limit. One that comes too late is closed as soon as nobody refers to it.
+        """
+        within = max(within, 0.001)  # whoever calls may have waited too long already
+        result: SimpleQueue[Wire | BaseException] = SimpleQueue()
+
+        def dial() -> None:
+            try:
+                result.put(self._dial(within, now))
+            except BaseException as error:
+                result.put(error)
+
+        try:
+            threading.Thread(target=dial, name="multilock-redis-connect", daemon=True).start()
+        except RuntimeError:  # the interpreter is exiting, and no thread can start any more
+            dial()
+        try:
+            outcome = result.get(timeout=within)
+        except Empty:
+            outcome = TimeoutError(f"not connected within {within:g} s")
+        if isinstance(outcome, Wire):
+            return outcome
+        raise self._not_connected(outcome) from outcome
+
+    def _dial(self, within: float, now: Callable[[], float]) -> Wire:
+        connection = self._class(**self._settings, socket_timeout=within, socket_connect_timeout=within)
+        # Two round trips to tell the server which library this is.
+        connection.driver_info = connection.lib_name = connection.lib_version = None
+        connection.connect()
+        return Wire(connection, self.name, now)
+
+    def _not_connected(self, error: BaseException) -> Exception:
+        if isinstance(error.__context__, ssl.SSLCertVerificationError):
+            return BackendRejected(f"{self.name} is not trusted: {error.__context__} (see ca=)", backend="redis")
+        if isinstance(error, (theirs.AuthenticationError, theirs.ResponseError)):
+            return BackendRejected(
+                f"{self.name} refused: {error} (check username=, password= and the database)", backend="redis"
+            )
+        return BackendUnavailable(f"{self.name} cannot be reached: {error}", unknown=False, backend="redis")
+
+
+class Connections:
+    """The connections of one client to one server: the last used is taken first. Any thread may call."""
+
+    def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
+        self._endpoint = endpoint
+        self._now = now
+        self._idle: deque[Wire] = deque()  # its methods are atomic: no lock
+        self._closed = False
+
+    def call(self, request: bytes, within: float) -> Answer:
+        wire, left = self._take(within)
+        try:
+            return wire.call(request, left), wire.used
+        finally:
+            self._give(wire)
+
+    def exchange(self, requests: Sequence[bytes], within: float) -> list[Answer]:
+        wire, left = self._take(within)
+        try:
+            return wire.exchange(requests, left)
+        finally:
+            self._give(wire)
+
+    def close(self) -> None:
+        """Idle connections end now, those in use when their request ends."""
+        self._closed = True
+        self._trim(0.0)
+
+    def _take(self, within: float) -> tuple[Wire, float]:
+        """A connection, and what is left of ``within``."""
+        start = self._now()
+        while True:
+            try:
+                wire = self._idle.pop()
+            except IndexError:
+                wire = self._endpoint.connect(within, self._now)
+                return wire, start + within - self._now()
+            if wire.used > start - FRESH or not wire.stale():
+                return wire, within
+            wire.close()
+
+    def _give(self, wire: Wire) -> None:
+        if wire.alive:
+            self._idle.append(wire)
+            if self._closed or len(self._idle) > SPARE:
+                self._trim(wire.used)
+
+    def _trim(self, now: float) -> None:
+        with suppress(IndexError):  # another thread took the last one
+            while self._closed or (len(self._idle) > SPARE and self._idle[0].used < now - SPARE_FOR):
+                self._idle.popleft().close()

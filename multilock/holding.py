@@ -119,8 +119,7 @@ class Holding:
 
     def remaining(self) -> float:
         """Seconds of proven validity left, or 0.0."""
-        left = self._lost_at - self._kernel.now()
-        return left if left > 0 and self.is_held() else 0.0
+        return max(0.0, self._lost_at - self._kernel.now()) if self.is_held() else 0.0
 
     @property
     def state(self) -> LeaseState:

@@ -67,12 +67,7 @@ class Watchdog:
     def drop(self, lease: Holding) -> None:
         if lease._due is not None:
             lease._due = None
-            self._stale += 1
-            # Entries of ended leases stay until they come up, or until they are most of the heap.
-            if self._stale > 64 and self._stale * 2 > len(self._heap):
-                self._heap = [entry for entry in self._heap if entry[2]._due == entry[0]]
-                heapq.heapify(self._heap)
-                self._stale = 0
+            self._outdate()
 
     def _plan(self, lease: Holding) -> float:
         due = lease._lost_at
@@ -84,11 +79,21 @@ class Watchdog:
                 due = min(due, risk)
         if not lease._armed:
             due = min(due, rules.arm_at(lease._granted_at))
-        if lease._due is not None:
-            self._stale += 1
-        lease._due = due
-        heapq.heappush(self._heap, (due, next(self._numbers), lease))
+        if lease._due != due:  # renewals fall on a grid: often it is planned for this very moment already
+            if lease._due is not None:
+                lease._due = None
+                self._outdate()
+            lease._due = due
+            heapq.heappush(self._heap, (due, next(self._numbers), lease))
         return due
+
+    def _outdate(self) -> None:
+        """An entry of the heap is valid no more. It stays until it comes up, or until such are most of the heap."""
+        self._stale += 1
+        if self._stale > 64 and self._stale * 2 > len(self._heap):
+            self._heap[:] = {entry[2]: entry for entry in self._heap if entry[2]._due == entry[0]}.values()
+            heapq.heapify(self._heap)
+            self._stale = 0
 
     # The ticking thread
 

@@ -1,0 +1,300 @@
+"""What the unit tests share: clients on a hand-driven clock, and a backend that answers what the test says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from multilock import Capabilities, Client, Finding, LockInfo, Loss, LossReason
+from multilock.acquire import BlockingFace
+from multilock.backend import Backend, Held, Notices
+from multilock.config import settings_for
+from multilock.errors import BackendUnavailable
+from multilock.kernel import Kernel
+from multilock.model import Busy, Claim, Granted
+from multilock.runtime import Runtime, Threads
+from multilock.runtime import now as real_now
+from multilock.testing import HandRuntime
+
+__all__ = [
+    "CAPABILITIES",
+    "Answer",
+    "Call",
+    "Losses",
+    "Scripted",
+    "client_on",
+    "eventually",
+    "executed_but_unanswered",
+    "late",
+    "refused",
+    "silence",
+]
+
+CAPABILITIES = Capabilities(
+    fencing=True,
+    fencing_scope="the test",
+    fair=True,
+    push_wait=True,
+    push_loss=False,
+    cross_host=False,
+    survives_failover=False,
+    ttl_min=0.1,
+    ttl_max=3600.0,
+    ttl_step=0.001,
+    takeover_bound=30.0,
+)
+
+
+def client_on(backend: Backend, runtime: Runtime, **options: Any) -> Client:
+    """A blocking client whose clock and threads are the test's."""
+    client = Client.__new__(Client)
+    client._kernel = Kernel(backend, settings_for(backend.scheme, options), runtime, BlockingFace)
+    client._scopes = threading.local()
+    return client
+
+
+def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
+    """Wait in real time until ``ready()`` is true."""
+    until = time.monotonic() + within
+    while not ready():
+        assert time.monotonic() < until, f"it did not become true within {within:g} s"
+        time.sleep(0.002)
+
+
+class Losses:
+    """A lost callback that remembers when it was called, on which thread, with what."""
+
+    def __init__(self, runtime: Runtime | None = None) -> None:
+        self._now = runtime.now if runtime else real_now
+        self._changed = threading.Condition()
+        self.calls: list[Loss] = []
+        self.times: list[float] = []
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, loss: Loss) -> None:
+        with self._changed:
+            self.calls.append(loss)
+            self.times.append(self._now())
+            self.threads.append(threading.current_thread())
+            self._changed.notify_all()
+
+    @property
+    def reasons(self) -> list[LossReason]:
+        return [loss.reason for loss in self.calls]
+
+    def wait(self, count: int = 1, within: float = 5.0) -> Loss:
+        """In real time: the loss of the ``count``-th call."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.calls) >= count, within), f"called {len(self.calls)} times"
+            return self.calls[count - 1]
+
+
+@dataclass
+class Call:
+    """One request as the backend saw it. ``execute`` does to the store what an honest server would, and answers."""
+
+    method: str
+    at: float
+    within: float
+    claims: tuple[Claim, ...]
+    details: dict[str, Any]
+    execute: Callable[[], Any] = field(repr=False)
+
+
+Answer = Callable[["Scripted", Call], Any]
+
+
+def silence(seconds: float | None = None, *, unknown: bool = True) -> Answer:
+    """No answer after ``seconds`` (None: the whole time the caller gives it); not executed."""
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        backend.pass_time(call.within if seconds is None else min(seconds, call.within))
+        raise BackendUnavailable("the test keeps silent", unknown=unknown)
+
+    return answer
+
+
+def executed_but_unanswered(backend: Scripted, call: Call) -> Any:
+    """The request did its work, and its reply was lost."""
+    call.execute()
+    backend.pass_time(call.within)
+    raise BackendUnavailable("the reply was lost")
+
+
+def late(seconds: float) -> Answer:
+    """Executed at once, answered after ``seconds``, whatever the caller gave it."""
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        result = call.execute()
+        backend.pass_time(seconds)
+        return result
+
+    return answer
+
+
+def refused(error: BaseException) -> Answer:
+    def answer(backend: Scripted, call: Call) -> Any:
+        raise error
+
+    return answer
+
+
+class Scripted:
+    """A backend over one dict that is honest until the test scripts the next answers of a method.
+
+    ``sessions=True``: its claims live in a group that it announces, and their validity is the group's.
+    """
+
+    scheme = "scripted"
+
+    def __init__(self, runtime: Runtime | None = None, *, sessions: bool = False, **capabilities: Any) -> None:
+        self.runtime: Runtime = runtime or Threads()
+        self.capabilities = replace(CAPABILITIES, **capabilities)
+        self.calls: list[Call] = []
+        self.holders: dict[str, str] = {}  # name -> claim id, or who else holds it
+        self.queues: dict[str, list[str]] = defaultdict(list)
+        self.cancelled: set[str] = set()
+        self.heartbeat = 1.0
+        self.valid_for: float | None = None
+        self.closed = 0
+        self.opened = 0
+        self._tokens = 0
+        self._sessions = sessions
+        self._session_proof: dict[Hashable, float] = {}
+        self._scripts: dict[str, deque[Answer]] = defaultdict(deque)
+        self._always: dict[str, Answer] = {}
+
+    # The test's side
+
+    def script(self, method: str, *answers: Answer) -> None:
+        """The next calls of ``method`` are answered like this, one after the other."""
+        self._scripts[method].extend(answers)
+
+    def always(self, method: str, answer: Answer | None) -> None:
+        """From now on; None: honest again."""
+        if answer is None:
+            self._always.pop(method, None)
+        else:
+            self._always[method] = answer
+
+    def pass_time(self, seconds: float) -> None:
+        self.runtime.event().wait(seconds)
+
+    def called(self, method: str) -> list[Call]:
+        return [call for call in self.calls if call.method == method]
+
+    def released(self) -> set[str]:
+        return {call.claims[0].id for call in self.called("release")}
+
+    # The kernel's side
+
+    def open(self, notices: Notices) -> None:
+        self.opened += 1
+        self.notices = notices
+        self._session_proof.clear()
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        answer: Granted | Busy = self._ask("attempt", within, (claim,), lambda: self._attempt(claim, join), join=join)
+        return answer
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        answer: bool = self._ask(
+            "release", within, (claim,), lambda: self._release(claim, unsure), granted=granted, unsure=unsure
+        )
+        return answer
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        claims = tuple(claim for claim, _ in held)
+        answer: Sequence[Granted | None] = self._ask(
+            "renew", within, claims, lambda: self._renew(group, held), group=group
+        )
+        return answer
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        self._ask("watch", within, tuple(claim for claim, _ in held), lambda: None, group=group)
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        answer: bool = self._ask("follow", within, (), lambda: self.capabilities.push_wait, names=names)
+        return answer
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        answer: LockInfo | None = self._ask("inspect", within, (), lambda: self._inspect(name), name=name)
+        return answer
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return (info for name in sorted(self.holders) if name.startswith(prefix) and (info := self._inspect(name)))
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self.holders.pop(name, None) is not None
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return []
+
+    def ping(self, within: float) -> None:
+        self._ask("ping", within, (), lambda: None)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _ask(
+        self, method: str, within: float, claims: tuple[Claim, ...], execute: Callable[[], Any], **details: Any
+    ) -> Any:
+        call = Call(method, self.runtime.now(), within, claims, details, execute)
+        self.calls.append(call)
+        answers = self._scripts[method]
+        answer = answers.popleft() if answers else self._always.get(method)
+        return answer(self, call) if answer else execute()
+
+    # The server
+
+    def _attempt(self, claim: Claim, join: bool) -> Granted | Busy:
+        holder = self.holders.get(claim.name)
+        if claim.id in self.cancelled or holder not in (None, claim.id):
+            if join and claim.id not in self.cancelled and claim.id not in self.queues[claim.name]:
+                self.queues[claim.name].append(claim.id)
+            return Busy(self.heartbeat)
+        if holder is None:
+            self._tokens += 1
+            self.holders[claim.name] = claim.id
+        if claim.id in self.queues[claim.name]:
+            self.queues[claim.name].remove(claim.id)
+        return self._granted(claim, self._tokens)
+
+    def _granted(self, claim: Claim, token: int | None) -> Granted:
+        now = self.runtime.now()
+        every = claim.ttl / 3
+        if not self._sessions:
+            return Granted(token, claim.ttl, now, self.valid_for or claim.ttl, every, "server")
+        group = ("session", claim.ttl)
+        if group not in self._session_proof:
+            self._session_proof[group] = now
+            self.notices.group(group, claim.ttl, every)
+        return Granted(token, claim.ttl, self._session_proof[group], claim.ttl, every, group)
+
+    def _release(self, claim: Claim, unsure: bool) -> bool:
+        if unsure:
+            self.cancelled.add(claim.id)
+        if claim.id in self.queues[claim.name]:
+            self.queues[claim.name].remove(claim.id)
+        if self.holders.get(claim.name) != claim.id:
+            return False
+        del self.holders[claim.name]
+        if self.queues[claim.name]:
+            self.notices.wake(self.queues[claim.name][0])
+        return True
+
+    def _renew(self, group: Hashable, held: Sequence[Held]) -> list[Granted | None]:
+        if self._sessions:
+            self._session_proof[group] = self.runtime.now()
+        return [
+            self._granted(claim, granted.token) if self.holders.get(claim.name) == claim.id else None
+            for claim, granted in held
+        ]
+
+    def _inspect(self, name: str) -> LockInfo | None:
+        holder = self.holders.get(name)
+        return LockInfo(name, "lock", owner=holder, identity=holder, token=self._tokens) if holder else None

@@ -1,0 +1,538 @@
+"""Renewals, deadlines and sessions: what the one ticking thread decides, at exact times."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from multilock import BackendRejected, Client, LeaseState, LockLost, LossReason
+from multilock.errors import BackendUnavailable
+from multilock.runtime import Threads
+from multilock.testing import HandRuntime
+from tests.unit.kit import (
+    Call,
+    Losses,
+    Scripted,
+    client_on,
+    eventually,
+    executed_but_unanswered,
+    late,
+    refused,
+    silence,
+)
+
+TTL = 30.0
+LOST_AFTER = TTL - 0.302 - 3.0
+
+
+def test_a_lease_is_renewed_every_third_of_its_ttl_with_little_jitter(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    client.lock("n").acquire()
+    runtime.advance(3000)
+    times = [1000.0, *(call.at for call in backend.called("renew"))]
+    pauses = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    assert 8.0 <= min(pauses)
+    assert max(pauses) <= 11.0
+    assert 9.0 <= sum(pauses) / len(pauses) <= 10.5
+
+
+def test_a_held_lease_lives_as_long_as_it_is_renewed(client: Client, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    for _ in range(1000):
+        runtime.advance(7)
+        assert lease.is_held()
+    assert losses.calls == []
+    assert lease.release()
+
+
+def test_nobody_need_refer_to_a_held_lease(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    client.lock("n").acquire()
+    runtime.advance(500)
+    assert "n" in backend.holders
+    assert len(backend.called("renew")) > 40
+
+
+def test_a_released_lease_is_renewed_no_more(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    client.lock("n").acquire().release()
+    runtime.advance(500)
+    assert backend.called("renew") == []
+
+
+def test_leases_due_together_are_renewed_in_one_request(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    for number in range(500):
+        client.lock(f"n{number}").acquire()
+    runtime.advance(1000)
+    requests = backend.called("renew")
+    renewed = sum(len(call.claims) for call in requests)
+    assert renewed >= 500 * 90
+    assert len(requests) <= 1100, "their times fall on a grid of ttl/30"
+
+
+def test_every_request_ends_before_the_deadline_of_its_leases(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n").acquire()
+    lost_at = runtime.now() + LOST_AFTER
+    backend.always("renew", silence())
+    runtime.advance(40)
+    assert not lease.is_held()
+    tries = backend.called("renew")
+    assert len(tries) >= 3
+    assert all(call.at + call.within <= lost_at + 1e-9 for call in tries)
+    assert max(call.within for call in tries) == 5.0
+
+
+def test_an_unanswered_renewal_is_tried_again_soon(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    backend.script("renew", silence(), executed_but_unanswered)
+    runtime.advance(100)
+    assert lease.is_held()
+    assert losses.calls == []
+    first, second = backend.called("renew")[:2]
+    assert second.at - (first.at + first.within) <= 1.5
+
+
+def test_an_answer_just_in_time_saves_the_lease(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    lease = client.lock("n").acquire()
+    backend.always("renew", silence(0.5))
+    runtime.advance(LOST_AFTER - 2)
+    assert lease.state is LeaseState.AT_RISK
+    backend.always("renew", None)
+    runtime.advance(20)
+    assert lease.state is LeaseState.HELD
+
+
+def test_a_late_acknowledgement_revives_nothing(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    backend.always("renew", silence(0.2))
+    runtime.advance(LOST_AFTER - 1)
+    backend.always("renew", late(4.0))  # the server renewed it, the answer is slow
+    runtime.advance(3.9)
+    assert losses.reasons == [LossReason.EXPIRED]
+    assert losses.times == pytest.approx([1000 + LOST_AFTER])
+    backend.always("renew", None)
+    runtime.advance(10)
+    assert lease.state is LeaseState.LOST
+    assert not lease.is_held()
+    assert len(losses.calls) == 1
+
+
+def test_a_renewal_by_hand_that_is_answered_too_late_is_a_loss(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    backend.always("renew", silence(0.0))
+    runtime.advance(LOST_AFTER - 1)
+    backend.script("renew", late(1.5))
+    with pytest.raises(LockLost):
+        lease.renew()
+    assert losses.reasons == [LossReason.EXPIRED]
+    assert losses.times == pytest.approx([1000 + LOST_AFTER])
+
+
+def test_a_renewal_by_hand_moves_the_deadline(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    lease = client.lock("n").acquire()
+    runtime.advance(5)
+    lease.renew()
+    assert lease.remaining() == pytest.approx(LOST_AFTER)
+
+
+def test_a_renewal_by_hand_of_a_lock_that_was_taken_raises_lock_lost(client: Client, backend: Scripted) -> None:
+    lease = client.lock("n").acquire()
+    backend.holders["n"] = "an operator"
+    with pytest.raises(LockLost) as caught:
+        lease.renew()
+    assert caught.value.loss is not None
+    assert caught.value.loss.reason is LossReason.TAKEN
+    assert caught.value.loss.confirmed
+
+
+def test_a_renewal_by_hand_without_an_answer_leaves_the_lease_as_it_is(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n").acquire()
+    backend.script("renew", silence())
+    with pytest.raises(BackendUnavailable) as caught:
+        lease.renew()
+    assert caught.value.name == "n"
+    assert lease.is_held()
+    assert lease.state is LeaseState.AT_RISK
+    runtime.advance(2)
+    assert lease.state is LeaseState.HELD
+
+
+def test_the_lost_callback_starts_at_the_deadline_while_the_renewal_hangs(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    client.lock("n", on_lost=losses).acquire()
+    runtime.hold_jobs()  # the carriers carry nothing to its end
+    runtime.advance(100)
+    assert losses.reasons == [LossReason.EXPIRED]
+    assert losses.times == pytest.approx([1000 + LOST_AFTER])
+
+
+def test_a_server_that_says_no_loses_the_lease_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    client.lock("n", on_lost=losses).acquire()
+    del backend.holders["n"]
+    runtime.advance(12)
+    assert losses.reasons == [LossReason.TAKEN]
+    assert losses.calls[0].confirmed
+    assert losses.calls[0].time_left == 0.0
+    assert losses.times[0] == backend.called("renew")[0].at
+
+
+def test_a_lost_lock_is_never_acquired_again_behind_the_back_of_its_user(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n").acquire()
+    del backend.holders["n"]
+    runtime.advance(500)
+    assert len(backend.called("attempt")) == 1
+    assert not lease.is_held()
+    assert backend.holders == {}
+
+
+@pytest.mark.parametrize("error", [BackendRejected("NOPERM"), ValueError("a bug of the backend")])
+def test_a_renewal_that_is_refused_is_tried_again_until_the_deadline(
+    client: Client, backend: Scripted, runtime: HandRuntime, error: Exception
+) -> None:
+    losses = Losses(runtime)
+    client.lock("n", on_lost=losses).acquire()
+    backend.always("renew", refused(error))
+    runtime.advance(100)
+    assert losses.reasons == [LossReason.EXPIRED]
+    assert losses.times == pytest.approx([1000 + LOST_AFTER])
+    assert len(backend.called("renew")) > 5
+
+
+def test_after_a_silent_loss_the_name_is_given_back_when_its_validity_is_over_and_not_before(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    client.lock("n", on_lost=losses).acquire()
+    backend.always("renew", silence())
+    runtime.advance(100)
+    [release] = backend.called("release")
+    assert release.at == pytest.approx(losses.calls[0].valid_until)
+    assert losses.times[0] < release.at
+    assert release.details["unsure"] is True, "renewals without an answer may still be executed"
+
+
+def test_two_locks_of_different_ttl_end_at_their_own_times(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    short, long = Losses(runtime), Losses(runtime)
+    client.lock("short", ttl=2, on_lost=short).acquire()
+    client.lock("long", ttl=30, on_lost=long).acquire()
+    backend.always("renew", silence())
+    runtime.advance(60)
+    assert short.times == pytest.approx([1000 + 2 - 0.022 - 0.2])
+    assert long.times == pytest.approx([1000 + LOST_AFTER])
+
+
+def test_a_lease_about_to_end_does_not_cut_the_time_of_the_others(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    client.lock("old", ttl=30).acquire()
+    backend.always("renew", silence())
+    runtime.advance(26)
+    backend.always("renew", None)
+    client.lock("new", ttl=30).acquire()
+    runtime.hold_jobs()
+    runtime.advance(14)
+    runtime.release_jobs()
+    [renewal] = [call for call in backend.called("renew") if {c.name for c in call.claims} == {"new"}]
+    assert renewal.within == 5.0
+
+
+def test_a_lease_held_for_a_quarter_second_is_watched_once(make: Callable[..., Client], runtime: HandRuntime) -> None:
+    backend = Scripted(runtime, push_loss=True)
+    client = make(backend)
+    lease = client.lock("n").acquire()
+    client.lock("short").acquire().release()
+    runtime.advance(0.2)
+    assert backend.called("watch") == []
+    runtime.advance(100)
+    [watch] = backend.called("watch")
+    assert [claim.name for claim in watch.claims] == ["n"]
+    assert watch.at == 1000.25
+    assert lease.is_held()
+
+
+def test_a_watch_that_could_not_be_set_is_tried_again(make: Callable[..., Client], runtime: HandRuntime) -> None:
+    backend = Scripted(runtime, push_loss=True)
+    backend.script("watch", silence(), silence())
+    make(backend).lock("n").acquire()
+    runtime.advance(20)
+    assert len(backend.called("watch")) == 3
+
+
+def test_a_backend_without_notices_is_not_asked_to_watch(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    client.lock("n").acquire()
+    runtime.advance(100)
+    assert backend.called("watch") == []
+
+
+def test_the_heap_of_deadlines_does_not_grow_with_the_locks_that_came_and_went(
+    client: Client, runtime: HandRuntime
+) -> None:
+    lock = client.lock("n")
+    kept = client.lock("kept").acquire()
+    for _ in range(5000):
+        lock.acquire().release()
+    assert len(client._kernel.watchdog._heap) < 200
+    assert kept.is_held()
+
+
+def test_the_heap_does_not_grow_with_renewals_by_hand(client: Client, runtime: HandRuntime) -> None:
+    lease = client.lock("n").acquire()
+    for _ in range(5000):
+        lease.renew()
+    assert len(client._kernel.watchdog._heap) < 200
+    runtime.advance(1000)
+    assert lease.is_held()
+
+
+def test_an_idle_client_has_nothing_planned(client: Client, runtime: HandRuntime) -> None:
+    with client.lock("n").acquire():
+        runtime.advance(100)
+    runtime.advance(100)
+    assert client._kernel.watchdog._heap == []
+    assert client._kernel.timers._heap == []
+
+
+def test_a_watchdog_that_dies_is_a_loss_that_everybody_sees(
+    client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = Losses(runtime)
+    leases = [client.lock(f"n{number}", on_lost=losses).acquire() for number in range(3)]
+    runtime.advance(1)
+    assert client.is_healthy()
+
+    def die(now: float) -> float:
+        monkeypatch.undo()
+        raise MemoryError("a bug")
+
+    monkeypatch.setattr(client._kernel.watchdog, "step", die)
+    runtime.advance(12)
+    assert losses.reasons == [LossReason.WATCHDOG_DIED] * 3
+    assert not any(lease.is_held() for lease in leases)
+    assert not client.is_healthy()
+    runtime.advance(100)
+    assert backend.holders == {}, "what they held is given back all the same"
+    assert len(losses.calls) == 3
+
+
+def test_a_watchdog_that_hangs_is_unhealthy_and_the_clock_still_decides() -> None:
+    class Stuck(Threads):
+        pass
+
+    backend = Scripted()
+    client = client_on(backend, Stuck(), ttl=1.0)
+    losses = Losses()
+    lease = client.lock("n", on_lost=losses).acquire()
+    with client._kernel.lock:  # the ticking thread stops where it needs this
+        time.sleep(0.95)
+        assert not client.is_healthy()
+        assert client._kernel.now() > lease._lost_at
+    eventually(lambda: not lease.is_held())
+    losses.wait()
+    client.close()
+
+
+# Sessions: groups that the backend announces
+
+
+@pytest.fixture
+def session_backend(runtime: HandRuntime) -> Scripted:
+    return Scripted(runtime, sessions=True)
+
+
+@pytest.fixture
+def session_client(make: Callable[..., Client], session_backend: Scripted) -> Client:
+    return make(session_backend)
+
+
+def test_a_session_is_renewed_as_one_however_many_locks_it_has(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    leases = [session_client.lock(f"n{number}").acquire() for number in range(300)]
+    runtime.advance(100)
+    renewals = session_backend.called("renew")
+    assert 9 <= len(renewals) <= 12
+    assert all(len(call.claims) == 300 for call in renewals)
+    assert all(lease.is_held() for lease in leases)
+
+
+def test_a_session_is_renewed_while_it_holds_nothing(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    session_client.lock("n").acquire().release()
+    runtime.advance(100)
+    renewals = session_backend.called("renew")
+    assert 9 <= len(renewals) <= 12
+    assert all(call.claims == () for call in renewals)
+
+
+def test_a_lock_in_an_old_session_is_valid_as_long_as_the_session_and_no_longer(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    session_client.lock("first").acquire()
+    runtime.advance(5)
+    lease = session_client.lock("second").acquire()
+    assert lease.remaining() == pytest.approx(LOST_AFTER - 5)
+
+
+def test_the_end_of_a_session_loses_each_of_its_locks_once(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = [Losses(runtime) for _ in range(5)]
+    for number, on_lost in enumerate(losses):
+        session_client.lock(f"n{number}", on_lost=on_lost).acquire()
+    other = session_client.lock("other", ttl=20).acquire()
+    session_backend.notices.group_gone(("session", TTL), "it expired at the server")
+    session_backend.notices.group_gone(("session", TTL), "it expired at the server")
+    assert [on_lost.reasons for on_lost in losses] == [[LossReason.SESSION_LOST]] * 5
+    assert all(on_lost.calls[0].confirmed for on_lost in losses)
+    assert other.is_held(), "it lives in another session"
+    before = len(session_backend.called("renew"))
+    runtime.advance(100)
+    groups = {call.details["group"] for call in session_backend.called("renew")[before:]}
+    assert groups == {("session", 20.0)}, "a session that ended is renewed no more"
+
+
+def test_a_session_whose_renewals_are_not_answered_is_tried_again_and_its_locks_end_at_their_deadline(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    for number in range(3):
+        session_client.lock(f"n{number}", on_lost=losses).acquire()
+    session_backend.always("renew", silence())
+    runtime.advance(LOST_AFTER + 1)
+    assert losses.reasons == [LossReason.EXPIRED] * 3
+    assert losses.times == pytest.approx([1000 + LOST_AFTER] * 3)
+    tries = session_backend.called("renew")
+    assert len(tries) >= 3
+    assert all(call.at + call.within <= 1000 + LOST_AFTER + 1e-6 for call in tries)
+
+
+def test_a_broken_connection_has_its_session_renewed_at_once(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    session_client.lock("n").acquire()
+    runtime.advance(2)
+    session_backend.notices.silent(("session", TTL))
+    runtime.settle()
+    [renewal] = session_backend.called("renew")
+    assert renewal.at == 1002.0
+    runtime.advance(8)
+    assert len(session_backend.called("renew")) == 1, "and its period starts again"
+
+
+def test_a_broken_connection_has_its_leases_renewed_at_once(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n").acquire()
+    client.lock("given", renew=False).acquire()
+    runtime.advance(2)
+    backend.notices.silent("server")
+    backend.notices.silent("another server")
+    runtime.settle()
+    [renewal] = backend.called("renew")
+    assert (renewal.at, [claim.name for claim in renewal.claims]) == (1002.0, ["n"])
+    assert lease.is_held()
+
+
+# Real threads: what must not wait for each other
+
+
+def slow_until(release: threading.Event) -> Callable[[Scripted, Call], Any]:
+    def answer(backend: Scripted, call: Call) -> Any:
+        release.wait(10)
+        return call.execute()
+
+    return answer
+
+
+def test_a_server_that_hangs_starves_no_other_group() -> None:
+    hang = threading.Event()
+
+    class Shards(Scripted):
+        def _granted(self, claim: Any, token: int | None) -> Any:
+            granted = super()._granted(claim, token)
+            return type(granted)(token, claim.ttl, granted.sent_at, claim.ttl, claim.ttl / 3, claim.name)
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        if call.details["group"] == "dead":
+            hang.wait(10)
+        return call.execute()
+
+    backend = Shards()
+    backend.always("renew", answer)
+    client = client_on(backend, Threads(), ttl=0.6)
+    dead, alive = Losses(), Losses()
+    client.lock("dead", on_lost=dead).acquire()
+    lease = client.lock("alive", on_lost=alive).acquire()
+    loss = dead.wait()
+    assert loss.reason is LossReason.EXPIRED
+    assert dead.times[0] - loss.detected_at < 0.06
+    assert lease.is_held()
+    assert alive.calls == []
+    hang.set()
+    client.close()
+
+
+def test_the_callback_starts_before_the_deadline_while_every_renewal_and_another_callback_hang() -> None:
+    hang = threading.Event()
+    backend = Scripted()
+    backend.always("renew", slow_until(hang))
+    client = client_on(backend, Threads(), ttl=0.5)
+    losses = Losses()
+    client.lock("first", on_lost=lambda loss: hang.wait(10)).acquire()
+    client.lock("second", on_lost=losses).acquire()
+    loss = losses.wait()
+    assert losses.times[0] < loss.valid_until, "nobody else can have it yet"
+    assert losses.threads[0].name == "multilock-callback"
+    hang.set()
+    client.close()
+
+
+def test_ten_thousand_leases_need_few_threads_and_two_kilobytes_each() -> None:
+    import gc
+    import tracemalloc
+
+    from multilock import connect
+
+    before = threading.active_count()
+    with connect("memory://ten-thousand", ttl=600) as client:
+        client.lock("warm").acquire().release()
+        gc.collect()
+        tracemalloc.start()
+        leases = [client.lock(f"n{number}").acquire() for number in range(10_000)]
+        gc.collect()
+        used = sum(
+            stat.size
+            for stat in tracemalloc.take_snapshot()
+            .filter_traces([tracemalloc.Filter(False, "*multilock_memory*")])
+            .statistics("filename")
+        )
+        tracemalloc.stop()
+        assert threading.active_count() - before <= 4
+        assert used / len(leases) <= 2048
+        for lease in leases:
+            lease.release()

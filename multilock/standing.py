@@ -221,6 +221,9 @@ class Standing(Generic[T]):
                     logger.error("the election %r is refused, and tried again: %s", self._want.name, error)
                     await self._until(lambda: stop.called, REJECTED_PAUSE)
                     continue
+                if stop.called:  # it came while the grant was on its way: stop() saw no term to end
+                    await self._resign(term.leadership)
+                    break
                 if work is None:
                     await self._until(term.over)
                 else:

@@ -60,6 +60,16 @@ INSPECT = Script("inspect.lua", words=4, keys=4)
 RENEW = Script("renew.lua", words=0, keys=0)
 
 
+_LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
+
+
+@lru_cache(maxsize=256)
+def _how(ttl: float, join: bool, fair: bool) -> bytes:
+    """Packed: ttl, liveness, whether a free lock may be taken past the queue."""
+    wait = round(liveness(ttl) * 1000) if join else 0
+    return bulks(b"%d" % round(ttl * 1000), b"%d" % wait, b"%d" % (not join and not fair))
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one name, as they go over the wire."""
@@ -68,6 +78,12 @@ class Keys:
     token: bytes
     first_four: bytes  # packed: lock, queue, live, token
     gone: bytes  # what the key of a tombstone begins with
+
+    def own(self, claim: Claim) -> bytes:
+        """Packed: the claim's tombstone, its owner text."""
+        gone = self.gone + claim.id.encode()
+        owner = claim.owner.encode()
+        return b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(gone), gone, len(owner), owner)
 
 
 class Keyspace:
@@ -98,42 +114,21 @@ class Recipe:
         """Take it, or take and keep a place in the queue. Who joins is served in order of arrival, fair or not; an
         unfair one that does not join takes a free lock whoever waits."""
         ttl = claim.ttl
-        wait = liveness(ttl)
         keys = self._keys.of(claim.name)
-        answer, sent_at = self._run(
-            ACQUIRE,
-            ACQUIRE.head
-            + keys.first_four
-            + bulks(
-                keys.gone + claim.id.encode(),
-                claim.owner.encode(),
-                b"%d" % round(ttl * 1000),
-                b"%d" % (wait * 1000) if join else b"0",
-                b"0" if join or claim.fair else b"1",
-            ),
-            within,
-        )
+        request = b"".join((ACQUIRE.head, keys.first_four, keys.own(claim), _how(ttl, join, claim.fair)))
+        answer, sent_at = self._run(ACQUIRE, request, within)
         if isinstance(answer, int):
             return Granted(answer, ttl, sent_at, ttl, ttl / 3, self._group)
         left, rank = answer
         # A key that ends by itself is worth a look just then, for those whose turn it may be: one after the other.
         # Its own end is pushed late, or never.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
-        return Busy(wait / 3, expires_in)
+        return Busy(liveness(ttl) / 3, expires_in)
 
     def release(self, claim: Claim, unsure: bool, within: float) -> bool:
         keys = self._keys.of(claim.name)
-        answer, _ = self._run(
-            RELEASE,
-            RELEASE.head
-            + keys.first_four
-            + bulks(
-                keys.gone + claim.id.encode(),
-                claim.owner.encode(),
-                b"%d" % TOMBSTONE if unsure else b"0",
-            ),
-            within,
-        )
+        request = b"".join((RELEASE.head, keys.first_four, keys.own(claim), _LAST if unsure else _ORDINARY))
+        answer, _ = self._run(RELEASE, request, within)
         return bool(answer)
 
     def renew(self, held: Sequence[Held], exchange: Exchange, within: float) -> list[Granted | None]:

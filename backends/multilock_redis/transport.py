@@ -237,9 +237,11 @@ class Wire:
     def _read(self) -> Any:
         while True:
             if self._at < len(self._buffer):
-                with suppress(_Incomplete):
+                try:
                     answer, self._at = parse(self._buffer, self._at, self._where)
                     return answer
+                except _Incomplete:
+                    pass
             more = self._sock.recv(CHUNK)
             if not more:
                 raise ConnectionResetError("the server closed the connection")
@@ -355,15 +357,16 @@ class Connections:
     def _take(self, within: float) -> tuple[Wire, float]:
         """A connection, and what is left of ``within``."""
         start = self._now()
-        while True:
+        while self._idle:
             try:
                 wire = self._idle.pop()
-            except IndexError:
-                wire = self._endpoint.connect(within, self._now)
-                return wire, start + within - self._now()
+            except IndexError:  # another thread took it
+                break
             if wire.used > start - FRESH or not wire.stale():
                 return wire, within
             wire.close()
+        wire = self._endpoint.connect(within, self._now)
+        return wire, start + within - self._now()
 
     def _give(self, wire: Wire) -> None:
         if wire.alive:

@@ -13,14 +13,14 @@ local function take()
   return token
 end
 
+if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[5]) == 0 then
+  return take()
+end
 local holder = redis.call('GET', KEYS[1])
 if holder == owner then
   redis.call('PEXPIRE', KEYS[1], ttl)
   local token = redis.call('GET', KEYS[4])
   return token and tonumber(token) or next_token()
-end
-if not holder and redis.call('EXISTS', KEYS[5], KEYS[2]) == 0 then
-  return take()
 end
 if redis.call('EXISTS', KEYS[5]) == 1 then
   return {-2, -1}
@@ -32,8 +32,8 @@ if wait > 0 then
   if last and last + 1 > ticket then
     ticket = last + 1
   end
-  redis.call('ZADD', KEYS[2], 'NX', text(ticket), owner)
-  redis.call('HSET', KEYS[3], owner, 'f' .. text(now + wait))
+  redis.call('ZADD', KEYS[2], 'NX', ticket, owner)
+  redis.call('HSET', KEYS[3], owner, string.format('f%.0f', now + wait))
   redis.call('PEXPIRE', KEYS[2], 60000)
   redis.call('PEXPIRE', KEYS[3], 60000)
 end

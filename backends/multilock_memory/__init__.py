@@ -107,7 +107,7 @@ class MemoryBackend:
     def follow(self, names: frozenset[str], within: float) -> bool:
         with self._store.mutex:
             self._store.follow(self._notices, {self._key(name): name for name in names})
-        return True
+        return False  # every act is told at once, but a lease that ends by itself tells nobody: the kernel looks too
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
         with self._store.mutex:

@@ -1,0 +1,303 @@
+"""What the local backends owe to the kernel, on a clock driven by hand. Subclass `Rules` for each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import pytest
+
+from multilock import ConfigurationError, LossReason
+from multilock.backend import Backend
+from multilock.model import Busy, Claim, Granted, owner_text
+
+__all__ = ["Asker", "Clock", "Rules"]
+
+WITHIN = 5.0
+_numbers = itertools.count(1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Ear:
+    """`multilock.backend.Notices` that writes down what it is told."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.client = f"{next(_numbers):016x}"
+        self.now = now
+        self.told: list[tuple[Any, ...]] = []
+        self.on_wake: Callable[[], object] = lambda: None
+
+    def wake(self, claim_id: str | None) -> None:
+        self.told.append(("wake", claim_id))
+        self.on_wake()
+
+    def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
+        self.told.append(("gone", claim_id, reason))
+
+    def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        raise AssertionError("a local backend has no sessions")
+
+    def group_gone(self, group: Hashable, message: str) -> None:
+        raise AssertionError("a local backend has no sessions")
+
+    def silent(self, group: Hashable) -> None:
+        raise AssertionError("a local backend has no connections")
+
+    def changed(self, name: str | None) -> None:
+        self.told.append(("changed", name))
+
+
+class Asker:
+    """One client's backend, and its claims."""
+
+    def __init__(self, backend: Backend, now: Callable[[], float]) -> None:
+        self.backend = backend
+        self.ear = Ear(now)
+        backend.open(self.ear)
+
+    def claim(self, name: str = "n", *, ttl: float = 30.0, fair: bool = False, renew: bool = True) -> Claim:
+        id_ = f"{self.ear.client}.{next(_numbers):032x}"
+        return Claim(name, "lock", id_, owner_text(id_, "lock", "host", 1, "me", ttl), ttl, renew, fair, "me")
+
+    def attempt(self, claim: Claim, *, join: bool = True) -> Granted | Busy:
+        return self.backend.attempt(claim, join, WITHIN)
+
+    def hold(self, claim: Claim) -> Granted:
+        answer = self.attempt(claim)
+        assert isinstance(answer, Granted), answer
+        return answer
+
+    def wait(self, claim: Claim) -> Busy:
+        answer = self.attempt(claim)
+        assert isinstance(answer, Busy), answer
+        return answer
+
+    def release(self, claim: Claim, granted: Granted | None = None, *, unsure: bool = False) -> bool:
+        return self.backend.release(claim, granted, unsure, WITHIN)
+
+    def renew(self, *held: tuple[Claim, Granted]) -> list[Granted | None]:
+        return list(self.backend.renew(held[0][1].group, held, WITHIN))
+
+
+class Rules:
+    """``ask`` makes one more client of one place; ``leftovers`` lists what the place remembers of names and claims."""
+
+    scheme: str
+    open_backend: Callable[..., Backend]
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def ask(self, url: str, clock: Clock, request: pytest.FixtureRequest) -> Callable[..., Asker]:
+        def ask(**options: object) -> Asker:
+            asker = Asker(type(self).open_backend(url, options), clock)
+            request.addfinalizer(asker.backend.close)
+            return asker
+
+        return ask
+
+    @pytest.fixture
+    def one(self, ask: Callable[..., Asker]) -> Asker:
+        return ask()
+
+    @pytest.fixture
+    def two(self, ask: Callable[..., Asker]) -> Asker:
+        return ask()
+
+    def leftovers(self, asker: Asker) -> list[str]:
+        raise NotImplementedError
+
+    def test_second_claim_is_refused_and_told_when_the_lease_of_the_first_ends(
+        self, one: Asker, two: Asker, clock: Clock
+    ) -> None:
+        one.hold(one.claim(ttl=30))
+        clock.advance(10)
+        assert two.wait(two.claim()).expires_in == pytest.approx(20)
+
+    def test_grant_counts_its_validity_from_the_clock_at_the_request(self, one: Asker, clock: Clock) -> None:
+        granted = one.hold(one.claim(ttl=30))
+        assert (granted.sent_at, granted.valid_for, granted.ttl, granted.renew_every) == (clock.now, 30, 30, 10)
+
+    def test_attempt_sent_again_gets_the_same_token_and_a_new_lease(self, one: Asker, two: Asker, clock: Clock) -> None:
+        claim = one.claim(ttl=30)
+        token = one.hold(claim).token
+        clock.advance(20)
+        assert one.hold(claim).token == token
+        assert two.wait(two.claim()).expires_in == pytest.approx(30)
+
+    def test_refused_attempt_that_does_not_join_leaves_nothing(self, one: Asker, two: Asker) -> None:
+        held = one.claim()
+        granted = one.hold(held)
+        assert isinstance(two.attempt(two.claim(fair=True), join=False), Busy)
+        one.release(held, granted)
+        assert self.leftovers(one) == []
+
+    def test_released_name_and_left_queue_leave_nothing(self, one: Asker, two: Asker) -> None:
+        held, waiting = one.claim(), two.claim()
+        granted = one.hold(held)
+        two.wait(waiting)
+        assert one.release(held, granted) is True
+        assert two.release(waiting) is False
+        assert self.leftovers(one) == []
+
+    def test_release_sent_again_is_no_release(self, one: Asker, two: Asker) -> None:
+        first, second = one.claim(), two.claim()
+        granted = one.hold(first)
+        assert one.release(first, granted) is True
+        two.hold(second)
+        assert one.release(first, granted) is False
+        assert isinstance(one.attempt(one.claim(), join=False), Busy)
+
+    def test_lease_that_ended_is_free_for_others_and_lives_no_more(self, one: Asker, two: Asker, clock: Clock) -> None:
+        first = one.claim(ttl=30)
+        granted = one.hold(first)
+        clock.advance(29.999)
+        assert isinstance(two.attempt(two.claim(), join=False), Busy)
+        clock.advance(0.001)
+        assert one.renew((first, granted)) == [None]
+        assert one.release(first, granted) is False
+        assert isinstance(two.attempt(two.claim(), join=False), Granted)
+
+    def test_renewal_answers_for_each_claim_in_order(self, one: Asker, clock: Clock) -> None:
+        claims = [one.claim(name, ttl=ttl) for name, ttl in (("a", 30.0), ("b", 5.0), ("c", 30.0))]
+        held = [(claim, one.hold(claim)) for claim in claims]
+        clock.advance(6)
+        first, second, third = one.renew(*held)
+        assert (first, second, third) == (
+            Granted(held[0][1].token, 30, clock.now, 30, 10, held[0][1].group),
+            None,
+            Granted(held[2][1].token, 30, clock.now, 30, 10, held[2][1].group),
+        )
+
+    def test_tokens_grow_over_all_names_and_claims(self, one: Asker, two: Asker) -> None:
+        tokens = []
+        for asker, name in ((one, "a"), (two, "a"), (one, "b"), (two, "a")):
+            claim = asker.claim(name)
+            granted = asker.hold(claim)
+            tokens.append(granted.token or 0)
+            asker.release(claim, granted)
+        assert tokens == sorted(set(tokens))
+
+    def test_fair_waiters_are_served_in_the_order_of_their_arrival(self, one: Asker, two: Asker) -> None:
+        held = one.claim()
+        granted = one.hold(held)
+        first, second = two.claim(fair=True), one.claim(fair=True)
+        two.wait(first)
+        one.wait(second)
+        one.release(held, granted)
+        one.wait(second)
+        two.wait(two.claim(fair=True))
+        granted = two.hold(first)
+        two.release(first, granted)
+        one.hold(second)
+
+    def test_unfair_newcomer_does_not_overtake_a_fair_waiter(self, one: Asker, two: Asker) -> None:
+        held, waiting = one.claim(), two.claim(fair=True)
+        granted = one.hold(held)
+        two.wait(waiting)
+        one.release(held, granted)
+        assert isinstance(one.attempt(one.claim(), join=False), Busy)
+        two.hold(waiting)
+
+    def test_unfair_newcomer_takes_a_free_name_before_an_unfair_waiter(self, one: Asker, two: Asker) -> None:
+        held = one.claim()
+        granted = one.hold(held)
+        two.wait(two.claim())
+        one.release(held, granted)
+        one.hold(one.claim())
+
+    def test_free_name_is_kept_for_a_silent_waiter_for_six_seconds_only(
+        self, one: Asker, two: Asker, clock: Clock
+    ) -> None:
+        held, silent, next_ = one.claim(), two.claim(fair=True), one.claim(fair=True)
+        granted = one.hold(held)
+        two.wait(silent)
+        one.release(held, granted)
+        clock.advance(5.9)
+        assert one.wait(next_).expires_in == pytest.approx(0.1)
+        clock.advance(0.1)
+        one.hold(next_)
+
+    def test_heartbeats_keep_the_place_of_a_waiter(self, one: Asker, two: Asker, clock: Clock) -> None:
+        held, early, late = one.claim(), two.claim(fair=True), one.claim(fair=True)
+        granted = one.hold(held)
+        two.wait(early)
+        one.wait(late)
+        for _ in range(5):
+            clock.advance(2)
+            two.wait(early)
+        one.release(held, granted)
+        one.wait(late)
+        two.hold(early)
+
+    def test_cancel_of_an_unanswered_attempt_is_final(self, one: Asker, clock: Clock) -> None:
+        claim = one.claim(ttl=30)
+        one.release(claim, unsure=True)
+        clock.advance(59)
+        assert isinstance(one.attempt(claim), Busy), "the attempt that was on its way took the name after its cancel"
+        assert self.leftovers(one) in ([], [claim.id])
+        one.hold(one.claim())
+
+    def test_cancel_of_an_unanswered_grant_gives_it_back(self, one: Asker, two: Asker) -> None:
+        claim = one.claim()
+        one.hold(claim)
+        assert one.release(claim, unsure=True) is True
+        two.hold(two.claim())
+
+    def test_operator_takes_a_name_and_the_next_renewal_says_so(self, one: Asker, two: Asker) -> None:
+        claim = one.claim()
+        granted = one.hold(claim)
+        assert two.backend.force_release("n", WITHIN) is True
+        assert two.backend.force_release("n", WITHIN) is False
+        two.hold(two.claim())
+        assert one.renew((claim, granted)) == [None]
+
+    def test_inspection_tells_the_holder_and_how_many_wait(self, one: Asker, two: Asker) -> None:
+        claim = one.claim(ttl=12)
+        granted = one.hold(claim)
+        two.wait(two.claim())
+        two.wait(two.claim(fair=True))
+        info = two.backend.inspect("n", WITHIN)
+        assert info is not None
+        assert (info.name, info.kind, info.owner, info.token) == ("n", "lock", claim.owner, granted.token)
+        assert (info.identity, info.host, info.pid, info.ttl, info.waiting) == ("me", "host", 1, 12, 2)
+        assert info.since is not None
+        assert info.since.tzinfo is not None
+
+    def test_lease_that_ended_is_not_shown(self, one: Asker, clock: Clock) -> None:
+        one.hold(one.claim(ttl=30))
+        clock.advance(30)
+        assert one.backend.inspect("n", WITHIN) is None
+        assert list(one.backend.inspect_all("", WITHIN)) == []
+
+    def test_all_held_names_with_a_prefix_are_listed(self, one: Asker) -> None:
+        for name in ("b/1", "a/2", "a/1", "a."):
+            one.hold(one.claim(name))
+        assert [info.name for info in one.backend.inspect_all("a/", WITHIN)] == ["a/1", "a/2"]
+
+    def test_names_under_different_prefixes_never_meet(self, ask: Callable[..., Asker]) -> None:
+        outer, inner = ask(prefix=""), ask(prefix="a/")
+        outer.hold(outer.claim("a/b"))
+        inner.hold(inner.claim("b"))
+        assert [info.name for info in inner.backend.inspect_all("", WITHIN)] == ["b"]
+
+    def test_option_it_does_not_know_is_refused_with_the_known_ones(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"tll.*ttl"):
+            type(self).open_backend(url, {"tll": 3})

@@ -1,0 +1,150 @@
+"""The memory backend, directly: its decisions on a hand-driven clock, and what it pushes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import multilock_memory
+from multilock import LossReason
+from multilock.model import Granted
+from tests.backends.memory.rules import WITHIN, Asker, Clock, Rules
+
+_stores = itertools.count()
+
+
+class TestMemory(Rules):
+    scheme = "memory"
+    open_backend = staticmethod(multilock_memory.open_backend)
+
+    @pytest.fixture
+    def url(self) -> Iterator[str]:
+        name = f"rules-{next(_stores)}"
+        yield f"memory://{name}"
+        multilock_memory._stores.pop(name, None)
+
+    def leftovers(self, asker: Asker) -> list[str]:
+        assert isinstance(asker.backend, multilock_memory.MemoryBackend)
+        return sorted(asker.backend._store.names)
+
+    def test_release_wakes_the_first_waiter_only(self, one: Asker, two: Asker) -> None:
+        held, first, second = one.claim(), two.claim(), two.claim()
+        granted = one.hold(held)
+        two.wait(first)
+        two.wait(second)
+        one.release(held, granted)
+        assert two.ear.told == [("wake", first.id)]
+
+    def test_waiter_that_leaves_a_free_name_wakes_the_next(self, one: Asker, two: Asker) -> None:
+        held, first, second = one.claim(), two.claim(), two.claim()
+        granted = one.hold(held)
+        two.wait(first)
+        two.wait(second)
+        one.release(held, granted)
+        two.release(first)
+        assert two.ear.told[-1] == ("wake", second.id)
+
+    def test_closed_client_waits_no_more_and_wakes_the_next(self, one: Asker, two: Asker) -> None:
+        held, first, second = one.claim(), two.claim(fair=True), one.claim(fair=True)
+        granted = one.hold(held)
+        two.wait(first)
+        one.wait(second)
+        one.release(held, granted)
+        two.backend.close()
+        assert one.ear.told == [("wake", second.id)]
+        one.hold(second)
+
+    def test_operator_s_release_is_told_to_the_holder_before_the_next_is_woken(self, one: Asker, two: Asker) -> None:
+        held, waiting = one.claim(), one.claim()
+        one.hold(held)
+        one.wait(waiting)
+        two.backend.force_release("n", WITHIN)
+        assert one.ear.told == [("gone", held.id, LossReason.TAKEN), ("wake", waiting.id)]
+
+    def test_loss_before_the_watch_is_told_by_the_watch(self, one: Asker, two: Asker) -> None:
+        claim, kept = one.claim(), one.claim("kept")
+        held = [(claim, one.hold(claim)), (kept, one.hold(kept))]
+        two.backend.force_release("n", WITHIN)
+        one.ear.told.clear()
+        one.backend.watch("memory", held, WITHIN)
+        assert one.ear.told == [("gone", claim.id, LossReason.TAKEN)]
+
+    def test_followers_hear_of_each_change_of_the_holder(self, one: Asker, two: Asker, clock: Clock) -> None:
+        two.backend.follow(frozenset({"n", "other"}), WITHIN)
+        claim = one.claim(ttl=30)
+        granted = one.hold(claim)
+        assert two.ear.told == [("changed", "n")]
+        one.release(claim, granted)
+        assert two.ear.told == [("changed", "n")] * 2
+        two.backend.follow(frozenset({"other"}), WITHIN)
+        one.hold(one.claim())
+        assert two.ear.told == [("changed", "n")] * 2
+
+    def test_notices_are_told_without_the_mutex(self, one: Asker, two: Asker) -> None:
+        held, waiting = one.claim(), two.claim()
+        granted = one.hold(held)
+        two.wait(waiting)
+        answers: list[object] = []
+        two.ear.on_wake = lambda: answers.append(two.attempt(waiting))
+        one.release(held, granted)
+        assert [type(answer) for answer in answers] == [Granted]
+
+    def test_stores_of_different_names_are_apart(self, url: str, clock: Clock, one: Asker) -> None:
+        one.hold(one.claim())
+        for other in (f"{url}-2", f"{url}/2", url.upper().replace("MEMORY", "memory")):
+            asker = Asker(multilock_memory.open_backend(other, {}), clock)
+            asker.hold(asker.claim())
+            asker.backend.close()
+
+    def test_forked_child_begins_with_an_empty_store(self, url: str, one: Asker, clock: Clock) -> None:
+        one.hold(one.claim())
+
+        def child() -> bool:
+            asker = Asker(multilock_memory.open_backend(url, {}), clock)
+            asker.hold(asker.claim())
+            return asker.backend.inspect("n", WITHIN) is not None
+
+        with one.backend._store.mutex:  # type: ignore[attr-defined]  # as another thread of the parent may hold it
+            assert in_child(child)
+
+    def test_hundred_threads_lose_no_wake_up(self, ask: Callable[..., Asker]) -> None:
+        inside = 0
+        most = 0
+        done = []
+
+        def work() -> None:
+            nonlocal inside, most
+            asker = ask()
+            rung = threading.Event()
+            asker.ear.on_wake = rung.set
+            claim = asker.claim(fair=True)
+            while not isinstance(answer := asker.attempt(claim), Granted):
+                assert rung.wait(20), "a wake-up was lost"
+                rung.clear()
+            inside += 1
+            most = max(most, inside)
+            inside -= 1
+            done.append(asker.release(claim, answer))
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert (done, most) == ([True] * 100, 1)
+
+
+def in_child(work: Callable[[], bool]) -> bool:
+    """What ``work`` returns in a forked child; False if it raises."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0

@@ -53,7 +53,7 @@ class Helper:
             raise ValueError(f"give the function as 'package.module:function', not {function!r}")
         self.function = function
         self.lines: list[str] = []
-        self._seen = 0  # lines that wait_for has looked at
+        self._seen: dict[str, int] = {}  # by word: lines that wait_for has looked at
         self._errors: list[str] = []
         self._ended = 0
         self._changed = threading.Condition()
@@ -89,14 +89,14 @@ class Helper:
         return "".join(f"{line}\n" for line in self._errors)
 
     def wait_for(self, word: str, within: float) -> list[str]:
-        """The words of its next line that begins with ``word``; other lines before it are passed over.
+        """The words of its next line that begins with ``word``, whatever else it said before or after.
 
         Raises AssertionError, with what it wrote, if it ends before, or after ``within`` seconds.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._find(word) is not None or self._ended == 2, within)
             if (found := self._find(word)) is not None:
-                self._seen = found + 1
+                self._seen[word] = found + 1
                 return self.lines[found].split()
         state = "runs" if self.returncode is None else f"ended with {self.returncode}"
         raise AssertionError(
@@ -153,7 +153,7 @@ class Helper:
         self.close()
 
     def _find(self, word: str) -> int | None:
-        hits = (n for n in range(self._seen, len(self.lines)) if self.lines[n].split()[:1] == [word])
+        hits = (n for n in range(self._seen.get(word, 0), len(self.lines)) if self.lines[n].split()[:1] == [word])
         return next(hits, None)
 
     def _read(self, stream: Iterator[str], lines: list[str]) -> None:

@@ -48,3 +48,11 @@ class TestClose(conformance.CloseConformance):
 
 class TestElection(conformance.ElectionConformance):
     backend = Memory
+
+
+class TestBackend(conformance.BackendConformance):
+    backend = Memory
+
+
+class TestProcess(conformance.ProcessConformance):
+    backend = Memory

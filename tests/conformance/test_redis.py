@@ -48,3 +48,11 @@ class TestClose(conformance.CloseConformance):
 
 class TestElection(conformance.ElectionConformance):
     backend = Redis
+
+
+class TestBackend(conformance.BackendConformance):
+    backend = Redis
+
+
+class TestProcess(conformance.ProcessConformance):
+    backend = Redis

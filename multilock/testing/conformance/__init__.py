@@ -27,10 +27,13 @@ from multilock.testing.conformance.lock import (
 from multilock.testing.conformance.loss import CancelConformance, LossConformance, WithConformance
 from multilock.testing.conformance.outage import OutageConformance
 from multilock.testing.conformance.places import Call, FaultyBackend, Mishap, Place
+from multilock.testing.conformance.process import ProcessConformance
+from multilock.testing.conformance.spi import BackendConformance
 
 __all__ = [
     "FACES",
     "SUITES",
+    "BackendConformance",
     "Call",
     "CancelConformance",
     "ClientConformance",
@@ -45,6 +48,7 @@ __all__ = [
     "OptionConformance",
     "OutageConformance",
     "Place",
+    "ProcessConformance",
     "ThreadingConformance",
     "WithConformance",
 ]
@@ -61,4 +65,6 @@ SUITES: tuple[type[Conformance], ...] = (
     ClientConformance,
     CloseConformance,
     ElectionConformance,
+    BackendConformance,
+    ProcessConformance,
 )

@@ -162,6 +162,17 @@ class ElectionConformance(Conformance):
         assert other.inspect(NAME) is None
         assert diary.entries.stays_at(2, 0.2)
 
+    def test_stop_never_leaves_a_leader_behind_also_when_the_grant_is_on_its_way(
+        self, client: Client, other: Client
+    ) -> None:
+        for _ in range(5):
+            election = client.election(NAME)
+            election.start()
+            eventually(lambda: other.inspect(NAME) is not None)
+            election.stop()
+            eventually(lambda: other.inspect(NAME) is None, 1.0)
+            assert not election.is_leader()
+
     def test_an_election_is_a_context_manager(self, client: Client, diary: Diary) -> None:
         with client.election(NAME, **diary.callbacks()) as election:
             diary.entries.wait(1)

@@ -1,0 +1,214 @@
+"""Holders in other processes: killed, stopped, forked, exited. For places that processes share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import Client, LeaseState, LossReason, NotHeld, now
+from multilock.testing.conformance.base import NAME, SOON, Conformance, eventually
+from multilock.testing.conformance.faces import FACES, Face, background
+from multilock.testing.conformance.places import Place
+from multilock.testing.process import Helper, hear, say
+
+__all__ = ["ProcessConformance"]
+
+HERE = "multilock.testing.conformance.process"
+START = 20.0  # seconds for a process to start on a busy machine
+
+
+class ProcessConformance(Conformance):
+    @pytest.fixture(params=["blocking"])
+    def face(self, request: pytest.FixtureRequest) -> Face:
+        return FACES[request.param]()
+
+    @pytest.fixture
+    def helper(self, place: Place) -> Iterator[Callable[..., Helper]]:
+        helpers: list[Helper] = []
+        url = place.process_url
+        if url is None:
+            pytest.skip("declared: it lives in one process")
+
+        def start(function: str, *arguments: object) -> Helper:
+            helper = Helper(f"{HERE}:{function}", url, place.prefix, *arguments)
+            helpers.append(helper)
+            return helper
+
+        yield start
+        for helper in helpers:
+            helper.close()
+
+    def test_processes_exclude_each_other(self, client: Client, helper: Callable[..., Helper]) -> None:
+        holder = helper("hold", 30)
+        holder.wait_for("held", START)
+        assert client.lock(NAME).try_acquire() is None
+        holder.tell("release")
+        assert client.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_the_lock_of_a_killed_holder_is_free_within_the_published_bound(
+        self, client: Client, place: Place, helper: Callable[..., Helper]
+    ) -> None:
+        holder = helper("hold", place.quick_ttl)
+        holder.wait_for("held", START)
+        assert client.lock(NAME).try_acquire() is None
+        holder.kill()
+        killed_at = now()
+        assert client.lock(NAME).try_acquire(timeout=client.capabilities.takeover_bound + START) is not None
+        assert now() - killed_at <= place.quick_ttl + client.capabilities.takeover_bound + 1.0
+
+    def test_a_stopped_holder_knows_when_it_runs_again(
+        self, client: Client, place: Place, helper: Callable[..., Helper]
+    ) -> None:
+        holder = helper("hold", place.quick_ttl)
+        holder.wait_for("held", START)
+        with holder.paused():
+            next_one = client.lock(NAME).acquire(timeout=START)
+            time.sleep(0.3 * place.quick_ttl)
+        holder.tell("report")
+        assert holder.wait_for("report", SOON)[1] == "False"
+        assert holder.wait_for("lost", SOON)[1] == LossReason.PAUSED.value
+        assert next_one.is_held()
+        holder.tell("release")
+        assert holder.wait_for("released", SOON)[1] == "False"
+        assert next_one.is_held()
+
+    def test_a_process_that_ends_gives_back_what_it_holds(self, client: Client, helper: Callable[..., Helper]) -> None:
+        holder = helper("hold_and_exit", 30)
+        holder.wait_for("held", START)
+        assert holder.wait(SOON) == 0
+        assert client.lock(NAME).try_acquire(timeout=1.0) is not None
+        assert not any(line.startswith("lost") for line in holder.lines)
+
+    def test_no_thread_of_ours_keeps_a_process_alive(self, client: Client, helper: Callable[..., Helper]) -> None:
+        with client.lock(NAME):
+            waiting = helper("exit_with_a_waiter", 30)
+            waiting.wait_for("waiting", START)
+            assert waiting.wait(SOON) == 0
+
+    def test_no_signal_handler_is_installed(self, helper: Callable[..., Helper]) -> None:
+        holder = helper("hold", 30)
+        holder.wait_for("held", START)
+        holder.signal(signal.SIGTERM)
+        assert holder.wait(SOON) == -signal.SIGTERM
+
+    def test_a_forked_child_holds_nothing_and_opens_afresh(self, client: Client, helper: Callable[..., Helper]) -> None:
+        parent = helper("fork", 30)
+        parent.wait_for("held", START)
+        said = parent.wait_for("child", START)
+        assert said[1:] == ["released", "NotHeld", "False", "refused", "free", "no-callback"]
+        assert parent.wait_for("parent", SOON)[1:] == ["True"]
+
+    def test_beliefs_never_overlap_while_holders_are_stopped_and_killed(
+        self, client: Client, place: Place, helper: Callable[..., Helper]
+    ) -> None:
+        holders = [helper("believe", place.quick_ttl) for _ in range(3)]
+        for holder in holders:
+            holder.wait_for("ready", START)
+        until = now() + 6 * place.quick_ttl
+        turn = 0
+        while now() < until:
+            holder = holders[turn % 3]
+            turn += 1
+            with holder.paused():
+                time.sleep(place.quick_ttl * (0.3, 1.4)[turn % 2])
+        beliefs = []
+        for holder in holders:
+            holder.tell("end")
+            holder.wait_for("ended", START)
+            beliefs += [tuple(map(float, line.split()[1:])) for line in holder.lines if line.startswith("belief")]
+        beliefs.sort()
+        assert len(beliefs) >= 3
+        overlaps = [(first, second) for first, second in itertools.pairwise(beliefs) if second[0] < first[1]]
+        assert overlaps == []
+
+
+# What the helper processes run.
+
+
+def _client(url: str, prefix: str, ttl: str) -> Client:
+    return multilock.connect(url, prefix=prefix, ttl=float(ttl))
+
+
+def hold(url: str, prefix: str, ttl: str) -> None:
+    lease = _client(url, prefix, ttl).lock(NAME, on_lost=lambda loss: say("lost", loss.reason.value)).acquire()
+    say("held", lease.token)
+    while (line := hear()) is not None:
+        if line == "report":
+            say("report", lease.is_held())
+        elif line == "release":
+            say("released", lease.release())
+
+
+def hold_and_exit(url: str, prefix: str, ttl: str) -> None:
+    lease = _client(url, prefix, ttl).lock(NAME, on_lost=lambda loss: say("lost")).acquire()
+    say("held", lease.token)
+
+
+def exit_with_a_waiter(url: str, prefix: str, ttl: str) -> None:
+    client = _client(url, prefix, ttl)
+    client.lock("another").acquire()
+    threading.Thread(target=client.lock(NAME).acquire, daemon=True).start()
+    eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+    say("waiting")
+
+
+def fork(url: str, prefix: str, ttl: str) -> None:
+    client = _client(url, prefix, ttl)
+    losses: list[Any] = []
+    lease = client.lock(NAME, on_lost=losses.append).acquire()
+    say("held", lease.token)
+    child = os.fork()
+    if child == 0:
+        say("child", *_what_a_child_sees(client, lease, losses))
+        os._exit(0)
+    os.waitpid(child, 0)
+    lease.renew()
+    say("parent", lease.is_held())
+    hear()
+
+
+def _what_a_child_sees(client: Client, lease: Any, losses: list[Any]) -> Iterator[str]:
+    yield "released" if lease.state is LeaseState.RELEASED and not lease.is_held() else "held"
+    try:
+        lease.check()
+    except NotHeld:
+        yield "NotHeld"
+    yield str(lease.release())
+    yield "refused" if client.lock(NAME).try_acquire() is None else "taken"
+    with client.lock("another").acquire(timeout=SOON):
+        yield "free"
+    yield "callback" if losses else "no-callback"
+
+
+def believe(url: str, prefix: str, ttl: str) -> None:
+    """Take and give back again and again; each interval in which we believed to hold is told at the end."""
+    client = _client(url, prefix, ttl)
+    say("ready")
+    end = background(hear)
+    beliefs = []
+    while not end.done():
+        lease = client.lock(NAME).try_acquire(timeout=0.5)
+        if lease is None:
+            continue
+        begun = now()
+        last = begun
+        while lease.is_held() and now() < begun + float(ttl) / 2:
+            last = now() if lease.is_held() else last
+            time.sleep(0.002)
+        if lease.is_held():
+            last = now()
+        lease.release()
+        beliefs.append((begun, last))
+    for begun, last in beliefs:
+        say("belief", begun, last)
+    say("ended")
+    sys.stdout.flush()

@@ -1,0 +1,290 @@
+"""The service-provider interface itself, without the kernel: what each call of a backend promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Hashable, Iterator
+
+import pytest
+
+from multilock import LossReason, now
+from multilock.backend import Backend
+from multilock.model import Busy, Claim, Granted, owner_text
+from multilock.testing.conformance.base import NAME, SOON, Conformance
+from multilock.testing.conformance.faces import FACES, Face
+from multilock.testing.conformance.places import Place
+
+__all__ = ["BackendConformance", "Ear"]
+
+WITHIN = 2.0
+
+
+class Ear:
+    """A `multilock.backend.Notices` that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.client = os.urandom(8).hex()
+        self.wakes: list[str | None] = []
+        self.losses: list[tuple[str, LossReason]] = []
+        self.changes: list[str | None] = []
+        self.sessions: list[Hashable] = []
+        self._changed = threading.Condition()
+
+    def now(self) -> float:
+        return now()
+
+    def wake(self, claim_id: str | None) -> None:
+        self._tell(lambda: self.wakes.append(claim_id))
+
+    def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
+        self._tell(lambda: self.losses.append((claim_id, reason)))
+
+    def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        self._tell(lambda: self.sessions.append(group))
+
+    def group_gone(self, group: Hashable, message: str) -> None:
+        self._tell(lambda: self.sessions.remove(group))
+
+    def silent(self, group: Hashable) -> None: ...
+
+    def changed(self, name: str | None) -> None:
+        self._tell(lambda: self.changes.append(name))
+
+    def wait(self, ready: object, within: float = SOON) -> bool:
+        assert callable(ready)
+        with self._changed:
+            return bool(self._changed.wait_for(ready, within))
+
+    def claim(self, name: str = NAME, *, ttl: float = 10.0, fair: bool = False, renew: bool = True) -> Claim:
+        claim_id = f"{self.client}.{os.urandom(16).hex()}"
+        owner = owner_text(claim_id, "lock", "host", os.getpid(), "conformance", ttl)
+        return Claim(name, "lock", claim_id, owner, ttl, renew, fair, "conformance")
+
+    def _tell(self, act: object) -> None:
+        assert callable(act)
+        with self._changed:
+            act()
+            self._changed.notify_all()
+
+
+class BackendConformance(Conformance):
+    @pytest.fixture(params=["blocking"])
+    def face(self, request: pytest.FixtureRequest) -> Face:
+        return FACES[request.param]()
+
+    @pytest.fixture
+    def ear(self) -> Ear:
+        return Ear()
+
+    @pytest.fixture
+    def backend_(self, place: Place, ear: Ear) -> Iterator[Backend]:
+        backend = place.backend()
+        backend.open(ear)
+        yield backend
+        backend.close()
+
+    @pytest.fixture
+    def ttl(self, backend_: Backend, place: Place) -> float:
+        return max(place.quick_ttl, backend_.capabilities.ttl_min)
+
+    def test_a_grant_is_a_proof_that_counts_from_the_sending(self, backend_: Backend, ear: Ear) -> None:
+        before = now()
+        granted = take(backend_, ear.claim())
+        assert before <= granted.sent_at <= now()
+        assert 0 < granted.valid_for <= granted.ttl
+        assert 0 < granted.renew_every < granted.valid_for
+        assert granted.ttl >= 10
+
+    def test_a_taken_name_is_busy(self, backend_: Backend, ear: Ear) -> None:
+        take(backend_, ear.claim())
+        busy = backend_.attempt(ear.claim(), False, WITHIN)
+        assert isinstance(busy, Busy)
+        assert busy.heartbeat > 0
+
+    def test_an_attempt_with_the_same_id_is_the_same_attempt(self, backend_: Backend, ear: Ear) -> None:
+        claim = ear.claim()
+        first, again = take(backend_, claim), take(backend_, claim)
+        assert again.token == first.token
+        assert backend_.release(claim, again, False, WITHIN) is True
+        assert isinstance(backend_.attempt(ear.claim(), False, WITHIN), Granted)
+
+    def test_a_refused_attempt_that_does_not_join_leaves_nothing(
+        self, backend_: Backend, ear: Ear, place: Place
+    ) -> None:
+        holder = ear.claim()
+        granted = take(backend_, holder)
+        backend_.attempt(ear.claim(), False, WITHIN)
+        backend_.release(holder, granted, False, WITHIN)
+        assert backend_.inspect(NAME, WITHIN) is None
+        assert place.leftovers() == []
+
+    def test_release_touches_nothing_of_another_claim(self, backend_: Backend, ear: Ear) -> None:
+        holder, stranger = ear.claim(), ear.claim()
+        granted = take(backend_, holder)
+        for unsure in (False, True):
+            assert backend_.release(stranger, None, unsure, WITHIN) is False
+        info = backend_.inspect(NAME, WITHIN)
+        assert info is not None
+        assert info.owner == holder.owner
+        assert backend_.renew(granted.group, [(holder, granted)], WITHIN) != [None]
+
+    def test_release_is_idempotent_and_says_whether_it_was_ours_until_now(self, backend_: Backend, ear: Ear) -> None:
+        claim = ear.claim()
+        granted = take(backend_, claim)
+        assert backend_.release(claim, granted, False, WITHIN) is True
+        assert backend_.release(claim, granted, False, WITHIN) is False
+
+    def test_a_cancel_is_final_also_for_a_request_that_comes_later(self, backend_: Backend, ear: Ear) -> None:
+        claim = ear.claim()
+        backend_.release(claim, None, True, WITHIN)
+        assert isinstance(backend_.attempt(claim, True, WITHIN), Busy)
+        assert isinstance(backend_.attempt(ear.claim(), False, WITHIN), Granted)
+
+    def test_a_cancelled_waiter_never_holds(self, backend_: Backend, ear: Ear) -> None:
+        holder, waiter = ear.claim(), ear.claim()
+        granted = take(backend_, holder)
+        backend_.attempt(waiter, True, WITHIN)
+        backend_.release(waiter, None, False, WITHIN)
+        backend_.release(holder, granted, False, WITHIN)
+        assert backend_.inspect(NAME, WITHIN) is None
+
+    def test_only_the_answer_to_an_attempt_makes_a_waiter_the_holder(self, backend_: Backend, ear: Ear) -> None:
+        holder, waiter = ear.claim(), ear.claim()
+        granted = take(backend_, holder)
+        assert isinstance(backend_.attempt(waiter, True, WITHIN), Busy)
+        backend_.release(holder, granted, False, WITHIN)
+        if backend_.capabilities.push_wait:
+            assert ear.wait(lambda: ear.wakes)
+            assert set(ear.wakes) <= {waiter.id, None}
+        before = now()
+        granted = take(backend_, waiter)
+        assert granted.sent_at >= before or ear.sessions  # of a session's lease its last renewal counts
+
+    def test_fair_waiters_are_served_in_order_of_arrival(self, backend_: Backend, ear: Ear) -> None:
+        if not backend_.capabilities.fair:
+            pytest.skip("declared: no order")
+        holder = ear.claim()
+        granted = take(backend_, holder)
+        waiters = [ear.claim(fair=True) for _ in range(3)]
+        for waiter in waiters:
+            assert isinstance(backend_.attempt(waiter, True, WITHIN), Busy)
+        for waiter in waiters:
+            backend_.release(holder, granted, False, WITHIN)
+            for other in waiters[waiters.index(waiter) + 1 :]:
+                assert isinstance(backend_.attempt(other, True, WITHIN), Busy)
+            holder, granted = waiter, take(backend_, waiter)
+
+    def test_renew_answers_for_each_claim_in_order(self, backend_: Backend, ear: Ear, place: Place) -> None:
+        claims = [ear.claim(name) for name in ("a", "b", "c")]
+        held = [(claim, take(backend_, claim)) for claim in claims]
+        place.delete("b")
+        before = now()
+        answers = [
+            answer
+            for group in dict.fromkeys(granted.group for _, granted in held)
+            for answer in backend_.renew(group, [pair for pair in held if pair[1].group == group], WITHIN)
+        ]
+        assert [answer is not None for answer in answers] == [True, False, True]
+        assert all(answer.sent_at >= before for answer in answers if answer)
+
+    def test_renew_never_takes_a_name_back(self, backend_: Backend, ear: Ear, place: Place) -> None:
+        claim = ear.claim()
+        granted = take(backend_, claim)
+        place.delete(NAME)
+        next_claim = ear.claim()
+        take(backend_, next_claim)
+        assert list(backend_.renew(granted.group, [(claim, granted)], WITHIN)) == [None]
+        assert backend_.release(claim, granted, False, WITHIN) is False
+        info = backend_.inspect(NAME, WITHIN)
+        assert info is not None
+        assert info.owner == next_claim.owner
+
+    def test_an_unrenewed_claim_ends_by_itself(self, backend_: Backend, ear: Ear, ttl: float) -> None:
+        claim = ear.claim(ttl=ttl, renew=False)
+        granted = take(backend_, claim)
+        next_claim = ear.claim()
+        until = now() + backend_.capabilities.takeover_bound + granted.ttl
+        while isinstance(backend_.attempt(next_claim, False, WITHIN), Busy):
+            assert now() < until
+            time.sleep(0.01)
+        assert now() >= granted.sent_at + granted.valid_for
+        assert list(backend_.renew(granted.group, [(claim, granted)], WITHIN)) == [None]
+
+    def test_a_lost_claim_is_reported_where_losses_are_pushed(self, backend_: Backend, ear: Ear, place: Place) -> None:
+        if not backend_.capabilities.push_loss:
+            pytest.skip("declared: a loss is seen by the next renewal")
+        claim, early = ear.claim(), ear.claim("early")
+        granted, early_granted = take(backend_, claim), take(backend_, early)
+        place.delete("early")
+        backend_.watch(granted.group, [(claim, granted)], WITHIN)
+        backend_.watch(early_granted.group, [(early, early_granted)], WITHIN)
+        assert ear.wait(lambda: early.id in dict(ear.losses))
+        place.delete(NAME)
+        assert ear.wait(lambda: claim.id in dict(ear.losses))
+
+    def test_a_released_claim_is_never_reported_lost(self, backend_: Backend, ear: Ear) -> None:
+        claim = ear.claim()
+        granted = take(backend_, claim)
+        backend_.watch(granted.group, [(claim, granted)], WITHIN)
+        backend_.release(claim, granted, False, WITHIN)
+        take(backend_, ear.claim())
+        assert not ear.wait(lambda: ear.losses, 0.2)
+
+    def test_a_followed_name_is_reported_when_its_holder_changes(
+        self, backend_: Backend, ear: Ear, place: Place
+    ) -> None:
+        if not backend_.follow(frozenset({NAME}), WITHIN):
+            return  # the kernel polls
+        ear.changes.clear()  # the present holder may have been told
+        claim = ear.claim()
+        granted = take(backend_, claim)
+        assert ear.wait(lambda: ear.changes)
+        assert set(ear.changes) <= {NAME, None}
+        ear.changes.clear()
+        backend_.release(claim, granted, False, WITHIN)
+        assert ear.wait(lambda: ear.changes)
+
+    def test_force_release_takes_it_from_whoever_holds_it(self, backend_: Backend, ear: Ear) -> None:
+        assert backend_.force_release(NAME, WITHIN) is False
+        claim = ear.claim()
+        granted = take(backend_, claim)
+        assert backend_.force_release(NAME, WITHIN) is True
+        assert list(backend_.renew(granted.group, [(claim, granted)], WITHIN)) == [None]
+
+    def test_tokens_grow_with_every_grant(self, backend_: Backend, ear: Ear) -> None:
+        tokens: list[int] = []
+        for _ in range(5):
+            claim = ear.claim()
+            granted = take(backend_, claim)
+            assert (granted.token is not None) == backend_.capabilities.fencing
+            tokens.append(granted.token or len(tokens))
+            backend_.release(claim, granted, False, WITHIN)
+        assert tokens == sorted(set(tokens))
+
+    def test_a_backend_can_be_opened_again(self, backend_: Backend, ear: Ear) -> None:
+        """As in a forked child."""
+        take(backend_, ear.claim())
+        child = Ear()
+        backend_.open(child)
+        assert isinstance(backend_.attempt(child.claim(), False, WITHIN), Busy)
+        take(backend_, child.claim("another"))
+        backend_.ping(WITHIN)
+
+    def test_close_is_harmless_twice_and_its_facts_stay(self, place: Place, ear: Ear) -> None:
+        backend = place.backend()
+        backend.open(ear)
+        backend.close()
+        backend.close()
+        assert dataclasses.is_dataclass(backend.capabilities)
+        assert backend.scheme == place.scheme
+
+
+def take(backend: Backend, claim: Claim) -> Granted:
+    granted = backend.attempt(claim, False, WITHIN)
+    if isinstance(granted, Busy):  # its turn may be a moment away
+        granted = backend.attempt(claim, True, WITHIN)
+    assert isinstance(granted, Granted), granted
+    return granted

@@ -53,8 +53,10 @@ def run_app() -> int:
 
 
 @contextlib.contextmanager
-def _client(url: str | None, profile: str | None, config: str | None) -> Iterator[multilock.Client]:
-    with multilock.connect(url, profile=profile, config=config) as client:
+def _client(
+    url: str | None, profile: str | None, config: str | None, ttl: float | None = None
+) -> Iterator[multilock.Client]:
+    with multilock.connect(url, profile=profile, config=config, ttl=ttl) as client:
         yield client
 
 
@@ -87,8 +89,8 @@ def run(
     profile: Profile = None,
 ) -> None:
     """Run CMD while the lock NAME is held; end it if that is lost."""
-    with _ending(), _client(url, profile, config) as client:
-        _finish(hold.run(client, name, command, timeout, ttl, taken))
+    with _ending(), _client(url, profile, config, ttl) as client:
+        _finish(hold.run(client, name, command, timeout, taken))
 
 
 @app.command()
@@ -102,8 +104,8 @@ def elect(
     profile: Profile = None,
 ) -> None:
     """Run CMD whenever this node leads; when CMD ends, resign."""
-    with _ending(), _client(url, profile, config) as client:
-        _finish(hold.elect(client, name, command, identity, ttl))
+    with _ending(), _client(url, profile, config, ttl) as client:
+        _finish(hold.elect(client, name, command, identity))
 
 
 @app.command()

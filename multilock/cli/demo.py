@@ -72,7 +72,7 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
         nodes.kill(first.node)
         with show.waiting("waiting for the takeover"):
             second = nodes.next_leader(first)
-        show(f"{second.node.name} leads, term {second.term}: {second.at - killed_at:.2f} s after the kill", "green")
+        show(f"{second.node.name} leads, term {second.term}: {second.at - killed_at:.3f} s after the kill", "green")
         time.sleep(PAUSE)
 
         terms = [first.term, second.term]
@@ -81,7 +81,7 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
             asked_at = multilock.now()
             nodes.stop(second.node)
             third = nodes.next_leader(second)
-            show(f"{third.node.name} leads, term {third.term}: {third.at - asked_at:.2f} s after the request", "green")
+            show(f"{third.node.name} leads, term {third.term}: {third.at - asked_at:.3f} s after the request", "green")
             terms.append(third.term)
             time.sleep(PAUSE)
         nodes.stop_all()

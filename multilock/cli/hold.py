@@ -17,11 +17,11 @@ __all__ = ["elect", "run"]
 KILL_SHARE = 1 / 50  # of the ttl: so long before the validity ends CMD is dead, whatever it does with SIGTERM
 
 
-def run(client: Client, name: str, command: Sequence[str], timeout: float | None, ttl: float | None, taken: int) -> int:
+def run(client: Client, name: str, command: Sequence[str], timeout: float | None, taken: int) -> int:
     """``command`` under the lock ``name``; the exit code, ``taken`` if the lock was not obtained in time."""
     if not 0 <= taken <= 255:
         raise ConfigurationError(f"-E {taken}: an exit code is 0 to 255")
-    lock = client.lock(name, ttl=ttl)
+    lock = client.lock(name)
     _tell_waiting(client)
     with Signals() as signals:
         try:
@@ -36,9 +36,9 @@ def run(client: Client, name: str, command: Sequence[str], timeout: float | None
         return LOST if code is None else code
 
 
-def elect(client: Client, name: str, command: Sequence[str], identity: str | None, ttl: float | None) -> int:
+def elect(client: Client, name: str, command: Sequence[str], identity: str | None) -> int:
     """``command`` whenever this node leads; the exit code of the one that ended by itself."""
-    election = client.election(name, identity=identity, ttl=ttl)
+    election = client.election(name, identity=identity)
     _tell_waiting(client)
     with Signals() as signals:
         while True:
@@ -50,6 +50,8 @@ def elect(client: Client, name: str, command: Sequence[str], identity: str | Non
             code = _hold(leadership, command, signals)
             if code is not None:
                 return code
+            if signals.passed_on is not None:  # CMD could not obey it: it was being ended anyway
+                return 128 + signals.passed_on
             say(f"stands again for {name!r}")
 
 

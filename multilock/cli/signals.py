@@ -35,6 +35,7 @@ class Signals:
         self._waiting = False
         self._target: Target | None = None
         self._pending: list[int] = []
+        self.passed_on: int | None = None  #: the last one that CMD was sent
 
     def __enter__(self) -> Signals:
         for signum in PASSED_ON:
@@ -50,6 +51,7 @@ class Signals:
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self._target is not None:
+            self.passed_on = signum
             self._target.signal(signum)
         elif self._waiting:
             raise Signalled(signum)
@@ -73,7 +75,7 @@ class Signals:
         self._target = target
         try:
             while self._pending:
-                target.signal(self._pending.pop(0))
+                self._handle(self._pending.pop(0), None)
             yield
         finally:
             self._target = None

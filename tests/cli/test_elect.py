@@ -12,6 +12,7 @@ import multilock
 from tests.cli.conftest import WITHIN, Run, Start, gone, line_of, until
 from tests.servers import RedisServer, free_port
 
+STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 LEAD = "echo $MULTILOCK_TOKEN; trap 'exit 5' TERM INT; while :; do sleep 0.05; done"
 
 
@@ -61,6 +62,19 @@ def test_a_lost_leadership_ends_the_command_and_the_node_stands_again(
     assert next_term > term
     process.terminate()
     assert process.wait(WITHIN) == 5
+
+
+def test_a_signal_while_a_lost_leadership_ends_is_not_forgotten(
+    start: Start, url: str, client: multilock.Client
+) -> None:
+    process = start("elect", "lead", "--ttl", "2", "--url", url, "--", "sh", "-c", STUBBORN)
+    assert line_of(process) == "ready"
+    assert client.force_release("lead")
+    assert process.stderr is not None
+    while "ending sh" not in process.stderr.readline():
+        assert process.poll() is None
+    process.terminate()
+    assert process.wait(WITHIN) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
@@ -119,7 +133,7 @@ def test_the_demo_shows_rising_terms_and_leaves_nothing(run: Run, tmp_path: Path
     terms = _terms(ended.stdout)
     assert len(terms) == min(nodes, 3)
     assert terms == sorted(set(terms))
-    assert re.search(r"leads, term \d+: \d+\.\d\d s after the kill", ended.stdout)
+    assert re.search(r"leads, term \d+: \d+\.\d{3} s after the kill", ended.stdout)
     assert list(temporary.iterdir()) == []
     assert _processes_in(tmp_path) == []
 

@@ -49,6 +49,8 @@ def run_app() -> int:
     except SystemExit as ended:
         # typer's own exits. 2 is a mistake in the arguments, which it has explained; it has a reader who went away too.
         return USAGE if ended.code == 2 else int(ended.code or 0)
+    except Exception as error:
+        return code_of(error)
     return 0
 
 

@@ -35,6 +35,8 @@ OURS: Mapping[str, Ours] = {
     "redis": Ours("multilock_redis", "redis", "redis"),
     "rediss": Ours("multilock_redis", "redis", "redis"),
     "unix": Ours("multilock_redis", "redis", "redis"),
+    "etcd": Ours("multilock_etcd", "etcd", "grpc"),
+    "etcds": Ours("multilock_etcd", "etcd", "grpc"),
 }
 
 _registered: dict[str, OpenBackend] = {}

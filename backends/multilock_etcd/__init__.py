@@ -1,0 +1,178 @@
+"""Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so its tools and libraries take part.
+
+See docs/backends/etcd.md. `recipe` is the algorithm, `sessions` the leases it lives on, `transport` the requests,
+`notices` what the server pushes, `messages` the wire format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import cast
+from urllib.parse import unquote
+
+# First of all: it imports grpc, whose absence the registry explains.
+from multilock_etcd.transport import Cluster, Transport
+
+# isort: split
+from multilock.backend import Held, Notices
+from multilock.config import reject_unknown
+from multilock.errors import ConfigurationError
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock_etcd import lookup
+from multilock_etcd.diagnose import diagnose
+from multilock_etcd.notices import Watcher
+from multilock_etcd.recipe import Keyspace, Recipe, end_of
+from multilock_etcd.sessions import Sessions
+
+__all__ = ["EtcdBackend", "open_backend"]
+
+PORT = 2379
+TTL_MIN = 2.0  # seconds; a server grants no less than 1.5 times its election timeout, which is 1 s by default
+TTL_MAX = 9_000_000_000.0
+EXPIRY = 1.0  # seconds; a lease is ended up to half a second late, and its keys then go through a majority
+
+_TLS = ("ca", "cert", "key")
+_LOGIN = ("username", "password")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(\d+))?")
+
+_inherited: list[object] = []  # what a forked child must not close, not even by forgetting it
+
+
+def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
+    """``etcd://h1:2379,h2:2379,h3:2379`` or ``etcds://…`` with TLS; options ``username``, ``password``, ``ca``,
+    ``cert``, ``key`` (paths of PEM files), and ``client``: one of the field's, used through its ``channel``."""
+    reject_unknown(options, (*_TLS, *_LOGIN, "client"), "etcd")
+    return EtcdBackend(
+        _cluster(url, options),
+        prefix=cast("str", options.get("prefix", "multilock/")),
+        ttl=cast("float", options.get("ttl", 30.0)),
+    )
+
+
+class EtcdBackend:
+    scheme = "etcd"
+
+    def __init__(self, cluster: Cluster, *, prefix: str, ttl: float) -> None:
+        self._cluster = cluster
+        self._keys = Keyspace(prefix)
+        self._transport: Transport | None = None
+        self.capabilities = Capabilities(
+            fencing=True,
+            fencing_scope="the life of the cluster's data",
+            fair=True,
+            push_wait=True,
+            push_loss=True,
+            cross_host=True,
+            survives_failover=True,
+            ttl_min=TTL_MIN,
+            ttl_max=TTL_MAX,
+            ttl_step=1.0,
+            takeover_bound=max(ttl, TTL_MIN) + EXPIRY,
+        )
+
+    def open(self, notices: Notices) -> None:
+        if self._transport:
+            _inherited.extend(self._transport.lines())
+        self._notices = notices
+        self._transport = transport = Transport(self._cluster, notices.now)
+        self._sessions = Sessions(transport, notices)
+        self._watcher = Watcher(transport, self._sessions, notices)
+        self._recipe = Recipe(self._keys, transport, self._sessions, self._watcher, notices)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        return self._recipe.attempt(claim, join, within)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        return self._recipe.release(claim, granted, unsure, within)
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        return self._recipe.renew(group, held, within)
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        for claim, granted in held:
+            assert granted.token is not None
+            self._watcher.hold(claim.id, self._keys.own(claim), granted.token, group)
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        queues = {name: self._keys.queue(name) for name in names}
+        start = lookup.revision(self._requests, within) + 1 if names else 0
+        self._watcher.follow({name: (queue, end_of(queue)) for name, queue in queues.items()}, start)
+        return True
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self._recipe.inspect(name, within)
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return self._recipe.inspect_all(prefix, within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self._recipe.force(name, within)
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return diagnose(self._requests, self._cluster, within)
+
+    def ping(self, within: float) -> None:
+        lookup.revision(self._requests, within)
+
+    def close(self) -> None:
+        self._watcher.close()
+        self._sessions.revoke_all()
+        self._requests.close()
+
+    @property
+    def _requests(self) -> Transport:
+        assert self._transport is not None
+        return self._transport
+
+
+def _cluster(url: str, options: Mapping[str, object]) -> Cluster:
+    scheme, _, rest = url.partition("://")
+    login, _, hosts = rest.rpartition("@")
+    tls = scheme == "etcds"
+    given = {name: _text(name, options[name]) for name in (*_TLS, *_LOGIN) if name in options}
+    if login:
+        user, _, password = login.partition(":")
+        given = {"username": unquote(user), "password": unquote(password), **given}
+    if "client" in options:
+        return _handed_over(hosts, given, options["client"])
+    if not tls and (extra := [name for name in _TLS if name in given]):
+        raise ConfigurationError(f"{extra[0]}= is for TLS: write etcds:// instead of etcd://")
+    if ("cert" in given) != ("key" in given):
+        raise ConfigurationError("cert= and key= belong together: give both")
+    if "password" in given and "username" not in given:
+        raise ConfigurationError("password= needs username=")
+    if not hosts.rstrip("/"):
+        raise ConfigurationError("an etcd URL names its members: etcd://h1:2379,h2:2379,h3:2379")
+    return Cluster(
+        [_target(host) for host in hosts.rstrip("/").split(",")],
+        tls,
+        ca=given.get("ca"),
+        cert=given.get("cert"),
+        key=given.get("key"),
+        username=given.get("username"),
+        password=given.get("password"),
+    )
+
+
+def _handed_over(hosts: str, given: Mapping[str, str], client: object) -> Cluster:
+    if hosts.rstrip("/") or given:
+        raise ConfigurationError("with client= the URL is etcd:// alone: that client knows its hosts and who we are")
+    if not hasattr(getattr(client, "channel", None), "unary_unary"):
+        raise ConfigurationError(
+            f"client= takes an etcd client with a gRPC .channel, such as etcd3.client(), not {type(client).__name__}"
+        )
+    return Cluster(["of the client handed over"], client=client)
+
+
+def _target(host: str) -> str:
+    found = _HOST.fullmatch(host)
+    if found is None or not 0 < int(found[2] or PORT) < 65536:
+        raise ConfigurationError(f"{host!r} is no host of an etcd URL: write host:port, or [::1]:2379 for IPv6")
+    return f"{found[1]}:{found[2] or PORT}"
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
+    return value

@@ -1,0 +1,109 @@
+"""What of an etcd cluster weakens the lock, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from multilock.errors import MultilockError
+from multilock.model import Finding
+from multilock_etcd import messages as m
+from multilock_etcd.transport import Cluster, Transport, calls
+
+__all__ = ["diagnose"]
+
+Version = tuple[int, int, int]
+
+# First good patch release of each line, from etcd's changelogs.
+_REVOKES_EARLY: dict[tuple[int, int], int] = {(3, 4): 31, (3, 5): 13}
+_RENEWS_REVOKED: dict[tuple[int, int], int] = {(3, 4): 38, (3, 5): 23, (3, 6): 5}
+
+
+def diagnose(transport: Transport, cluster: Cluster, within: float) -> list[Finding]:
+    """Ask every endpoint of the URL, and the cluster for its members. Raises if nobody answers."""
+    findings: list[Finding] = []
+    silent: list[Exception] = []
+    for target, said in transport.each(calls.STATUS, m.StatusRequest(), within):
+        if isinstance(said, Exception):
+            silent.append(said)
+            findings.append(_endpoint_silent(target, said))
+        else:
+            findings += _about_member(target, said)
+    if len(silent) == len(cluster.targets):
+        raise silent[0]
+    try:
+        members, _ = transport.call(calls.MEMBERS, m.MemberListRequest(), within)
+    except MultilockError:  # with authentication only root may ask
+        return findings
+    return findings + list(_about_cluster(len(cluster.targets), members.members))
+
+
+def _endpoint_silent(target: str, error: Exception) -> Finding:
+    return Finding(
+        "etcd-endpoint-silent",
+        "warning",
+        f"the endpoint {target} does not answer: {error}",
+        "start this member, or take it out of the URL",
+    )
+
+
+def _about_member(target: str, status: object) -> Iterator[Finding]:
+    version = _version(getattr(status, "version", ""))
+    if version and _older(version, _REVOKES_EARLY):
+        yield Finding(
+            "etcd-revokes-early",
+            "error",
+            f"{target} is etcd {_text(version)}: after a pause of its leader it may end leases that are still renewed, "
+            "and let a second holder in",
+            "upgrade to 3.4.31, 3.5.13 or later",
+        )
+    if version and _older(version, _RENEWS_REVOKED):
+        yield Finding(
+            "etcd-renews-revoked",
+            "warning",
+            f"{target} is etcd {_text(version)}: it may acknowledge the renewal of a lease that was revoked",
+            "upgrade to 3.4.38, 3.5.23, 3.6.5 or later",
+        )
+    for error in getattr(status, "errors", ()):
+        yield Finding("etcd-member-error", "error", f"{target} reports: {error}", "see `etcdctl alarm list`")
+    if getattr(status, "isLearner", False):
+        yield Finding("etcd-learner", "warning", f"{target} is a learner and refuses requests", "promote it")
+
+
+def _about_cluster(endpoints: int, members: object) -> Iterator[Finding]:
+    voters = [member for member in members if not member.isLearner]  # type: ignore[attr-defined]
+    if len(voters) == 1:
+        yield Finding(
+            "etcd-single-member",
+            "info",
+            "the cluster has one member: while that is down nobody gets a lock, and without its disk all are lost",
+            "run three or five members",
+        )
+    elif len(voters) % 2 == 0:
+        yield Finding(
+            "etcd-even-members",
+            "info",
+            f"the cluster has {len(voters)} voting members, which survive no more failures than {len(voters) - 1}",
+            "run three or five members",
+        )
+    if endpoints < len(voters):
+        yield Finding(
+            "etcd-few-endpoints",
+            "info",
+            f"the URL names {endpoints} of {len(voters)} members: if those fail, the others cannot be reached",
+            "name all members: etcd://h1:2379,h2:2379,h3:2379",
+        )
+
+
+def _version(text: str) -> Version | None:
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _older(version: Version, first_good: dict[tuple[int, int], int]) -> bool:
+    line = version[:2]
+    return line < min(first_good) or version[2] < first_good.get(line, 0)
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))

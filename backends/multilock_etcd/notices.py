@@ -1,0 +1,285 @@
+"""What etcd pushes: wake-ups for waiters, the loss of keys that are held, changes of names that are followed.
+
+One watch stream per client, opened when it is first needed, read by a thread. Each watch begins at the revision at
+which its key was last seen, so it also reports what happened before it was armed. A push is a hint and never proof:
+whoever is woken looks again. After the stream broke, or etcd compacted what a watch had still to read, everything is
+looked at once, and watched from there on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from multilock.backend import Notices
+from multilock.errors import BackendUnavailable, MultilockError
+from multilock.model import LossReason
+from multilock_etcd import lookup
+from multilock_etcd import messages as m
+from multilock_etcd.sessions import Sessions
+from multilock_etcd.transport import Transport
+
+__all__ = ["Watcher"]
+
+logger = logging.getLogger("multilock")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to open the stream again
+LOOK_WITHIN = 2.0
+REASON_WITHIN = 0.1  # seconds that a loss may wait for its reason
+
+
+class _Watch:
+    """``tell`` is called with each event; with ``once`` the first one ends the watch."""
+
+    __slots__ = ("confirmed", "end", "id", "key", "once", "start", "tell")
+
+    def __init__(self, number: int, key: bytes, end: bytes, start: int, tell: Callable[[Any], None]) -> None:
+        self.id = number
+        self.key = key
+        self.end = end
+        self.start = start
+        self.tell = tell
+        self.once = not end
+        self.confirmed = False
+
+    def request(self) -> Any:
+        filters = [m.NOPUT] if self.once else []
+        create = m.WatchCreateRequest(
+            key=self.key, range_end=self.end, start_revision=self.start, filters=filters, watch_id=self.id
+        )
+        return m.WatchRequest(create_request=create)
+
+
+class _Holder:
+    """A key that is held."""
+
+    __slots__ = ("key", "lease", "revision", "watch")
+
+    def __init__(self, key: bytes, revision: int, lease: Hashable) -> None:
+        self.key = key
+        self.revision = revision
+        self.lease = lease
+        self.watch: _Watch | None = None
+
+
+class Watcher:
+    def __init__(self, transport: Transport, sessions: Sessions, notices: Notices) -> None:
+        self._transport = transport
+        self._sessions = sessions
+        self._notices = notices
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, list[_Watch]] = {}
+        self._holding: dict[str, _Holder] = {}
+        self._followed: dict[str, tuple[bytes, bytes]] = {}
+        self._following: dict[str, _Watch] = {}
+        self._watches: dict[int, _Watch] = {}  # those that the present stream has, or the next one begins with
+        self._outbox: SimpleQueue[Any] | None = None
+        self._call: Any = None
+        self._started = False
+        self._denied = False  # a watch was, with a token that is new
+        self._closed = threading.Event()
+
+    # ---- what is watched
+
+    def wait(self, claim_id: str, keys: tuple[bytes, ...], start: int) -> None:
+        """Wake this claim when one of the keys is deleted, at ``start`` or later."""
+        with self._lock:
+            watches = self._waiting.get(claim_id, [])
+            if [watch.key for watch in watches if watch.id in self._watches] == list(keys):
+                return
+            self._drop(watches)
+            wake = partial(self._notices.wake, claim_id)
+            self._waiting[claim_id] = [self._add(key, b"", start, lambda _: wake()) for key in keys]
+        self._start()
+
+    def hold(self, claim_id: str, key: bytes, revision: int, lease: Hashable) -> None:
+        """Report this claim lost when its key, made at ``revision``, is deleted, also if that has happened."""
+        with self._lock:
+            self.stop(claim_id)
+            holder = self._holding[claim_id] = _Holder(key, revision, lease)
+            self._arm(claim_id, holder, revision + 1)
+        self._start()
+
+    def stop(self, claim_id: str) -> None:
+        with self._lock:
+            watches = self._waiting.pop(claim_id, [])
+            if (holder := self._holding.pop(claim_id, None)) and holder.watch:
+                watches.append(holder.watch)
+            self._drop(watches)
+
+    def covers(self, claim_id: str) -> bool:
+        """Whether the server has confirmed that it reports the loss of this claim's key."""
+        with self._lock:
+            holder = self._holding.get(claim_id)
+            watch = holder.watch if holder else None
+            return watch is not None and watch.confirmed and watch.id in self._watches
+
+    def follow(self, ranges: Mapping[str, tuple[bytes, bytes]], start: int) -> None:
+        """Report each change in these ranges of keys, from ``start`` on; in no others."""
+        with self._lock:
+            for name in self._followed.keys() - ranges.keys():
+                del self._followed[name]
+                self._drop([self._following.pop(name)])
+            for name in ranges.keys() - self._followed.keys():
+                self._followed[name] = ranges[name]
+                self._arm_followed(name, start)
+        self._start()
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            if self._outbox:
+                self._outbox.put(None)
+            if self._call:
+                self._call.cancel()
+
+    def _add(self, key: bytes, end: bytes, start: int, tell: Callable[[Any], None]) -> _Watch:
+        watch = _Watch(next(self._numbers), key, end, start, tell)
+        self._watches[watch.id] = watch
+        if self._outbox:
+            self._outbox.put(watch.request())
+        return watch
+
+    def _arm(self, claim_id: str, holder: _Holder, start: int) -> None:
+        holder.watch = self._add(holder.key, b"", start, partial(self._lost, claim_id))
+
+    def _arm_followed(self, name: str, start: int) -> None:
+        changed = partial(self._notices.changed, name)
+        self._following[name] = self._add(*self._followed[name], start, lambda _: changed())
+
+    def _drop(self, watches: list[_Watch]) -> None:
+        for watch in watches:
+            if self._watches.pop(watch.id, None) and self._outbox:
+                self._outbox.put(m.WatchRequest(cancel_request=m.WatchCancelRequest(watch_id=watch.id)))
+
+    # ---- the reading thread
+
+    def _start(self) -> None:
+        with self._lock:
+            started, self._started = self._started, True
+        if not started:
+            threading.Thread(target=self._run, name="multilock-etcd-notices", daemon=True).start()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            began = self._notices.now()
+            try:
+                self._listen()
+            except MultilockError as error:
+                logger.debug("the watch stream ended: %s", error)
+            failures = 0 if self._notices.now() - began > LONGEST_PAUSE else failures + 1
+            self._down()
+            while not self._closed.is_set() and not self._look_at_everything():
+                failures += 1
+                self._closed.wait(self._pause(failures))
+            if failures > 1:
+                self._closed.wait(self._pause(failures))
+
+    def _pause(self, failures: int) -> float:
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+
+    def _listen(self) -> None:
+        """Open the stream with all watches, and hand on what it says until it ends."""
+        outbox: SimpleQueue[Any] = SimpleQueue()
+        try:
+            with self._transport.watch(iter(outbox.get, None)) as stream:
+                with self._lock:
+                    self._call = stream
+                    self._outbox = outbox
+                    for watch in self._watches.values():
+                        outbox.put(watch.request())
+                if self._closed.is_set():
+                    return
+                for answer in stream:
+                    self._hear(answer)
+        finally:
+            outbox.put(None)  # ends the thread in which gRPC waits for our next request
+
+    def _down(self) -> None:
+        """Nothing is watched now; what keeps our leases alive may be broken as well."""
+        with self._lock:
+            self._outbox = self._call = None
+            self._watches.clear()
+        if not self._closed.is_set():
+            for lease in self._sessions.leases():
+                self._notices.silent(lease)
+
+    def _look_at_everything(self) -> bool:
+        """Whether the server has told how things are now. They are watched from there on."""
+        with self._lock:
+            unwatched = {
+                claim_id: holder
+                for claim_id, holder in self._holding.items()
+                if holder.watch is None or holder.watch.id not in self._watches
+            }
+        try:
+            keys = [(holder.key, holder.revision) for holder in unwatched.values()]
+            gone, revision = lookup.missing(self._transport, keys, LOOK_WITHIN, self._notices.now)
+            revision = revision or lookup.revision(self._transport, LOOK_WITHIN)
+        except MultilockError as error:
+            logger.debug("the watch stream cannot be opened again yet: %s", error)
+            return False
+        with self._lock:
+            lost = []
+            for claim_id, holder in unwatched.items():
+                if self._holding.get(claim_id) is holder:
+                    if holder.key in gone:
+                        lost.append(claim_id)
+                    else:
+                        self._arm(claim_id, holder, revision + 1)
+            for name in self._followed:
+                if self._following[name].id not in self._watches:
+                    self._arm_followed(name, revision + 1)
+        for claim_id in lost:
+            self._lost(claim_id, None)
+        self._notices.changed(None)
+        self._notices.wake(None)  # they look again, and so say what they wait for
+        return True
+
+    def _hear(self, answer: Any) -> None:
+        watch = self._watches.get(answer.watch_id)
+        if watch is None:
+            return
+        if answer.canceled:
+            self._cancelled(watch, answer)
+            return
+        if answer.created:
+            watch.confirmed = True
+            self._denied = False
+        if answer.events and watch.once:
+            with self._lock:
+                self._drop([watch])
+        for event in answer.events:
+            watch.tell(event)
+
+    def _cancelled(self, watch: _Watch, answer: Any) -> None:
+        with self._lock:
+            self._watches.pop(watch.id, None)
+        if answer.compact_revision:
+            raise BackendUnavailable(f"what happened before revision {answer.compact_revision} was compacted")
+        if not self._denied:
+            self._denied = True
+            self._transport.token_over()
+            raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
+        logger.warning(
+            "etcd does not let us watch (%s): waiters are woken and losses found by timers only", answer.cancel_reason
+        )
+
+    def _lost(self, claim_id: str, event: Any) -> None:
+        """The key of a holder is gone. Its reason is worth one question, and a moment."""
+        with self._lock:
+            holder = self._holding.pop(claim_id, None)
+        if holder is None:
+            return
+        revision = event.kv.mod_revision if event else holder.revision
+        self._sessions.look(holder.lease, revision, REASON_WITHIN)
+        # If its lease has ended, the kernel has heard of that by now, and knows this claim no more.
+        self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted")

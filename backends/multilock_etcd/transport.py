@@ -1,0 +1,392 @@
+"""Requests to an etcd cluster: blocking, bounded in time, never repeated once they may have been executed.
+
+One gRPC channel per endpoint, and our own choice among them: one endpoint is used until it is silent, then the next,
+by a new connection. gRPC's own balancing and retries are off: its ``pick_first`` stays with a frozen member. Every
+request says ``hasleader``, so a member that is cut off from its leader says so at once. grpc's exceptions become ours
+here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# gRPC reads it once, when it is first imported: without it a forked child hangs in gRPC's threads that it lacks.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
+
+import grpc
+
+from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError, MultilockError
+from multilock_etcd import messages
+
+__all__ = ["Cluster", "LeaseMissing", "Method", "Transport", "calls"]
+
+Code = grpc.StatusCode
+
+SILENT_AFTER = 0.1  # seconds; a request that had less says nothing about the endpoint by its silence
+PREPARE_WITHIN = 5.0  # seconds for a login where the request itself has no limit
+
+_OPTIONS = (
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),  # a proxy for web pages must not carry, buffer and time out a lock's requests
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, shared with nobody
+    ("grpc.max_receive_message_length", -1),  # thousands of names in one page
+    # Finds a watch stream whose connection died silently; etcd ends connections that ping more often than every 5 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+)
+# What says that the request was never sent; gRPC has no code of its own for it.
+_NOT_SENT = ("failed to connect to all addresses", "dns resolution failed", "name resolution")
+_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
+# The token is not known any more (it expired, the members restarted, auth was switched on). Nothing was executed.
+_TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "user name is empty")
+_LEASE_MISSING = "requested lease not found"
+_REFUSED = {
+    Code.UNAUTHENTICATED: "give username= and password=, or cert= and key=",
+    Code.PERMISSION_DENIED: "give this user read and write access to the keys below prefix=",
+    Code.INVALID_ARGUMENT: "see the server's message; who is not known gives username= and password=",
+    Code.FAILED_PRECONDITION: "see the server's message",
+    Code.RESOURCE_EXHAUSTED: "see the server's message: an etcd out of space is compacted, defragmented and disarmed",
+    Code.UNIMPLEMENTED: "is it an etcd of version 3.4 or later?",
+    Code.DATA_LOSS: "see the server's log",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One kind of request."""
+
+    path: str
+    answer: Any
+
+
+class calls:
+    """The requests that a lock needs. A keep-alive is a stream that is closed after one request: for gRPC that is the
+    same as a call with one answer, and needs no thread."""
+
+    RANGE = Method("/etcdserverpb.KV/Range", messages.RangeResponse)
+    TXN = Method("/etcdserverpb.KV/Txn", messages.TxnResponse)
+    DELETE = Method("/etcdserverpb.KV/DeleteRange", messages.DeleteRangeResponse)
+    GRANT = Method("/etcdserverpb.Lease/LeaseGrant", messages.LeaseGrantResponse)
+    REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", messages.LeaseRevokeResponse)
+    KEEP_ALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", messages.LeaseKeepAliveResponse)
+    TIME_TO_LIVE = Method("/etcdserverpb.Lease/LeaseTimeToLive", messages.LeaseTimeToLiveResponse)
+    AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", messages.AuthenticateResponse)
+    STATUS = Method("/etcdserverpb.Maintenance/Status", messages.StatusResponse)
+    MEMBERS = Method("/etcdserverpb.Cluster/MemberList", messages.MemberListResponse)
+    WATCH = Method("/etcdserverpb.Watch/Watch", messages.WatchResponse)
+
+
+class LeaseMissing(Exception):
+    """The lease that a put names does not exist; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Cluster:
+    """Where etcd is and who we are: endpoints ``host:port`` with what TLS and login need, or a client handed over."""
+
+    targets: Sequence[str]
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    username: str | None = None
+    password: str | None = None
+    client: Any = None
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def name(self) -> str:
+        return "etcd " + ",".join(self.targets)
+
+
+class Transport:
+    """One client's connections to one cluster. Every call ends within its time, or raises as `Backend` says."""
+
+    def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._now = now
+        self._lock = threading.Lock()
+        self._current = 0
+        self._lines: list[_Line | None] = [None] * len(cluster.targets)
+        self._login = _Login(cluster)
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The endpoint in use, for messages."""
+        return f"etcd {self._cluster.targets[self._current]}"
+
+    def call(self, method: Method, request: Any, within: float) -> tuple[Any, float]:
+        """The answer, and when the request was sent that was answered.
+
+        Goes on to the next endpoint, and asks for a new token, as long as the request was certainly not executed.
+        Raises also `LeaseMissing`.
+        """
+        deadline = self._now() + within
+        tries = len(self._cluster.targets)
+        relogin = True
+        while True:
+            if (sent_at := self._now()) >= deadline:
+                raise BackendUnavailable("no time was left to ask etcd", unknown=False)
+            line = self._use()
+            try:
+                metadata = self._prepared(line, deadline)
+                sent_at = self._now()
+                answer = line.invoke(method, request, deadline - sent_at, metadata)
+                line.answered_at = self._now()
+                return answer, sent_at
+            except (grpc.RpcError, BackendUnavailable) as error:
+                if relogin and self._login.is_over(error):
+                    relogin = False
+                    continue
+                silence = self._failed(line, error, sent_at)
+                tries -= 1
+                if isinstance(silence, BackendUnavailable) and not silence.unknown and tries > 0:
+                    continue
+                raise silence from error
+            finally:
+                self._leave(line)
+
+    def each(self, method: Method, request: Any, within: float) -> Iterator[tuple[str, Any]]:
+        """Ask every endpoint: its name, and its answer or the error."""
+        for number, target in enumerate(self._cluster.targets):
+            line = self._use(number)
+            try:
+                yield target, line.invoke(method, request, within, self._prepared(line, self._now() + within))
+            except (grpc.RpcError, MultilockError) as error:
+                yield target, _translate(error, f"etcd {target}")
+            finally:
+                self._leave(line)
+
+    @contextmanager
+    def watch(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """The answers of a watch stream, without a limit in time: ``cancel()`` ends it, and so does giving up its
+        endpoint."""
+        line = self._use()
+        sent_at = self._now()
+        try:
+            stream = line.stream(requests, self._prepared(line, sent_at + PREPARE_WITHIN))
+            try:
+                yield stream
+            finally:
+                line.streams.discard(stream)
+                stream.cancel()
+        except (grpc.RpcError, BackendUnavailable) as error:
+            if isinstance(error, grpc.RpcError):
+                self._login.is_over(error)
+                raise self._failed(line, error, sent_at) from error
+            raise
+        finally:
+            self._leave(line)
+
+    def token_over(self) -> None:
+        """A watch was denied: the token may be the reason."""
+        self._login.forget()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            lines, self._lines = self._lines, [None] * len(self._lines)
+        for line in lines:
+            if line:
+                line.close()
+
+    def lines(self) -> list[Any]:
+        """For a forked child, which must keep them from being closed by the garbage collector."""
+        return [line for line in self._lines if line]
+
+    def _prepared(self, line: _Line, deadline: float) -> Sequence[tuple[str, str]]:
+        """See to it that this endpoint is alive and knows us; then what to send with each request. Whatever goes wrong
+        here, the request itself was not sent."""
+        if len(self._lines) > 1 and line.answered_at is None:
+            # A frozen member takes connections and says nothing. One of several gets only its share of the time.
+            share = (deadline - self._now()) / len(self._lines)
+            self._first(line, calls.STATUS, messages.StatusRequest(), share)
+        return self._login.metadata(lambda method, request: self._first(line, method, request, deadline - self._now()))
+
+    def _first(self, line: _Line, method: Method, request: Any, within: float) -> Any:
+        try:
+            answer = line.invoke(method, request, within, self._login.base)
+        except grpc.RpcError as error:
+            if error.code() not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN):
+                line.answered_at = self._now()
+            raise _translate(error, line.name, sent=False) from error
+        line.answered_at = self._now()
+        return answer
+
+    def _use(self, number: int | None = None) -> _Line:
+        if self._cluster.client is not None and self._cluster.pid != os.getpid():
+            raise ConfigurationError("the etcd client was handed over before the fork: connect after the fork")
+        with self._lock:
+            if self._closed:
+                raise BackendUnavailable("the connections to etcd are closed", unknown=False)
+            number = self._current if number is None else number
+            line = self._lines[number]
+            if line is None:
+                line = self._lines[number] = _Line(self._cluster, self._cluster.targets[number])
+            line.users += 1
+            return line
+
+    def _leave(self, line: _Line) -> None:
+        with self._lock:
+            line.users -= 1
+            over = line.retired and not line.users
+        if over:
+            line.close()
+
+    def _failed(self, line: _Line, error: Exception, sent_at: float) -> Exception:
+        """The exception to raise; an endpoint that is silent is given up for the next."""
+        silence = _translate(error, line.name)
+        heard = line.answered_at is not None and line.answered_at > sent_at
+        short = _code(error) is Code.DEADLINE_EXCEEDED and (heard or self._now() - sent_at < SILENT_AFTER)
+        if isinstance(silence, BackendUnavailable) and not short:
+            self._give_up(line)
+        return silence
+
+    def _give_up(self, line: _Line) -> None:
+        """The next request goes to the next endpoint, and one to this endpoint over a new connection."""
+        with self._lock:
+            if line not in self._lines:
+                return
+            number = self._lines.index(line)
+            if number == self._current:
+                self._current = (number + 1) % len(self._lines)
+            if not line.ours:
+                return
+            self._lines[number] = None
+            line.retired = True
+        for stream in list(line.streams):
+            stream.cancel()
+
+
+class _Line:
+    """One endpoint's channel. It is closed when it was given up and nobody uses it any more."""
+
+    def __init__(self, cluster: Cluster, target: str) -> None:
+        self.name = f"etcd {target}"
+        self.ours = cluster.client is None
+        self.answered_at: float | None = None
+        self.users = 0
+        self.retired = False
+        self.streams: set[Any] = set()
+        self._channel = _channel(cluster, target) if self.ours else cluster.client.channel
+        self._stubs: dict[Method, Any] = {}
+
+    def invoke(self, method: Method, request: Any, within: float, metadata: Sequence[tuple[str, str]]) -> Any:
+        stub = self._stubs.get(method)
+        if stub is None:
+            stub = self._stubs[method] = self._channel.unary_unary(
+                method.path,
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=method.answer.FromString,
+            )
+        try:
+            return stub(request, timeout=max(within, 0.001), metadata=metadata)
+        except ValueError as error:  # "Cannot invoke RPC on closed channel!": the client was closed meanwhile
+            raise BackendUnavailable(f"{self.name}: {error}", unknown=False) from error
+
+    def stream(self, requests: Iterator[Any], metadata: Sequence[tuple[str, str]]) -> Any:
+        stub = self._channel.stream_stream(
+            calls.WATCH.path,
+            request_serializer=messages.WatchRequest.SerializeToString,
+            response_deserializer=messages.WatchResponse.FromString,
+        )
+        call = stub(requests, metadata=metadata)
+        self.streams.add(call)
+        if self.retired:  # given up meanwhile
+            call.cancel()
+        return call
+
+    def close(self) -> None:
+        if self.ours:
+            self._channel.close()
+
+
+def _channel(cluster: Cluster, target: str) -> Any:
+    if not cluster.tls:
+        return grpc.insecure_channel(target, options=_OPTIONS)
+    try:
+        parts = [Path(file).read_bytes() if file else None for file in (cluster.ca, cluster.key, cluster.cert)]
+    except OSError as error:
+        raise BackendRejected(f"the files for TLS cannot be read: {error} (see ca=, cert=, key=)") from error
+    return grpc.secure_channel(target, grpc.ssl_channel_credentials(*parts), options=_OPTIONS)
+
+
+class _Login:
+    """What says who we are: nothing, a handed-over client's metadata, or a token for user and password, which is asked
+    for once, and again when the server does not know it any more."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._user = cluster.username
+        self._password = cluster.password
+        self._client = cluster.client
+        self._asking = threading.Lock()
+        self._metadata: tuple[tuple[str, str], ...] | None = None
+        self.base = (("hasleader", "true"),)
+
+    def metadata(self, ask: Callable[[Method, Any], Any]) -> Sequence[tuple[str, str]]:
+        if self._client is not None:
+            return (*self.base, *(getattr(self._client, "metadata", None) or ()))
+        if self._user is None:
+            return self.base
+        known = self._metadata
+        return known if known is not None else self._authenticate(ask)
+
+    def forget(self) -> None:
+        self._metadata = None
+
+    def is_over(self, error: Exception) -> bool:
+        """Whether a new token helps against this error; it is then asked for before the next request."""
+        if self._user is None or not any(text in _details(error) for text in _TOKEN_OVER):
+            return False
+        self.forget()
+        return True
+
+    def _authenticate(self, ask: Callable[[Method, Any], Any]) -> Sequence[tuple[str, str]]:
+        if not self._asking.acquire(timeout=PREPARE_WITHIN):
+            raise BackendUnavailable("another thread waits for etcd to tell us our token", unknown=False)
+        try:
+            if self._metadata is None:
+                self._metadata = self.base + self._token(ask)
+            return self._metadata
+        finally:
+            self._asking.release()
+
+    def _token(self, ask: Callable[[Method, Any], Any]) -> tuple[tuple[str, str], ...]:
+        request = messages.AuthenticateRequest(name=self._user, password=self._password or "")
+        try:
+            return (("token", ask(calls.AUTHENTICATE, request).token),)
+        except BackendRejected as error:
+            if "authentication is not enabled" in str(error):
+                return ()
+            raise
+
+
+def _code(error: Exception) -> Any:
+    return error.code() if isinstance(error, grpc.RpcError) else None
+
+
+def _details(error: Exception) -> str:
+    return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
+
+
+def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
+    """The exception that leaves this backend for one of grpc's. ``sent`` is False for what only prepares a request."""
+    if not isinstance(error, grpc.RpcError):
+        return error
+    code, said = error.code(), error.details() or ""
+    if code is Code.NOT_FOUND and _LEASE_MISSING in said:
+        return LeaseMissing(said)
+    if any(text in said for text in _UNTRUSTED):
+        return BackendRejected(f"{where} is not trusted, or does not trust us: {said} (see ca=, cert=, key=)")
+    if code in _REFUSED and "too many requests" not in said:
+        return BackendRejected(f"{where} refused: {said} ({_REFUSED[code]})")
+    if any(text in said.lower() for text in _NOT_SENT) or "too many requests" in said:
+        return BackendUnavailable(f"{where} cannot be reached: {said}", unknown=False)
+    return BackendUnavailable(f"{where} did not answer: {code.name}: {said}", unknown=sent)

@@ -78,7 +78,7 @@ class SqliteBackend:
     def open(self, notices: Notices) -> None:
         self._now = notices.now
         self._recipe = Recipe(host.boot_id(), host.Process.current())
-        self._database = Database(self._path, lambda sql: set_up(self._path, notices.now(), sql))
+        self._database = Database(self._path, lambda sql: set_up(self._path, notices.now, sql))
         self._waiting: dict[str, tuple[float, float]] = {}  # claim id -> waits since, next heartbeat
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:

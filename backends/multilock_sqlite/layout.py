@@ -7,6 +7,8 @@ reserved in blocks by a ``durable`` transaction, on the disk before it ends, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from multilock.errors import BackendRejected
 from multilock_sqlite.host import boot_id
 from multilock_sqlite.transport import Connection, transaction
@@ -34,10 +36,10 @@ INSERT INTO counter VALUES (0, 0, NULL)
 """
 
 
-def set_up(path: str, now: float, sql: Connection) -> None:
+def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
     """Make the tables of a new file; refuse another program's; end what an earlier boot left."""
     if _format(sql) == (0, 0):
-        if _has_tables(sql):
+        if _has_tables(sql) and _format(sql) == (0, 0):  # asked again: another process may have made ours meanwhile
             raise _foreign(path)
         _use_log(path, sql)
         _create(sql)
@@ -70,12 +72,17 @@ def _create(sql: Connection) -> None:
             sql.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def _begin_boot(sql: Connection, now: float) -> None:
+def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
     """Where /proc does not tell which boot this is, only what cannot be of this one ends, and tokens skip each time."""
     boot = boot_id()
-    if boot is not None and sql.execute("SELECT boot FROM counter").fetchone() == (boot,):
+    if _boot_began(sql, boot):
         return
     with transaction(sql, durable=True):
+        # Asked again, and the clock read only here: another process may have begun this boot meanwhile, and what it
+        # has granted and cancelled since then lies in the future of a clock that was read before.
+        if _boot_began(sql, boot):
+            return
+        now = clock()
         # No lease of this boot ends later than its ttl from now.
         sql.execute(
             "DELETE FROM locks WHERE boot <> ?1 OR (boot IS NULL OR ?1 IS NULL) AND until > ?2 + ttl", (boot, now)
@@ -83,6 +90,10 @@ def _begin_boot(sql: Connection, now: float) -> None:
         sql.execute("DELETE FROM queue WHERE until > ?", (now + LIVENESS,))
         sql.execute("DELETE FROM cancelled WHERE until > ?", (now + TOMBSTONE,))
         sql.execute("UPDATE counter SET token = reserved, boot = coalesce(?, boot)", (boot,))
+
+
+def _boot_began(sql: Connection, boot: str | None) -> bool:
+    return boot is not None and bool(sql.execute("SELECT boot FROM counter").fetchone() == (boot,))
 
 
 def _format(sql: Connection) -> tuple[int, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
@@ -18,14 +20,13 @@ from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance import Call, Mishap, Place
 from tests.servers import address
 
-__all__ = ["PLACES", "Memory", "Redis"]
+__all__ = ["PLACES", "Memory", "Redis", "Sqlite"]
 
 T = TypeVar("T")
 
 
 class Memory(Place):
     scheme = "memory"
-    process_url = None
 
     @property
     def url(self) -> str:
@@ -41,6 +42,35 @@ class Memory(Place):
     def leftovers(self) -> list[str]:
         store = multilock_memory._stores.get(self.prefix.strip("/"))
         return sorted(store.names) if store else []
+
+
+class Sqlite(Place):
+    """A file of its own; keys are taken away by SQL, as an operator would."""
+
+    scheme = "sqlite"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory(prefix="multilock-test-")
+        self._path = f"{self._folder.name}/locks.db"
+
+    @property
+    def url(self) -> str:
+        return f"sqlite://{self._path}"
+
+    def delete(self, name: str) -> None:
+        with contextlib.closing(sqlite3.connect(self._path, timeout=5)) as file, file:
+            assert file.execute("DELETE FROM locks WHERE key = ?", (self.prefix + escape(name),)).rowcount == 1
+
+    def leftovers(self) -> list[str]:
+        """Every row but tombstones, which have an end."""
+        with contextlib.closing(sqlite3.connect(self._path, timeout=5)) as file:
+            endless = file.execute("SELECT id FROM cancelled WHERE until > ?", (multilock.now() + 120,))
+            rows = [*file.execute("SELECT key FROM locks"), *file.execute("SELECT key FROM queue"), *endless]
+        return sorted(key for (key,) in rows)
+
+    def close(self) -> None:
+        self._folder.cleanup()
 
 
 class Redis(Place):
@@ -144,4 +174,4 @@ def _redis_url() -> str:
     return url
 
 
-PLACES: dict[str, type[Place]] = {"memory": Memory, "redis": Redis}
+PLACES: dict[str, type[Place]] = {"memory": Memory, "redis": Redis, "sqlite": Sqlite}

@@ -52,7 +52,3 @@ class TestElection(conformance.ElectionConformance):
 
 class TestBackend(conformance.BackendConformance):
     backend = Memory
-
-
-class TestProcess(conformance.ProcessConformance):
-    backend = Memory

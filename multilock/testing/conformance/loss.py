@@ -277,7 +277,7 @@ class LossConformance(Conformance):
         mishap.wait(SOON)
         with other.lock(NAME).acquire(timeout=SOON):
             pass
-        time.sleep(0.3)  # the cancel has been answered
+        eventually(lambda: place.faults.answered["release"])  # the cancel
         mishap.release()
         time.sleep(0.2)
         assert other.inspect(NAME) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -59,11 +60,6 @@ class Place:
     def clean_url(self) -> str:
         """Where it is for bystanders, whom no fault concerns."""
         return self.url
-
-    @property
-    def process_url(self) -> str | None:
-        """Where another process finds it; None for one that lives in this process alone."""
-        return self.clean_url
 
     def delete(self, name: str) -> None:
         """Take the lock's key away behind everybody's back, by means other than multilock's."""
@@ -140,6 +136,7 @@ class Faults:
     def __init__(self) -> None:
         self.silent = threading.Event()
         self.down = threading.Event()
+        self.answered: Counter[str] = Counter()  #: requests that were answered, by their kind
         self._planned: list[tuple[Call, Stroke]] = []
         self._lock = threading.Lock()
 
@@ -259,4 +256,6 @@ class FaultyBackend:
             raise BackendUnavailable(f"the test keeps the server silent: no answer in {within:g} s")
         if stroke := faults.take(call):
             return stroke.strike([claim.id for claim in claims], within, request)
-        return request()
+        answer = request()
+        faults.answered[call] += 1
+        return answer

@@ -34,12 +34,9 @@ class ProcessConformance(Conformance):
     @pytest.fixture
     def helper(self, place: Place) -> Iterator[Callable[..., Helper]]:
         helpers: list[Helper] = []
-        url = place.process_url
-        if url is None:
-            pytest.skip("declared: it lives in one process")
 
         def start(function: str, *arguments: object) -> Helper:
-            helper = Helper(f"{HERE}:{function}", url, place.prefix, *arguments)
+            helper = Helper(f"{HERE}:{function}", place.clean_url, place.prefix, *arguments)
             helpers.append(helper)
             return helper
 

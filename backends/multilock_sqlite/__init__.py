@@ -18,7 +18,7 @@ from multilock.errors import BackendRejected, ConfigurationError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock.names import escape, unescape
 from multilock_sqlite import host
-from multilock_sqlite.findings import findings
+from multilock_sqlite.findings import weaknesses
 from multilock_sqlite.layout import set_up
 from multilock_sqlite.recipe import Exhausted, Recipe, Stand, liveness
 from multilock_sqlite.transport import Connection, Database, transaction
@@ -140,8 +140,8 @@ class SqliteBackend:
             with self._database.request(within) as sql, transaction(sql):
                 pass
         except BackendRejected as error:
-            return [Finding("unusable", "error", str(error), "as the message says"), *findings(self._path)]
-        return findings(self._path)
+            return [Finding("unusable", "error", str(error), "as the message says"), *weaknesses(self._path)]
+        return weaknesses(self._path)
 
     def ping(self, within: float) -> None:
         with self._database.request(within) as sql:

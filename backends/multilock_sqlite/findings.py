@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from multilock.model import Finding
 from multilock_sqlite import host
 
-__all__ = ["findings"]
+__all__ = ["weaknesses"]
 
 # fmt: off
 SHARED = frozenset({
@@ -21,7 +21,7 @@ SHARED = frozenset({
 VOLATILE = frozenset({"ramfs", "tmpfs"})
 
 
-def findings(path: str) -> list[Finding]:
+def weaknesses(path: str) -> list[Finding]:
     return [*_about_file_system(os.path.dirname(path)), *_about_permissions(path), *_about_host()]
 
 

@@ -76,7 +76,7 @@ def _time_namespace() -> str:
 def boot_id() -> str | None:
     """A text that is another one after each boot."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return file.read().strip()
     except OSError:
         return None
@@ -85,7 +85,7 @@ def boot_id() -> str | None:
 def clock_is_shifted() -> bool:
     """Whether CLOCK_BOOTTIME has an offset here that processes outside of our time namespace do not have."""
     try:
-        with open("/proc/self/timens_offsets", encoding="ascii") as file:
+        with open("/proc/self/timens_offsets", encoding="utf-8") as file:
             return any(line.split()[0] == "boottime" and line.split()[1:] != ["0", "0"] for line in file)
     except OSError:
         return False

@@ -87,7 +87,7 @@ def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
         sql.execute(
             "DELETE FROM locks WHERE boot <> ?1 OR (boot IS NULL OR ?1 IS NULL) AND until > ?2 + ttl", (boot, now)
         )
-        sql.execute("DELETE FROM queue WHERE until > ?", (now + LIVENESS,))
+        sql.execute("DELETE FROM queue WHERE ?1 IS NOT NULL OR until > ?2", (boot, now + LIVENESS))
         sql.execute("DELETE FROM cancelled WHERE until > ?", (now + TOMBSTONE,))
         sql.execute("UPDATE counter SET token = reserved, boot = coalesce(?, boot)", (boot,))
 

@@ -217,6 +217,13 @@ class Database:
                 unknown=False,
                 backend="sqlite",
             )
+        if code == sqlite3.SQLITE_CANTOPEN:
+            if os.path.isdir(self._path):
+                return BackendRejected(f"{self._path} is a directory: name a file in it", backend="sqlite")
+            try:
+                _open_files()  # SQLite does not tell that there were too many
+            except OSError as reason:
+                return self._system_error(reason)
         if remedy := _REJECTED.get(code):
             return BackendRejected(f"{self._path}: {error}: {remedy}", backend="sqlite")
         return BackendUnavailable(f"{self._path}: {error}", backend="sqlite")
@@ -232,6 +239,13 @@ _REJECTED = {
     sqlite3.SQLITE_NOTADB: "name a file that does not exist yet, or was made by multilock",
     sqlite3.SQLITE_CORRUPT: "end all programs that use it, then delete it; tokens begin again at 1",
 }
+
+
+def _open_files() -> None:
+    """OSError unless a connection's database, log, shared memory and directory can be open at once."""
+    with contextlib.ExitStack() as files:
+        for _ in range(4):
+            files.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _primary_code(error: sqlite3.Error) -> int:

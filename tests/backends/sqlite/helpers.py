@@ -1,0 +1,234 @@
+"""What runs in processes of its own: holders to be killed, stopped, forked, put into other namespaces."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import multilock
+import multilock_sqlite
+from multilock.errors import MultilockError
+from multilock.testing import hear, say
+from tests.backends.memory.rules import Asker
+
+SYS_EXIT = 60 if os.uname().machine == "x86_64" else 93  # ends one thread
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
+PR_SET_PDEATHSIG = 1
+NOBODY = 65534
+
+
+def hold(url: str, ttl: str, renew: str = "renew") -> None:
+    with multilock.connect(url) as client, client.lock("n", ttl=float(ttl), renew=renew == "renew") as lease:
+        say("held", lease.token)
+        hear()
+        lease.release()
+        say("released")
+        hear()
+
+
+def wait_fairly(url: str) -> None:
+    with multilock.connect(url) as client:
+        say("waiting")
+        with client.lock("n", fair=True) as lease:
+            say("held", lease.token)
+            hear()
+
+
+def count(url: str, file: str, rounds: str) -> None:
+    """Read, add one, write: loses a count whenever two do it at once."""
+    path = Path(file)
+    with multilock.connect(url) as client:
+        lock = client.lock("n")
+        for _ in range(int(rounds)):
+            with lock as lease:
+                number, token = map(int, path.read_text().split())
+                assert lease.fence() > token, "a token went back"
+                path.write_text(f"{number + 1} {lease.fence()}")
+    say("counted")
+
+
+def try_as_nobody(url: str) -> None:
+    """Say what a user sees who owns nothing."""
+    with multilock.connect("memory://") as client, client.lock("n"):
+        pass  # imports what that user may not be able to read
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    try_once(url)
+
+
+def try_once(url: str) -> None:
+    with multilock.connect(url) as client:
+        try:
+            with client.lock("n").acquire(timeout=0) as lease:
+                say("held", lease.token)
+        except MultilockError as error:
+            say(type(error).__name__, error)
+
+
+def try_with_few_files(url: str) -> None:
+    soft = len(os.listdir("/proc/self/fd")) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try_once(url)
+
+
+def apart(function: str, *arguments: str) -> None:
+    """Call ``function`` as the first process of a pid namespace, with mounts of its own; dies with this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    me = os.geteuid()
+    if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) != 0:
+        if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID) != 0:
+            say("apart", "refused")
+            return
+        Path("/proc/self/uid_map").write_text(f"0 {me} 1")
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+        return
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    if function != "try_once_below_the_proc_of_another":
+        subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+    say("apart", "done")
+    globals()[function](*arguments)
+
+
+def try_once_below_the_proc_of_another(url: str) -> None:
+    assert os.readlink("/proc/self") != str(os.getpid())
+    try_once(url)
+
+
+def fill_the_disk(directory: str) -> None:
+    """Hold, fill the disk, then say what each call answers."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory], check=True)
+    with multilock.connect(f"sqlite://{directory}/locks.db", ttl=30) as client:
+        lease = client.lock("held").acquire()
+        with open(f"{directory}/fill", "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError:
+                say("full")
+        for act in (lambda: client.lock("other").acquire(timeout=0), lease.renew):
+            try:
+                act()
+                say("done")
+            except MultilockError as error:
+                say(type(error).__name__, error)
+        os.unlink(f"{directory}/fill")
+        client.lock("other").acquire(timeout=0).release()
+        lease.renew()
+        say("again", lease.release())
+
+
+def read_only_mount(directory: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", directory], check=True)
+    with multilock.connect(f"sqlite://{directory}/locks.db") as client, client.lock("n"):
+        pass
+    subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
+    try_once(f"sqlite://{directory}/locks.db")
+    try_once(f"sqlite://{directory}/new.db")
+
+
+def fork_and_hold(url: str) -> None:
+    """A client used before the fork; the parent ends at once; the child goes on with it."""
+    client = multilock.connect(url)
+    client.lock("before").acquire().release()
+    if os.fork():
+        os._exit(0)
+    with client.lock("n") as lease:
+        say("held", lease.token)
+        hear()
+        with client.lock("second") as second:
+            say("second", second.token)
+        hear()
+
+
+def fork_while_asking(url: str) -> None:
+    """Forks while another thread waits for the write lock: no connection may be open at the fork."""
+    client = multilock.connect(url, request_timeout=3)
+    client.ping()
+    blocker = sqlite3.connect(url.removeprefix("sqlite://"), isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN IMMEDIATE")
+    asking = threading.Thread(target=client.lock("n").acquire)
+    asking.start()
+    while not multilock_sqlite.transport._live:  # its connection
+        time.sleep(0.001)
+    threading.Timer(0.3, blocker.close).start()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client.lock("child").acquire(timeout=1).release()
+        except BaseException as error:
+            say("failed", error)
+        say("child")
+        os._exit(0)
+    asking.join()
+    os.waitpid(pid, 0)
+    say("parent", client.lock("n").is_locked())
+
+
+def fork_inside_a_request(url: str) -> None:
+    """A signal handler that forks, say, in the middle of a transaction."""
+    multilock_sqlite.transport.FORK_WAIT = 0.1
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    with asker.backend._database.request(1) as sql:  # type: ignore[attr-defined]
+        sql.execute("BEGIN IMMEDIATE")
+        pid = os.fork()
+        if pid == 0:
+            try_once(url)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    asker.hold(asker.claim())
+    say("parent")
+
+
+def interrupt_often(url: str, times: str) -> None:
+    """Acquire and release while KeyboardInterrupt strikes anywhere; then one clean cycle."""
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    struck = 0
+
+    def strike(*_: object) -> None:
+        nonlocal struck
+        struck += 1
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, strike)
+    while struck < int(times):
+        claim = asker.claim("n")
+        unsure = False
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + struck % 50 * 0.00001)
+            for _ in range(20):
+                asker.release(claim, asker.hold(claim))
+        except KeyboardInterrupt:
+            unsure = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            asker.release(claim, unsure=unsure)
+        except KeyboardInterrupt:
+            asker.release(claim, unsure=True)
+    say("struck", struck)
+    hear()
+
+
+def end_the_main_thread() -> None:
+    """The process goes on in another thread, while /proc shows its first thread as a zombie."""
+
+    def go_on() -> None:
+        while Path(f"/proc/{os.getpid()}/stat").read_text().split()[2] != "Z":
+            time.sleep(0.001)
+        say("zombie")
+        time.sleep(60)
+
+    threading.Thread(target=go_on).start()
+    sys.stdout.flush()
+    ctypes.CDLL(None).syscall(SYS_EXIT, 0)

@@ -1,0 +1,301 @@
+"""The lock file in bad luck: where it cannot be, what else it may be, who replaces it, what a reboot leaves of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import multilock
+import multilock_sqlite
+from multilock import BackendRejected, ConfigurationError, LockLost, LossReason
+from multilock.model import Busy
+from multilock.testing import Helper
+from multilock_sqlite import host, layout
+from multilock_sqlite.findings import weaknesses
+from tests.backends.memory.rules import Asker
+from tests.backends.sqlite.test_processes import HELPERS, apart
+
+
+@pytest.fixture
+def ask(url: str, request: pytest.FixtureRequest) -> Callable[[], Asker]:
+    def ask() -> Asker:
+        asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+        request.addfinalizer(asker.backend.close)
+        return asker
+
+    return ask
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A directory that every user can enter, where pytest's are for one user only."""
+    directory = Path(tempfile.mkdtemp(prefix="multilock-test-"))
+    directory.chmod(0o755)
+    yield directory
+    directory.chmod(0o755)
+    shutil.rmtree(directory)
+
+
+def rejection(path: Path) -> str:
+    with multilock.connect(f"sqlite://{path}") as client:
+        with pytest.raises(BackendRejected) as caught:
+            client.lock("n").acquire(timeout=5)
+        assert any(finding.level == "error" for finding in client.diagnose())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite://locks.db", "sqlite://", "sqlite:///", "sqlite:////", "sqlite:///var/", "sqlite://host/var/locks.db"],
+)
+def test_only_an_absolute_path_of_a_file_is_taken(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="absolute path"):
+        multilock.connect(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite:///:memory:"])
+def test_database_in_memory_is_refused_with_the_backend_to_use(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="memory://"):
+        multilock.connect(url)
+
+
+def test_three_and_four_slashes_and_escapes_name_one_file(tmp_path: Path) -> None:
+    with (
+        multilock.connect(f"sqlite://{tmp_path}/a b?.db".replace(" ", "%20").replace("?", "%3F")) as three,
+        multilock.connect(f"sqlite:///{tmp_path}/a%20b%3F.db") as four,
+        three.lock("n"),
+    ):
+        assert four.lock("n").try_acquire() is None
+    assert (tmp_path / "a b?.db").exists()
+
+
+def test_new_file_is_for_its_owner_only_whatever_the_umask(path: Path, url: str) -> None:
+    before = os.umask(0)
+    try:
+        with multilock.connect(url) as client, client.lock("n"):
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob("locks.db*")}
+    finally:
+        os.umask(before)
+    assert modes == {"locks.db": 0o600, "locks.db-wal": 0o600, "locks.db-shm": 0o600}
+
+
+def test_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+    assert f"the directory {tmp_path}/missing does not exist: create it" in rejection(tmp_path / "missing" / "locks.db")
+    assert not (tmp_path / "missing").exists()
+
+
+def test_directory_is_no_lock_file(tmp_path: Path) -> None:
+    assert "is a directory: name a file in it" in rejection(tmp_path)
+
+
+def test_file_that_is_no_database_is_left_alone(path: Path) -> None:
+    path.write_text("important" * 1000)
+    assert "file is not a database" in rejection(path)
+    assert path.read_text() == "important" * 1000
+
+
+def test_database_of_another_program_is_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as sql:
+        sql.execute("CREATE TABLE theirs (x)")
+    sql.close()
+    before = path.read_bytes()
+    assert "another program's database" in rejection(path)
+    assert path.read_bytes() == before
+
+
+def test_file_of_another_format_is_left_alone(path: Path, ask: Callable[[], Asker]) -> None:
+    ask().backend.ping(5)
+    with sqlite3.connect(path) as sql:
+        sql.execute(f"PRAGMA user_version = {layout.VERSION + 1}")
+    sql.close()
+    assert f"format {layout.VERSION + 1}" in rejection(path)
+
+
+def test_two_clients_may_create_the_file_at_once(ask: Callable[[], Asker]) -> None:
+    askers = [ask() for _ in range(8)]
+    start = threading.Barrier(8)
+    tokens = []
+
+    def work(asker: Asker) -> None:
+        start.wait()
+        tokens.append(asker.hold(asker.claim(asker.ear.client)).token or 0)
+
+    threads = [threading.Thread(target=work, args=(asker,)) for asker in askers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(tokens) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("existing", [True, False], ids=["read-only-file", "read-only-directory"])
+def test_user_who_may_not_write_is_told_so(common: Path, existing: bool) -> None:
+    path = common / "locks.db"
+    if existing:
+        with multilock.connect(f"sqlite://{path}") as client, client.lock("n"):
+            pass
+        path.chmod(0o444)
+    common.chmod(0o555)
+    with Helper(f"{HELPERS}:try_as_nobody", f"sqlite://{path}") as nobody:
+        told = " ".join(nobody.wait_for("BackendRejected", within=10))
+    assert "let this user" in told
+
+
+def test_read_only_file_system_is_told(tmp_path: Path) -> None:
+    with apart("read_only_mount", tmp_path) as helper:
+        assert "let this user read and write" in " ".join(helper.wait_for("BackendRejected", within=10))
+        assert "is on a read-only file system" in " ".join(helper.wait_for("BackendRejected", within=10))
+
+
+def test_full_disk_is_told_at_once_and_the_file_is_good_afterwards(tmp_path: Path) -> None:
+    with apart("fill_the_disk", tmp_path) as helper:
+        helper.wait_for("full", within=10)
+        for _ in ("acquire", "renew"):
+            assert "free some space" in " ".join(helper.wait_for("BackendRejected", within=10))
+        assert helper.wait_for("again", within=10) == ["again", "True"]
+
+
+def test_too_many_open_files_is_silence_and_not_a_refusal(url: str) -> None:
+    with Helper(f"{HELPERS}:try_with_few_files", url) as helper:
+        assert "Too many open files" in " ".join(helper.wait_for("BackendUnavailable", within=10))
+
+
+def test_holder_hears_that_the_file_was_deleted(path: Path, url: str, ask: Callable[[], Asker]) -> None:
+    losses: list[multilock.Loss] = []
+    with multilock.connect(url) as client:
+        lease = client.lock("n", on_lost=losses.append).acquire()
+        for file in path.parent.glob("locks.db*"):
+            file.unlink()
+        other = ask()
+        other.hold(other.claim())
+        with pytest.raises(LockLost):
+            lease.renew()
+        assert lease.wait_lost(5).reason is LossReason.TAKEN  # type: ignore[union-attr]
+        assert client.lock("n").try_acquire() is None
+
+
+# ---- boots
+
+
+@pytest.fixture
+def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    def boot(id_: str | None) -> None:
+        for module in (host, layout):
+            monkeypatch.setattr(module, "boot_id", lambda: id_)
+
+    return boot
+
+
+def test_reboot_ends_all_leases_and_skips_the_tokens_reserved(
+    ask: Callable[[], Asker], boot: Callable[[str | None], None]
+) -> None:
+    boot("before")
+    one = ask()
+    claim = one.claim()
+    granted = one.hold(claim)
+    one.wait(one.claim(fair=True))
+    boot("after")
+    two = ask()
+    token = two.hold(two.claim()).token
+    assert granted.token == 1
+    assert token == 1 + multilock_sqlite.recipe.RESERVE + 1
+    assert one.renew((claim, granted)) == [None]
+
+
+def test_power_failure_that_loses_the_last_grants_gives_no_token_twice(
+    path: Path, ask: Callable[[], Asker], boot: Callable[[str | None], None]
+) -> None:
+    boot("before")
+    one = ask()
+    tokens = [one.hold(one.claim("a")).token]
+    on_disk = {file: file.read_bytes() for file in path.parent.glob("locks.db*")}
+    tokens += [one.hold(one.claim(f"b{number}")).token for number in range(5)]
+    one.backend.close()
+    for file, content in on_disk.items():
+        if not file.name.endswith("-shm"):
+            file.write_bytes(content)
+    boot("after")
+    two = ask()
+    assert two.hold(two.claim()).token > max(tokens)  # type: ignore[operator,type-var]
+
+
+def test_process_that_cannot_know_the_boot_leaves_the_leases_of_others(
+    ask: Callable[[], Asker], boot: Callable[[str | None], None]
+) -> None:
+    boot("this")
+    one = ask()
+    claim = one.claim()
+    granted = one.hold(claim)
+    boot(None)
+    two = ask()
+    assert isinstance(two.attempt(two.claim(), join=False), Busy)
+    other = two.claim("other")
+    held = two.hold(other)
+    assert held.token > granted.token  # type: ignore[operator]
+    boot("this")
+    three = ask()
+    assert isinstance(three.attempt(three.claim("other"), join=False), Busy)
+    assert all(one.renew((claim, granted)))
+    boot("next")
+    four = ask()
+    four.hold(four.claim())
+    assert isinstance(four.attempt(four.claim("other"), join=False), Busy)
+
+
+def test_lease_that_ends_later_than_its_ttl_from_now_is_of_another_boot(
+    path: Path, ask: Callable[[], Asker], boot: Callable[[str | None], None]
+) -> None:
+    boot(None)
+    one = ask()
+    one.hold(one.claim(ttl=30))
+    with sqlite3.connect(path) as sql:
+        sql.execute("UPDATE locks SET until = until + 1000")
+    sql.close()
+    two = ask()
+    two.hold(two.claim())
+
+
+# ---- findings
+
+
+@pytest.mark.parametrize(("kind", "code"), [("nfs4", "network_file_system"), ("tmpfs", "volatile_file_system")])
+def test_file_system_that_weakens_the_lock_is_found(
+    kind: str, code: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "file_system", lambda directory: kind)
+    with multilock.connect(url) as client:
+        assert code in [finding.code for finding in client.diagnose()]
+
+
+def test_healthy_file_has_no_findings(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "file_system", lambda directory: "ext4")
+    with multilock.connect(url) as client:
+        assert client.diagnose() == []
+
+
+def test_file_that_others_may_write_is_found(path: Path, url: str) -> None:
+    with multilock.connect(url) as client:
+        client.ping()
+        path.chmod(0o666)
+        assert "writable_by_others" in [finding.code for finding in client.diagnose()]
+
+
+def test_host_that_does_not_tell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "boot_id", lambda: None)
+    monkeypatch.setattr(host.Process, "current", lambda: None)
+    monkeypatch.setattr(host, "clock_is_shifted", lambda: True)
+    monkeypatch.setattr(host, "file_system", lambda directory: None)
+    codes = [finding.code for finding in weaknesses("/missing/locks.db")]
+    assert codes == ["no_boot_id", "no_process_identity", "time_namespace"]
+
+
+def test_file_system_of_a_directory_is_the_nearest_mount() -> None:
+    assert host.file_system("/proc/self") == "proc"

@@ -1,0 +1,156 @@
+"""SQLite between real processes: killed, stopped, forked, and in other namespaces."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import multilock
+from multilock.testing import Helper
+from multilock_sqlite.host import Process
+
+HELPERS = "tests.backends.sqlite.helpers"
+AT_ONCE = 0.3  # seconds: a look each 40 ms, on a machine that is busy
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[multilock.Client]:
+    with multilock.connect(url) as client:
+        yield client
+
+
+def apart(function: str, *arguments: object) -> Helper:
+    """A helper in namespaces of its own; skips the test where the kernel forbids it."""
+    helper = Helper(f"{HELPERS}:apart", function, *arguments)
+    if helper.wait_for("apart", within=10)[1] == "refused":
+        helper.close()
+        pytest.skip("this machine does not let us make namespaces")
+    return helper
+
+
+@pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
+def test_killed_holder_is_freed_at_once(client: multilock.Client, url: str, reaped: bool) -> None:
+    with Helper(f"{HELPERS}:hold", url, 30) as holder:
+        (_, token) = holder.wait_for("held", within=10)
+        assert client.lock("n").try_acquire() is None
+        killed_at = time.monotonic()
+        if reaped:
+            holder.kill()
+        else:
+            holder.signal(signal.SIGKILL)
+        with client.lock("n").acquire(timeout=5) as lease:
+            assert time.monotonic() - killed_at < AT_ONCE
+            assert lease.fence() > int(token)
+
+
+def test_killed_holder_that_does_not_renew_keeps_its_ttl(client: multilock.Client, url: str) -> None:
+    with Helper(f"{HELPERS}:hold", url, 2, "no") as holder:
+        holder.wait_for("held", within=10)
+        holder.kill()
+        killed_at = time.monotonic()
+        assert client.lock("n").try_acquire(timeout=1) is None
+        with client.lock("n").acquire(timeout=5):
+            assert time.monotonic() - killed_at < 2 + AT_ONCE
+
+
+def test_stopped_holder_keeps_its_ttl_and_not_longer(client: multilock.Client, url: str) -> None:
+    with Helper(f"{HELPERS}:hold", url, 2) as holder:
+        holder.wait_for("held", within=10)
+        with holder.paused():
+            stopped_at = time.monotonic()
+            with client.lock("n").acquire(timeout=5):
+                assert 2 * 2 / 3 * 0.8 < time.monotonic() - stopped_at < 2 + AT_ONCE
+
+
+def test_killed_waiter_is_passed_over_at_once(client: multilock.Client, url: str) -> None:
+    held = client.lock("n").acquire()
+    with Helper(f"{HELPERS}:wait_fairly", url) as waiter:
+        waiter.wait_for("waiting", within=10)
+        until = time.monotonic() + 5
+        while not (info := client.inspect("n")) or not info.waiting:
+            assert time.monotonic() < until
+        waiter.kill()
+        held.release()
+        started = time.monotonic()
+        with client.lock("n", fair=True).acquire(timeout=5):
+            assert time.monotonic() - started < AT_ONCE
+
+
+def test_two_processes_count_without_a_loss(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "count"
+    file.write_text("0 0")
+    with Helper(f"{HELPERS}:count", url, file, 200) as one, Helper(f"{HELPERS}:count", url, file, 200) as two:
+        one.wait_for("counted", within=40)
+        two.wait_for("counted", within=40)
+    assert file.read_text() == "400 400"
+
+
+def test_killed_holder_of_another_pid_namespace_keeps_its_ttl(client: multilock.Client, url: str) -> None:
+    with apart("hold", url, 3) as holder:
+        holder.wait_for("held", within=10)
+        holder.kill()
+        killed_at = time.monotonic()
+        assert client.lock("n").try_acquire(timeout=1) is None, "pids of another namespace mean nothing here"
+        with client.lock("n").acquire(timeout=5):
+            assert time.monotonic() - killed_at < 3 + AT_ONCE
+
+
+def test_live_holder_is_not_freed_by_another_pid_namespace(client: multilock.Client, url: str) -> None:
+    with client.lock("n"), apart("try_once", url) as other:
+        other.wait_for("LockTimeout", within=10)
+
+
+def test_pid_namespace_with_the_proc_of_another_proves_nothing(client: multilock.Client, url: str) -> None:
+    with client.lock("n"), apart("try_once_below_the_proc_of_another", url) as other:
+        other.wait_for("LockTimeout", within=10)
+
+
+def test_client_made_before_a_fork_works_in_the_child_after_the_parent_ended(
+    client: multilock.Client, url: str
+) -> None:
+    with Helper(f"{HELPERS}:fork_and_hold", url) as helper:
+        (_, token) = helper.wait_for("held", within=10)
+        # SQLite in a process that is the last to close a file deletes the log, unless another one has it open.
+        with multilock.connect(url) as last:
+            assert last.lock("n").try_acquire() is None
+        helper.tell("go on")
+        (_, second) = helper.wait_for("second", within=10)
+        assert int(second) > int(token)
+        with client.lock("third") as lease:
+            assert lease.fence() > int(second), "what the child wrote is lost"
+        helper.tell("end")
+
+
+def test_fork_waits_for_a_request_under_way(url: str) -> None:
+    with Helper(f"{HELPERS}:fork_while_asking", url) as helper:
+        helper.wait_for("child", within=10)
+        assert helper.wait_for("parent", within=10) == ["parent", "True"]
+        assert not any(line.startswith("failed") for line in helper.lines), helper.lines
+
+
+def test_child_forked_inside_a_request_is_refused(url: str) -> None:
+    with Helper(f"{HELPERS}:fork_inside_a_request", url) as helper:
+        assert "connect after the fork" in " ".join(helper.wait_for("BackendRejected", within=10))
+        helper.wait_for("parent", within=10)
+
+
+# ---- what a process knows about another
+
+
+def test_process_that_lives_is_never_known_to_be_gone() -> None:
+    me = Process.current()
+    assert me is not None
+    assert not me.knows_gone(me)
+    with Helper(f"{HELPERS}:end_the_main_thread") as helper:
+        helper.wait_for("zombie", within=10)
+        start = int(Path(f"/proc/{helper.pid}/stat").read_text().split()[21])
+        assert not me.knows_gone(Process(me.space, helper.pid, start)), "it goes on in another thread"
+        assert me.knows_gone(Process(me.space, helper.pid, start - 1)), "the pid was used again"
+        assert not me.knows_gone(Process("elsewhere", helper.pid, start - 1))
+        helper.kill()
+        assert me.knows_gone(Process(me.space, helper.pid, start))
+        assert not me.knows_gone(Process("elsewhere", helper.pid, start))

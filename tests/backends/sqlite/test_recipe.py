@@ -1,0 +1,188 @@
+"""The SQLite backend, directly: its decisions on a hand-driven clock, and its transactions."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import multilock_sqlite
+from multilock import BackendUnavailable, now
+from multilock.model import Granted
+from multilock.testing import Helper
+from multilock_sqlite.recipe import Recipe
+from tests.backends.memory.rules import WITHIN, Asker, Clock, Rules
+
+
+class TestSqlite(Rules):
+    scheme = "sqlite"
+    open_backend = staticmethod(multilock_sqlite.open_backend)
+
+    @pytest.fixture
+    def url(self, path: Path) -> str:
+        return f"sqlite://{path}"
+
+    def leftovers(self, asker: Asker) -> list[str]:
+        assert isinstance(asker.backend, multilock_sqlite.SqliteBackend)
+        with asker.backend._database.request(WITHIN) as sql:
+            return [id_ for (id_,) in sql.execute("SELECT id FROM locks UNION ALL SELECT id FROM queue")]
+
+    def test_waiter_looks_more_seldom_the_longer_it_waits(self, one: Asker, two: Asker, clock: Clock) -> None:
+        one.hold(one.claim())
+        waiting = two.claim()
+        periods = []
+        for _ in range(5):
+            periods.append(two.wait(waiting).heartbeat)
+            clock.advance(0.1)
+        assert periods == [0.01, pytest.approx(0.0125), pytest.approx(0.025), pytest.approx(0.0375), 0.04]
+
+    def test_waiter_between_heartbeats_only_reads(self, one: Asker, two: Asker, path: Path) -> None:
+        one.hold(one.claim())
+        waiting = two.claim()
+        two.wait(waiting)
+        with writer(path):
+            two.wait(waiting)
+
+    def test_attempt_on_a_held_name_only_reads(self, one: Asker, two: Asker, path: Path) -> None:
+        one.hold(one.claim())
+        with writer(path):
+            two.attempt(two.claim(), join=False)
+
+    def test_waiter_that_was_passed_over_joins_again_by_its_heartbeat(
+        self, one: Asker, two: Asker, clock: Clock
+    ) -> None:
+        early, late = one.claim(fair=True), two.claim(fair=True)
+        held = one.claim()
+        granted = one.hold(held)
+        one.wait(early)
+        clock.advance(6)
+        two.wait(late)
+        one.release(held, granted)
+        granted = two.hold(late)
+        one.wait(early)
+        assert self.leftovers(one) == [late.id, early.id]
+        two.release(late, granted)
+        one.hold(early)
+
+    def test_tokens_reserved_in_blocks_grow_over_the_end_of_a_block(
+        self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(multilock_sqlite.recipe, "RESERVE", 2)
+        tokens = []
+        for asker in (one, two) * 4:
+            claim = asker.claim()
+            granted = asker.hold(claim)
+            tokens.append(granted.token)
+            asker.release(claim, granted)
+        assert tokens == list(range(1, 9))
+
+    def test_what_ended_long_ago_is_swept_when_tokens_are_reserved(
+        self, one: Asker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(multilock_sqlite.recipe, "RESERVE", 0)
+        for name in "abc":
+            one.hold(one.claim(name, ttl=30))
+        clock.advance(30)
+        last = one.claim()
+        one.hold(last)
+        assert self.leftovers(one) == [last.id]
+
+
+@contextlib.contextmanager
+def writer(path: Path) -> Iterator[None]:
+    """Somebody else in the middle of writing."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as sql:
+        sql.execute("BEGIN IMMEDIATE")
+        yield
+
+
+@pytest.fixture
+def asker(url: str) -> Iterator[Asker]:
+    asker = Asker(multilock_sqlite.open_backend(url, {}), now)
+    yield asker
+    asker.backend.close()
+
+
+def test_file_locked_for_longer_than_the_request_may_take_is_no_answer(asker: Asker, path: Path) -> None:
+    asker.backend.ping(WITHIN)
+    with writer(path):
+        started = time.monotonic()
+        with pytest.raises(BackendUnavailable, match=r"locked by another program for more than 0\.2 s") as caught:
+            asker.backend.attempt(asker.claim(), True, 0.2)
+        assert 0.15 < time.monotonic() - started < 0.4
+    assert caught.value.unknown is False
+    asker.hold(asker.claim())
+
+
+def test_file_locked_for_less_is_waited_for(asker: Asker, path: Path) -> None:
+    asker.backend.ping(WITHIN)
+    began = threading.Event()
+
+    def write() -> None:
+        with writer(path):
+            began.set()
+            time.sleep(0.2)
+
+    other = threading.Thread(target=write)
+    other.start()
+    began.wait(WITHIN)
+    asker.hold(asker.claim())
+    other.join()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_interrupted_request_is_rolled_back_and_blocks_nobody(
+    asker: Asker, url: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = asker.claim()
+    granted = asker.hold(claim)
+    release = Recipe.release
+
+    def interrupted(*arguments: object) -> bool:
+        release(*arguments)  # type: ignore[arg-type]
+        raise error
+
+    monkeypatch.setattr(Recipe, "release", interrupted)
+    with pytest.raises(error):
+        asker.release(claim, granted)
+    monkeypatch.undo()
+    other = Asker(multilock_sqlite.open_backend(url, {}), now)
+    assert other.backend.force_release("n", 0.5) is True, "the release was half done"
+    other.backend.close()
+
+
+def test_keyboard_interrupts_anywhere_leave_no_lock_behind(asker: Asker, url: str) -> None:
+    with Helper("tests.backends.sqlite.helpers:interrupt_often", url, 200) as helper:
+        helper.wait_for("struck", within=30)
+        claim = asker.claim()
+        assert isinstance(asker.backend.attempt(claim, True, 0.5), Granted)
+
+
+def test_threads_of_one_client_share_few_connections(asker: Asker) -> None:
+    def work(name: str) -> None:
+        for _ in range(20):
+            claim = asker.claim(name)
+            asker.release(claim, asker.hold(claim))
+
+    threads = [threading.Thread(target=work, args=(f"n{i}",)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    database = asker.backend._database  # type: ignore[attr-defined]
+    assert 1 <= len(database._idle) <= multilock_sqlite.transport.IDLE
+    asker.backend.close()
+    assert not database._idle
+
+
+def test_closed_backend_has_no_open_connection(url: str) -> None:
+    asker = Asker(multilock_sqlite.open_backend(url, {}), now)
+    asker.backend.ping(WITHIN)
+    before = len(multilock_sqlite.transport._live)
+    asker.backend.close()
+    assert len(multilock_sqlite.transport._live) == before - 1

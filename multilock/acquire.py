@@ -50,6 +50,10 @@ class Face(Protocol):
 
     def waiter(self) -> Waiter: ...
 
+    def close(self) -> None:
+        """No request comes any more; its own threads end."""
+        ...
+
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
     """Drive a coroutine whose awaitables never suspend to its end, in this thread."""
@@ -73,6 +77,9 @@ class BlockingFace:
 
     def waiter(self) -> Waiter:
         return _BlockingWaiter(self._runtime)
+
+    def close(self) -> None:
+        pass  # it has no threads
 
 
 class _BlockingWaiter:
@@ -125,8 +132,8 @@ async def acquire(kernel: Kernel, want: Want, timeout: float | None, stop: Stop 
     if timeout == 0 or want.fair:
         return await contender.contend(Line())
     waiter = contender.waiter
-    line = kernel.gate.enter(want.name, waiter)
     try:
+        line = kernel.gate.enter(want.name, waiter)
         if line.waiters[0] is not waiter and not await contender.stand_in(line):
             return None
         return await contender.contend(line)
@@ -178,6 +185,12 @@ class _Contender:
                 sent_at = self.kernel.now()
                 try:
                     answer = await self._attempt(claim)
+                    if isinstance(answer, Granted):
+                        if lease := await self._confirmed(claim, answer):
+                            return lease
+                        self._leave(claim, sure=False)  # an id whose time is over is never used again
+                        claim = self._claim()
+                        raise BackendUnavailable("its answer came when the grant in it was over")
                 except BackendUnavailable as silence:
                     failures += 1
                     self._bear(line, sent_at, silence)
@@ -185,12 +198,6 @@ class _Contender:
                 else:
                     line.answered()
                     failures = 0
-                    if isinstance(answer, Granted):
-                        if lease := await self._confirmed(claim, answer):
-                            return lease
-                        self._leave(claim, sure=False)  # it came too late: an id whose time is over is never used again
-                        claim = self._claim()
-                        continue
                     if self.once:
                         return None
                     self._tell_waiting(claim)
@@ -229,10 +236,7 @@ class _Contender:
     async def _attempt(self, claim: Claim) -> Granted | Busy:
         kernel = self.kernel
         self._check_wanted()
-        within = kernel.request_timeout(claim.ttl)
-        if not self.once:
-            within = max(min(within, self.deadline - kernel.now()), 0.001)
-        self.within = within
+        within = self.within = self._within(claim.ttl)
         unsure, self.unsure = self.unsure, True  # whatever interrupts us here: the request may be executed
         try:
             answer = await self.face.request(within, kernel.backend.attempt, claim, not self.once)
@@ -244,6 +248,11 @@ class _Contender:
         self.granted = answer if isinstance(answer, Granted) else None
         return answer
 
+    def _within(self, ttl: float) -> float:
+        """Seconds for one request, not past the caller's timeout."""
+        within = self.kernel.request_timeout(ttl)
+        return within if self.once else max(min(within, self.deadline - self.kernel.now()), 0.001)
+
     async def _confirmed(self, claim: Claim, granted: Granted) -> Holding | None:
         """The lease, if the grant is still good for something; one that is half over is renewed first."""
         kernel = self.kernel
@@ -252,12 +261,14 @@ class _Contender:
             left = rules.lost_at(until, granted.ttl) - kernel.now()
             if left <= 0:
                 return None
+            unsure, self.unsure = self.unsure, True
             try:
-                within = min(kernel.request_timeout(granted.ttl), left)
+                within = min(self._within(granted.ttl), left)
                 [newer] = await self.face.request(within, kernel.backend.renew, granted.group, [(claim, granted)])
             except BackendUnavailable as silence:
-                self.unsure |= silence.unknown
+                self.unsure = unsure or silence.unknown
             else:
+                self.unsure = unsure
                 if newer is None:
                     return None
                 granted = self.granted = newer
@@ -268,9 +279,9 @@ class _Contender:
 
     def _leave(self, claim: Claim, *, sure: bool = True) -> None:
         """Hand the claim to the background cancel, unless nothing of it can be at the backend."""
-        self.kernel.monitor.waiting.pop(claim.id, None)
         if self.stands or self.unsure:
             self.kernel.cleanup.add(claim, self.granted, self.unsure or not sure)
+        self.kernel.monitor.waiting.pop(claim.id, None)  # not before: close() waits for those in it
 
     # Silence and waiting
 

@@ -56,8 +56,11 @@ class Gate:
             return line
 
     def leave(self, name: str, waiter: Waiter) -> None:
+        """Harmless for one that was interrupted before it had a place."""
         with self._lock:
-            line = self._lines[name]
+            line = self._lines.get(name)
+            if line is None or waiter not in line.waiters:
+                return
             first = line.waiters[0] is waiter
             if first:
                 line.waiters.popleft()

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from multilock import Capabilities, Client, Finding, LockInfo, Loss, LossReason
-from multilock.acquire import BlockingFace
+from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason
+from multilock.acquire import BlockingFace, Face, Waiter
 from multilock.backend import Backend, Held, Notices
+from multilock.callbacks import Callbacks, ThreadCallbacks
 from multilock.config import settings_for
 from multilock.errors import BackendUnavailable
 from multilock.kernel import Kernel
 from multilock.model import Busy, Claim, Granted
 from multilock.runtime import Runtime, Threads
 from multilock.runtime import now as real_now
-from multilock.testing import HandRuntime
 
 __all__ = [
     "CAPABILITIES",
@@ -26,12 +26,15 @@ __all__ = [
     "Call",
     "Losses",
     "Scripted",
+    "Step",
+    "StepFace",
     "client_on",
     "eventually",
     "executed_but_unanswered",
     "late",
     "refused",
     "silence",
+    "state_of",
 ]
 
 CAPABILITIES = Capabilities(
@@ -49,10 +52,12 @@ CAPABILITIES = Capabilities(
 )
 
 
-def client_on(backend: Backend, runtime: Runtime, **options: Any) -> Client:
+def client_on(
+    backend: Backend, runtime: Runtime, face: Callable[[Kernel], Face] = BlockingFace, **options: Any
+) -> Client:
     """A blocking client whose clock and threads are the test's."""
     client = Client.__new__(Client)
-    client._kernel = Kernel(backend, settings_for(backend.scheme, options), runtime, BlockingFace)
+    client._kernel = Kernel(backend, settings_for(backend.scheme, options), runtime, face)
     client._scopes = threading.local()
     return client
 
@@ -63,6 +68,11 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
     while not ready():
         assert time.monotonic() < until, f"it did not become true within {within:g} s"
         time.sleep(0.002)
+
+
+def state_of(lease: Lease) -> LeaseState:
+    """What it says now. (A type checker takes an attribute it has seen once for unchanging.)"""
+    return lease.state
 
 
 class Losses:
@@ -298,3 +308,82 @@ class Scripted:
     def _inspect(self, name: str) -> LockInfo | None:
         holder = self.holders.get(name)
         return LockInfo(name, "lock", owner=holder, identity=holder, token=self._tokens) if holder else None
+
+
+class _Point:
+    """Where a coroutine on a `StepFace` is suspended, and when it may go on."""
+
+    def __init__(self, ready: Callable[[], bool] = lambda: True) -> None:
+        self.ready = ready
+
+    def __await__(self) -> Generator[_Point, None, None]:
+        yield self
+
+
+class StepFace:
+    """A face whose coroutines stop at every await until the test lets them go on, so that many run in one thread."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._runtime = kernel.runtime
+        self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers)
+
+    async def request(self, within: float, call: Callable[..., Any], *args: Any) -> Any:
+        await _Point()
+        try:
+            return call(*args, within)
+        finally:
+            await _Point()
+
+    def waiter(self) -> Waiter:
+        return _StepWaiter(self._runtime)
+
+    def close(self) -> None:
+        pass
+
+
+class _StepWaiter:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._rung = False
+
+    def set(self) -> None:
+        self._rung = True
+
+    async def wait(self, seconds: float) -> None:
+        until = self._runtime.now() + seconds
+        await _Point(lambda: self._rung or self._runtime.now() >= until)
+        self._rung = False
+
+
+class Step:
+    """One coroutine over a `StepFace`."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._point: _Point | None = None
+        self._done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._go(lambda: coroutine.send(None))
+
+    def done(self) -> bool:
+        return self._done
+
+    def on(self) -> bool:
+        """One await further, if it can."""
+        if self._done or not (self._point and self._point.ready()):
+            return False
+        self._go(lambda: self._coroutine.send(None))
+        return True
+
+    def cancel(self, error: BaseException) -> None:
+        """Raise ``error`` where it is suspended."""
+        self._go(lambda: self._coroutine.throw(error))
+
+    def _go(self, resume: Callable[[], _Point]) -> None:
+        try:
+            self._point = resume()
+        except StopIteration as stop:
+            self._done, self.result, self._point = True, stop.value, None
+        except BaseException as error:
+            self._done, self.error, self._point = True, error, None

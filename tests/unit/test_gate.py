@@ -1,0 +1,193 @@
+"""The local gate: many waiters of one client, one at a time at the server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from multilock import BackendUnavailable, Client
+from multilock.acquire import acquire
+from multilock.testing import HandRuntime
+from tests.unit.kit import Scripted, Step, StepFace, client_on, silence
+
+
+class Crowd:
+    """Acquires of one client that go on together, one await at a time."""
+
+    def __init__(self, backend: Scripted, runtime: HandRuntime, **options: Any) -> None:
+        self.runtime = runtime
+        self.client: Client = client_on(backend, runtime, StepFace, **options)
+        self.kernel = self.client._kernel
+        self.steps: list[Step] = []
+
+    def acquire(self, name: str = "n", timeout: float | None = None, **options: Any) -> Step:
+        step = Step(acquire(self.kernel, self.client.lock(name, **options)._want, timeout))  # type: ignore[attr-defined]
+        self.steps.append(step)
+        self.settle()
+        return step
+
+    def release(self, step: Step) -> None:
+        release = Step(self.kernel.release(step.result))
+        while release.on():
+            pass
+        assert release.result is True
+        self.settle()
+
+    def settle(self) -> None:
+        while sum(step.on() for step in self.steps):
+            pass
+
+    def advance(self, seconds: float) -> None:
+        until = self.runtime.now() + seconds
+        while self.runtime.now() < until:  # a silent server takes its time, too
+            self.runtime.advance(0.05)
+            self.settle()
+
+
+@pytest.fixture
+def crowd(backend: Scripted, runtime: HandRuntime) -> Crowd:
+    return Crowd(backend, runtime)
+
+
+def claims(backend: Scripted) -> set[str]:
+    return {call.claims[0].id for call in backend.called("attempt")}
+
+
+def test_of_many_unfair_waiters_one_talks_to_the_server(crowd: Crowd, backend: Scripted) -> None:
+    backend.holders["n"] = "somebody"
+    for _ in range(20):
+        crowd.acquire()
+    crowd.advance(5)
+    assert len(claims(backend)) == 1
+
+
+def test_each_release_lets_the_next_one_in(crowd: Crowd, backend: Scripted, runtime: HandRuntime) -> None:
+    waiters = [crowd.acquire() for _ in range(20)]
+    for number, holder in enumerate(waiters):
+        assert [step.done() for step in waiters] == [True] * (number + 1) + [False] * (19 - number)
+        crowd.release(holder)
+        crowd.advance(0.1)
+    assert runtime.now() < 1010.0, "woken, none waited for its heartbeat"
+    assert backend.holders == {}
+    assert crowd.kernel.gate._lines == {}
+
+
+def test_waiters_for_different_names_do_not_wait_for_each_other(crowd: Crowd, backend: Scripted) -> None:
+    backend.holders["taken"] = "somebody"
+    crowd.acquire("taken")
+    assert crowd.acquire("free").done()
+
+
+def test_timeout_zero_asks_the_server_itself(crowd: Crowd, backend: Scripted) -> None:
+    backend.holders["n"] = "somebody"
+    for _ in range(5):
+        crowd.acquire()
+    once = crowd.acquire(timeout=0)
+    assert once.done()
+    assert once.result is None
+    assert [call.details["join"] for call in backend.called("attempt")] == [True, False]
+
+
+def test_fair_waiters_each_take_their_own_place_at_the_server(crowd: Crowd, backend: Scripted) -> None:
+    backend.holders["n"] = "somebody"
+    for _ in range(5):
+        crowd.acquire(fair=True)
+    assert len(claims(backend)) == 5
+    assert len(backend.queues["n"]) == 5
+
+
+def test_a_waiter_at_the_gate_gives_up_at_its_own_deadline(
+    crowd: Crowd, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.holders["n"] = "somebody"
+    crowd.acquire()
+    impatient = crowd.acquire(timeout=3)
+    crowd.advance(2.9)
+    assert not impatient.done()
+    crowd.advance(0.2)
+    assert impatient.done()
+    assert impatient.result is None
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_cancelled_waiter_holds_nobody_up(crowd: Crowd, backend: Scripted, which: int) -> None:
+    backend.holders["n"] = "somebody"
+    waiters = [crowd.acquire() for _ in range(3)]
+    waiters[which].cancel(asyncio.CancelledError())
+    assert isinstance(waiters[which].error, asyncio.CancelledError)
+    del backend.holders["n"]
+    for waiter in waiters:
+        if waiter.error is None:
+            crowd.advance(2)
+            assert waiter.done()
+            crowd.release(waiter)
+    crowd.advance(2)
+    assert backend.holders == {}
+    assert backend.queues["n"] == []
+    assert crowd.kernel.gate._lines == {}
+
+
+def test_a_waiter_interrupted_on_its_way_in_holds_nobody_up(
+    crowd: Crowd, backend: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = crowd.kernel.gate.enter
+
+    def interrupted(name: str, waiter: Any) -> Any:
+        enter(name, waiter)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(crowd.kernel.gate, "enter", interrupted)
+    assert isinstance(crowd.acquire().error, KeyboardInterrupt)
+    monkeypatch.undo()
+    assert crowd.acquire().done()
+
+
+def test_an_outage_ends_the_waits_at_the_gate_too(backend: Scripted, runtime: HandRuntime) -> None:
+    crowd = Crowd(backend, runtime, outage_timeout=10.0, request_timeout=0.5)
+    backend.holders["n"] = "somebody"
+    waiters = [crowd.acquire() for _ in range(3)]
+    crowd.advance(20)
+    assert not any(waiter.done() for waiter in waiters), "a server that answers is no outage, however long it says no"
+    backend.always("attempt", silence())
+    silent_since = runtime.now()
+    crowd.advance(5)
+    latecomer = crowd.acquire()
+    crowd.advance(4)
+    assert not any(waiter.done() for waiter in waiters)
+    while not all(waiter.done() for waiter in waiters):
+        crowd.advance(0.1)
+        assert runtime.now() <= silent_since + 14
+    assert all(isinstance(waiter.error, BackendUnavailable) for waiter in waiters)
+    assert not latecomer.done(), "it has seen less of the silence"
+    while not latecomer.done():
+        crowd.advance(0.1)
+    assert isinstance(latecomer.error, BackendUnavailable)
+    assert silent_since + 15 <= runtime.now() <= silent_since + 20
+
+
+def test_silence_is_the_last_word_for_a_waiter_at_the_gate(backend: Scripted, runtime: HandRuntime) -> None:
+    crowd = Crowd(backend, runtime, request_timeout=0.5)
+    backend.holders["n"] = "somebody"
+    crowd.acquire()
+    waiter = crowd.acquire(timeout=8)
+    crowd.advance(2)
+    backend.always("attempt", silence())
+    crowd.advance(10)
+    assert isinstance(waiter.error, BackendUnavailable)
+
+
+def test_a_silence_that_ended_is_forgotten(backend: Scripted, runtime: HandRuntime) -> None:
+    crowd = Crowd(backend, runtime, outage_timeout=10.0, request_timeout=0.5)
+    backend.holders["n"] = "somebody"
+    waiters = [crowd.acquire(timeout=60) for _ in range(2)]
+    for _ in range(4):
+        backend.always("attempt", silence())
+        crowd.advance(6)
+        backend.always("attempt", None)
+        crowd.advance(4)
+    assert not any(waiter.done() for waiter in waiters)
+    crowd.advance(30)
+    assert [waiter.result for waiter in waiters] == [None, None]
+    assert [waiter.error for waiter in waiters] == [None, None], "taken, and the server says so"

@@ -286,16 +286,19 @@ class Endpoint:
         """A new connection, authenticated and on its database, in ``within`` seconds.
 
         On a thread of its own, since neither the look-up of a host name nor a handshake of several round trips takes
-        a limit. One that comes too late is closed as soon as nobody refers to it.
+        a limit. One that comes too late is closed.
         """
         within = max(within, 0.001)  # whoever calls may have waited too long already
         result: SimpleQueue[Wire | BaseException] = SimpleQueue()
+        done = threading.Event()  # nobody waits for the result any more
 
         def dial() -> None:
             try:
                 result.put(self._dial(within, now))
             except BaseException as error:
                 result.put(error)
+            if done.is_set():
+                _close_late(result)
 
         try:
             threading.Thread(target=dial, name="multilock-redis-connect", daemon=True).start()
@@ -305,6 +308,9 @@ class Endpoint:
             outcome = result.get(timeout=within)
         except Empty:
             outcome = TimeoutError(f"not connected within {within:g} s")
+        finally:
+            done.set()
+            _close_late(result)
         if isinstance(outcome, Wire):
             return outcome
         raise self._not_connected(outcome) from outcome
@@ -324,6 +330,13 @@ class Endpoint:
                 f"{self.name} refused: {error} (check username=, password= and the database)", backend="redis"
             )
         return BackendUnavailable(f"{self.name} cannot be reached: {error}", unknown=False, backend="redis")
+
+
+def _close_late(result: SimpleQueue[Wire | BaseException]) -> None:
+    """Close the connection that is still in there; whoever of both sides comes last finds it."""
+    with suppress(Empty):
+        if isinstance(late := result.get_nowait(), Wire):
+            late.close()
 
 
 class Connections:

@@ -351,6 +351,7 @@ class Kernel:
         self.followers.close()
         self.watchdog.close()
         self.cleanup.close()
+        self.face.close()
         self.backend.close()
         if self._ticker:
             self._ticker.close()

@@ -59,6 +59,9 @@ class LoopFace:
     def waiter(self) -> Waiter:
         return LoopWaiter(self.loop())
 
+    def close(self) -> None:
+        self._workers.close()
+
 
 class _Request:
     """One call on its way through a worker. Its caller waits no longer than ``within``, whatever the worker does."""

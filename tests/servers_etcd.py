@@ -1,19 +1,19 @@
 """etcd for the tests: one member, or a cluster of three, started natively and told what goes wrong.
 
-``MULTILOCK_TEST_ETCD`` names another ``etcd`` program than the one on the PATH.
+Of Debian 12 (3.4.23), or of the Debian release that ``MULTILOCK_TEST_ETCD_RELEASE`` names (``trixie``: 3.5.16).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,11 +30,12 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap" / "etcd.sh"
 FAST = ("--heartbeat-interval", "20", "--election-timeout", "200", "--log-level", "error", "--logger", "zap")
 
 
+@lru_cache
 def program() -> str:
-    named = os.environ.get("MULTILOCK_TEST_ETCD", "etcd")
-    if shutil.which(named) is None and os.environ.get("MULTILOCK_REQUIRE"):
-        subprocess.run([str(BOOTSTRAP)], check=False)
-    return shutil.which(named) or unavailable("etcd", f"{named} is not on the PATH")
+    """The path of etcd; unpacked or installed where it is missing."""
+    release = os.environ.get("MULTILOCK_TEST_ETCD_RELEASE")
+    found = subprocess.run([BOOTSTRAP, *([release] if release else [])], capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else unavailable("etcd", found.stderr[-500:])
 
 
 def etcdctl(endpoint: str, *words: str, within: float = 10.0) -> str:

@@ -22,7 +22,7 @@ from multilock.errors import BackendUnavailable, MultilockError
 from multilock.model import LossReason
 from multilock_etcd import lookup
 from multilock_etcd import messages as m
-from multilock_etcd.sessions import Sessions
+from multilock_etcd.sessions import ENDED, Sessions
 from multilock_etcd.transport import Transport
 
 __all__ = ["Watcher"]
@@ -280,6 +280,7 @@ class Watcher:
         if holder is None:
             return
         revision = event.kv.mod_revision if event else holder.revision
-        self._sessions.look(holder.lease, revision, REASON_WITHIN)
-        # If its lease has ended, the kernel has heard of that by now, and knows this claim no more.
-        self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted")
+        if self._sessions.look(holder.lease, revision, REASON_WITHIN):
+            self._notices.gone(claim_id, LossReason.SESSION_LOST, ENDED)
+        else:
+            self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted")

@@ -22,13 +22,13 @@ from typing import Any
 
 from multilock.backend import Held, Notices
 from multilock.errors import BackendRejected, BackendUnavailable
-from multilock.model import Busy, Claim, Granted, LockInfo
+from multilock.model import Busy, Claim, Granted, LockInfo, LossReason
 from multilock.names import escape, unescape
 from multilock.values import decode_value, encode_value
 from multilock_etcd import lookup
 from multilock_etcd import messages as m
 from multilock_etcd.notices import Watcher
-from multilock_etcd.sessions import Session, Sessions
+from multilock_etcd.sessions import ENDED, Session, Sessions
 from multilock_etcd.transport import LeaseMissing, Transport, calls
 
 __all__ = ["Keyspace", "Recipe"]
@@ -96,9 +96,11 @@ class Recipe:
         self._transport = transport
         self._sessions = sessions
         self._watcher = watcher
+        self._notices = notices
         self._now: Callable[[], float] = notices.now
         self._places: dict[str, _Place] = {}
-        self._lock = threading.Lock()  # of the places
+        self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
+        self._lock = threading.Lock()  # of the places and the cancelled
         self._tombstones: deque[_Tombstone] = deque()
 
     # ---- acquire
@@ -106,6 +108,8 @@ class Recipe:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         deadline = self._now() + within
         with self._lock:
+            if claim.id in self._cancelled:  # this very call comes late
+                return self._busy(claim)
             place = self._places.setdefault(claim.id, _Place())
         answer = None
         try:
@@ -136,7 +140,7 @@ class Recipe:
                 return self._join(claim, place, session, deadline)
             return self._take_if_free(claim, place, session, deadline)
         except LeaseMissing:
-            self._sessions.end(session.lease, "its etcd lease had ended when a key was to be put on it")
+            self._sessions.end(session.lease)
             place.lease = None
             return None
         except (BackendUnavailable, BackendRejected) as error:
@@ -215,6 +219,8 @@ class Recipe:
             place = self._places.get(claim.id) or _Place()
             place.cancelled = True  # an attempt that runs now in another thread sends nothing more
             lease = place.lease if granted is None else granted.group
+            if unsure:
+                self._cancel_here(claim.id)
         self._watcher.stop(claim.id)
         if lease is None or not self._sessions.is_alive(lease):  # never sent, or the server has deleted all of it
             deleted = False
@@ -229,6 +235,12 @@ class Recipe:
             self._sessions.revoke(place.session)
         return deleted
 
+    def _cancel_here(self, claim_id: str) -> None:
+        now = self._now()
+        while self._cancelled and next(iter(self._cancelled.values())) < now:
+            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled[claim_id] = now + TOMBSTONE
+
     def _cancel(self, claim: Claim, lease: Any, within: float) -> bool:
         """Delete our key, and leave a tombstone for the join that may still come."""
         gone = self._keys.gone(claim)
@@ -239,7 +251,7 @@ class Recipe:
         try:
             said, _ = self._txn([], ops, [], self._now() + within)
         except LeaseMissing:  # what comes later names a lease that does not exist
-            self._sessions.end(lease, "its lease had ended when a claim on it was cancelled")
+            self._sessions.end(lease)
             return False
         self._tombstones.append(_Tombstone(gone, lease, self._now() + TOMBSTONE))
         return bool(said.responses[1].response_delete_range.deleted)
@@ -251,6 +263,8 @@ class Recipe:
         deadline = self._now() + within
         session = self._sessions.keep_alive(group, within)
         if session is None:
+            for claim, _ in held:
+                self._notices.gone(claim.id, LossReason.SESSION_LOST, ENDED)
             return [None] * len(held)
         self._forget_tombstones(deadline)
         one = len(held) == 1  # it may be `Lease.renew()`, which asks whether the lock is still ours

@@ -17,8 +17,9 @@ from multilock.model import Claim, Granted
 from multilock_etcd import messages as m
 from multilock_etcd.transport import LeaseMissing, Transport, calls
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["ENDED", "Session", "Sessions"]
 
+ENDED = "its etcd lease expired or was revoked"
 RENEWALS = 3  # in one ttl
 REVOKE_WITHIN = 0.5  # seconds; a lease that is not revoked ends by itself
 
@@ -71,7 +72,7 @@ class Sessions:
             return None
         said, sent_at = self._transport.call(calls.KEEP_ALIVE, m.LeaseKeepAliveRequest(ID=session.lease), within)
         if said.TTL <= 0:
-            self.end(lease, "its etcd lease expired or was revoked")
+            self.end(lease)
             return None
         with self._lock:
             session.ttl = float(said.TTL)
@@ -86,24 +87,28 @@ class Sessions:
         """Those that are renewed."""
         return [session.lease for session in list(self._shared.values())]
 
-    def look(self, lease: Hashable, revision: int, within: float) -> None:
-        """A key on this lease was deleted at ``revision``. If that is because the lease ended, end it here too."""
+    def look(self, lease: Hashable, revision: int, within: float) -> bool:
+        """A key on this lease was deleted at ``revision``. Was it because the lease ended? Then it is ended here."""
         session = self._alive.get(lease)
-        if session is None or session.seen_at >= revision:
-            return
+        if session is None:
+            return True
+        if session.seen_at >= revision:
+            return False
         try:
             said, _ = self._transport.call(calls.TIME_TO_LIVE, m.LeaseTimeToLiveRequest(ID=session.lease), within)
         except MultilockError:
-            return
+            return False
         if said.TTL <= 0:
-            self.end(lease, "its etcd lease expired or was revoked")
-        else:
-            session.seen_at = said.header.revision
+            self.end(lease)
+            return True
+        session.seen_at = said.header.revision
+        return False
 
-    def end(self, lease: Hashable, message: str) -> None:
+    def end(self, lease: Hashable) -> None:
         """The server said that this lease has ended, and with it every key on it."""
-        if self._forget(lease):
-            self._notices.group_gone(lease, message)
+        shared = any(session.lease == lease for session in list(self._shared.values()))
+        if self._forget(lease) and shared:
+            self._notices.group_gone(lease, ENDED)
 
     def revoke(self, session: Session) -> None:
         """End a lease that nothing needs any more; an answer is not important."""

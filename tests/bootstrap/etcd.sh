@@ -1,27 +1,67 @@
 #!/bin/sh
-# See to it that etcd and etcdctl can be started, by Debian's packages where they are missing.
+# See to it that etcd and etcdctl can be started: those on the PATH, else Debian's packages. Prints the path of etcd.
+#
+# With the name of a Debian release (tests/bootstrap/etcd.sh trixie) it is that release's etcd, unpacked under .state;
+# nothing is installed: this machine's own source of packages is read under the other name, by a second set of lists.
 set -eu
+cd "$(dirname "$0")/../.."
 
-[ -z "${MULTILOCK_TEST_ETCD_URL:-}" ] || exit 0
-! { command -v "${MULTILOCK_TEST_ETCD:-etcd}" && command -v etcdctl; } >/dev/null 2>&1 || exit 0
+suite=${1:-}
 
+found() {
+    printf '%s\n' "$1"
+    exit 0
+}
 missing() {
-    echo "The tests need etcd and etcdctl: install etcd-server and etcd-client (Debian: apt-get install)," >&2
-    echo "or name one that may be emptied: MULTILOCK_TEST_ETCD_URL=etcd://127.0.0.1:2379" >&2
+    echo "The tests need etcd and etcdctl on the PATH (Debian: apt-get install etcd-server etcd-client)" >&2
     exit 1
 }
 
-command -v apt-get >/dev/null 2>&1 || missing
-if [ "$(id -u)" = 0 ]; then
-    sudo=
-elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-    sudo=sudo
-else
-    missing
+if [ -z "$suite" ]; then
+    on_path=$(command -v etcd || true)
+    if [ -n "$on_path" ] && command -v etcdctl >/dev/null 2>&1; then
+        found "$on_path"
+    fi
+    command -v apt-get >/dev/null 2>&1 || missing
+    if [ "$(id -u)" = 0 ]; then
+        sudo=
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+        sudo=sudo
+    else
+        missing
+    fi
+    # RUNLEVEL=1: the tests start servers of their own, the package's service need not run.
+    install() {
+        $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
+            install -y -qq --no-install-recommends etcd-server etcd-client
+    }
+    { install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+    found "$(command -v etcd)"
 fi
-# RUNLEVEL=1: the tests start servers of their own, the package's service need not run.
-install() {
-    $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
-        install -y -qq --no-install-recommends etcd-server etcd-client
-}
-{ install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+
+home=.state/servers/etcd-$suite
+program=$home/usr/bin/etcd
+[ ! -x "$program" ] || found "$PWD/$program"
+command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
+
+# Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
+work=$home.$$
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/sources" "$work/lists/partial" "$work/archives/partial"
+release=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
+    if [ -n "$release" ] && grep -qs "$release" "$file"; then
+        sed -e "s/$release-\(updates\|backports\)//g" -e "s/$release/$suite/g" "$file" >"$work/sources/${file##*/}"
+    fi
+done
+options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$PWD/$work/sources
+    -o Dir::State::Lists=$PWD/$work/lists -o Dir::Cache::Archives=$PWD/$work/archives
+    -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User= -o Debug::NoLocking=true"
+{
+    # shellcheck disable=SC2086
+    apt-get $options update || true # a source without this suite is no matter if another has the package
+    # shellcheck disable=SC2086
+    (cd "$work" && apt-get $options download etcd-server) && dpkg -x "$work"/etcd-server_*.deb "$work/root"
+} >&2 || missing
+mv -T "$work/root" "$home" 2>/dev/null || [ -x "$program" ] || missing
+found "$PWD/$program"

@@ -1,0 +1,153 @@
+"""Our lock and etcd's own tools on the same name: each waits for the other, in one queue."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from multilock import Client
+from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.faces import background
+from tests.backends.etcd.conftest import Connect
+from tests.servers_etcd import EtcdServer
+
+
+class Tool:
+    """``etcdctl lock NAME`` or ``etcdctl elect NAME VALUE``: prints its key once it holds, until it is interrupted."""
+
+    def __init__(self, server: EtcdServer, *words: str) -> None:
+        self._process = subprocess.Popen(
+            ["etcdctl", "--endpoints", server.endpoint, *words],
+            env={**os.environ, "ETCDCTL_API": "3"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def key(self) -> str:
+        """Wait until it holds."""
+        assert self._process.stdout is not None
+        return background(self._process.stdout.readline).result(10).strip()
+
+    def holds(self) -> bool:
+        """Whether it has said so within a while."""
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        return bool(self._process.stdout.readline())
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def tools() -> Iterator[list[Tool]]:
+    started: list[Tool] = []
+    yield started
+    for tool in started:
+        tool.close()
+
+
+@pytest.fixture
+def client(connect: Connect, shared: EtcdServer, request: pytest.FixtureRequest) -> Client:
+    return connect(shared.url, prefix=f"{request.node.name}/")
+
+
+def start(tools: list[Tool], server: EtcdServer, *words: str) -> Tool:
+    tools.append(Tool(server, *words))
+    return tools[-1]
+
+
+def words_for(verb: str, key: str) -> tuple[str, ...]:
+    return (verb, key) if verb == "lock" else (verb, key, "node-7")
+
+
+def waiting(client: Client, name: str) -> int:
+    info = client.inspect(name)
+    return info.waiting or 0 if info else 0
+
+
+@pytest.mark.parametrize("verb", ["lock", "elect"])
+def test_we_wait_for_etcdctl(
+    verb: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    tool = start(tools, shared, *words_for(verb, f"{request.node.name}/job"))
+    key = tool.key()
+    assert key.startswith(f"{request.node.name}/job/")
+    assert client.lock("job").try_acquire() is None
+    info = client.inspect("job")
+    assert info is not None
+    assert info.identity == (None if verb == "lock" else "node-7")
+    ours = background(lambda: client.lock("job").acquire(timeout=10))
+    eventually(lambda: waiting(client, "job") == 1)
+    tool.end()
+    lease = ours.result(10)
+    assert info.token is not None
+    assert lease.fence() > info.token
+
+
+@pytest.mark.parametrize("verb", ["lock", "elect"])
+def test_etcdctl_waits_for_us(
+    verb: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    lease = client.lock("job").acquire()
+    tool = start(tools, shared, *words_for(verb, f"{request.node.name}/job"))
+    eventually(lambda: waiting(client, "job") == 1)
+    assert not tool.holds()
+    assert lease.release()
+    eventually(tool.holds)
+    assert client.lock("job").try_acquire() is None
+
+
+def test_both_stand_in_one_queue_in_order_of_arrival(
+    client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    holder = client.lock("job").acquire()
+    tool = start(tools, shared, "lock", f"{request.node.name}/job")
+    eventually(lambda: waiting(client, "job") == 1)
+    ours = background(lambda: client.lock("job", fair=True).acquire(timeout=10))
+    eventually(lambda: waiting(client, "job") == 2)
+    holder.release()
+    tool.key()
+    assert not ours.done()
+    tool.end()
+    assert ours.result(10).is_held()
+
+
+def test_a_tool_that_is_killed_is_waited_for_until_its_lease_ends(
+    client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    tool = start(tools, shared, "lock", "--ttl", "2", f"{request.node.name}/job")
+    tool.key()
+    tool.close()
+    assert client.lock("job").try_acquire() is None
+    assert client.lock("job").acquire(timeout=10).is_held()
+
+
+def test_a_name_with_a_slash_is_one_escaped_name_for_the_tools(
+    client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    with client.lock("a/b"):
+        stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
+        stranger.key()  # another lock, by its unescaped name
+        tool = start(tools, shared, "lock", f"{request.node.name}/a%2Fb")
+        eventually(lambda: waiting(client, "a/b") == 1)
+        assert not tool.holds()
+    eventually(tool.holds)
+
+
+def test_a_tools_unescaped_name_below_ours_makes_us_wait_as_it_does_in_go(
+    client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
+    stranger.key()
+    assert client.lock("a").try_acquire() is None
+    stranger.end()
+    assert client.lock("a").acquire(timeout=10).is_held()

@@ -82,12 +82,24 @@ class ThreadCallbacks:
         self._young[call] = None
 
     def _spawn(self, call: _Call) -> None:
-        self._runtime.spawn(lambda: self._run(call), "multilock-callback")
+        try:
+            self._runtime.spawn(lambda: self._run(call), "multilock-callback")
+        except RuntimeError as error:  # the process may have no more threads: try again soon
+            logger.error("no thread for the callback %r: %s", call.callback, error)
+            with self._lock:
+                self._young.pop(call, None)
+                self._queue.appendleft(call)
+                planned, self._relief_planned = self._relief_planned, True
+            if not planned:
+                self._timers.at(self._runtime.now() + HUNG, self._relieve)
 
     def _run(self, first: _Call) -> None:
         call: _Call | None = first
         while call is not None:
-            call_safely(call.callback, *call.args)
+            try:
+                call_safely(call.callback, *call.args)
+            except BaseException:  # sys.exit() ends no process from here, and must not end this loop
+                logger.exception("the callback %r tried to end its thread", call.callback)
             with self._lock:
                 counted = self._young.pop(call, self) is None
                 self._unfinished -= 1

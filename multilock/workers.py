@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 __all__ = ["ThreadWorkers"]
+
+logger = logging.getLogger("multilock")
 
 IDLE = 15.0  # seconds; longer than the renewal period of the default ttl, so that a worker is not started for each
 
@@ -39,7 +42,16 @@ class ThreadWorkers:
                 self._backlog += 1
         self._jobs.put(job)
         if start:
+            self._start()
+
+    def _start(self) -> None:
+        try:
             self._spawn(self._run, self._name)
+        except RuntimeError as error:  # the process may have no more threads: the job waits for the next that starts
+            logger.error("no thread for %s: %s", self._name, error)
+            with self._lock:
+                self._threads -= 1
+                self._backlog += 1
 
     def close(self) -> None:
         """The jobs already submitted are still done; the threads end after them."""

@@ -1,0 +1,189 @@
+"""The user's callbacks: on threads of their own, soon, however many there are and whatever they do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from multilock import Loss, LossReason
+from multilock.acquire import BlockingFace
+from multilock.callbacks import ThreadCallbacks
+from multilock.runtime import Threads, now
+from multilock.timers import Timers
+from tests.unit.kit import Losses, Scripted, client_on, eventually
+
+
+class Ticking:
+    """Callbacks with a real ticking thread behind them."""
+
+    def __init__(self) -> None:
+        runtime = Threads()
+        self.timers = Timers(lambda at: self.ticker.poke(at))
+        self.ticker = runtime.ticker(lambda: self.timers.step(now()), lambda error: None, "timers")
+        self.callbacks = ThreadCallbacks(runtime, self.timers)
+
+
+@pytest.fixture
+def ticking() -> Ticking:
+    return Ticking()
+
+
+def callback_threads() -> int:
+    return sum(thread.name == "multilock-callback" for thread in threading.enumerate())
+
+
+def test_a_callback_runs_on_a_thread_of_its_own(ticking: Ticking) -> None:
+    where: list[str] = []
+    ticking.callbacks.start(lambda: where.append(threading.current_thread().name))
+    assert ticking.callbacks.wait(5)
+    assert where == ["multilock-callback"]
+    eventually(lambda: callback_threads() == 0)
+
+
+def test_one_that_raises_is_logged_and_harms_nothing(ticking: Ticking, caplog: pytest.LogCaptureFixture) -> None:
+    called: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("the user's bug")
+
+    with caplog.at_level(logging.ERROR, "multilock"):
+        ticking.callbacks.start(fail)
+        ticking.callbacks.start(called.append, 1)
+        assert ticking.callbacks.wait(5)
+    assert called == [1]
+    assert "the user's bug" in caplog.text
+
+
+def test_one_that_wants_to_exit_is_logged_too_since_a_thread_cannot(
+    ticking: Ticking, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with caplog.at_level(logging.ERROR, "multilock"):
+        ticking.callbacks.start(leave)
+        assert ticking.callbacks.wait(2), "it counts as ended"
+    assert "SystemExit" in caplog.text
+
+
+def test_one_that_hangs_delays_no_other(ticking: Ticking) -> None:
+    hang = threading.Event()
+    called = threading.Event()
+    for _ in range(10):
+        ticking.callbacks.start(hang.wait, 10)
+    ticking.callbacks.start(called.set)
+    assert called.wait(1)
+    assert not ticking.callbacks.wait(0.01)
+    hang.set()
+    assert ticking.callbacks.wait(5)
+
+
+def test_at_most_64_start_at_once_and_one_that_hangs_for_a_tenth_of_a_second_counts_no_more(ticking: Ticking) -> None:
+    hang = threading.Event()
+    started: list[float] = []
+
+    def callback() -> None:
+        started.append(now())
+        hang.wait(20)
+
+    before = now()
+    for _ in range(150):
+        ticking.callbacks.start(callback)
+    eventually(lambda: len(started) >= 64)
+    with_the_first = sum(at < before + 0.1 for at in started)
+    assert with_the_first <= 64
+    eventually(lambda: len(started) == 150, within=3)
+    assert started[64] - before >= 0.1
+    assert started[-1] - before < 2.5
+    hang.set()
+    assert ticking.callbacks.wait(10)
+    eventually(lambda: callback_threads() == 0)
+
+
+def test_a_thousand_quick_ones_need_no_thousand_threads(ticking: Ticking) -> None:
+    most = 0
+    done: list[int] = []
+
+    def callback(number: int) -> None:
+        nonlocal most
+        most = max(most, callback_threads())
+        done.append(number)
+
+    for number in range(1000):
+        ticking.callbacks.start(callback, number)
+    assert ticking.callbacks.wait(10)
+    assert sorted(done) == list(range(1000))
+    assert most <= 64
+
+
+def test_a_callback_without_a_thread_is_tried_again(
+    ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = 5
+    spawn = Threads.spawn
+
+    def sometimes(self: Threads, run: Callable[[], None], name: str) -> None:
+        nonlocal failures
+        if name == "multilock-callback" and failures:
+            failures -= 1
+            raise RuntimeError("can't start new thread")
+        spawn(self, run, name)
+
+    monkeypatch.setattr(Threads, "spawn", sometimes)
+    called: list[int] = []
+    for number in range(3):
+        ticking.callbacks.start(called.append, number)
+    assert ticking.callbacks.wait(5)
+    assert sorted(called) == [0, 1, 2]
+    assert "new thread" in caplog.text
+
+
+def test_the_loss_of_many_locks_calls_each_callback_once() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads(), BlockingFace)
+    losses = Losses()
+    for number in range(300):
+        client.lock(f"n{number}", on_lost=losses).acquire()
+    backend.notices.group_gone("server", "restarted")
+    losses.wait(300)
+    client.close()
+    assert len(losses.calls) == len({loss.lease.name for loss in losses.calls}) == 300
+
+
+def test_a_callback_may_use_the_lock_and_the_client() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads(), BlockingFace)
+    results: list[object] = []
+    finished = threading.Event()
+
+    def callback(loss: Loss) -> None:
+        results.append(loss.lease.is_held())
+        results.append(client.lock("n").acquire(5).release())
+        finished.set()
+
+    client.lock("n", on_lost=callback).acquire()
+    [call] = backend.called("attempt")
+    del backend.holders["n"]
+    backend.notices.gone(call.claims[0].id, LossReason.TAKEN, "taken")
+    assert finished.wait(5)
+    assert results == [False, True]
+    client.close()
+
+
+def test_a_callback_may_close_the_client() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads(), BlockingFace, ttl=2.0)
+    closed: list[float] = []
+
+    def close(loss: Loss) -> None:
+        client.close()
+        closed.append(now())
+
+    lease = client.lock("n", on_lost=close).acquire()
+    assert lease.is_held()
+    backend.notices.group_gone("server", "restarted")
+    eventually(lambda: closed, within=5)
+    assert backend.closed == 1

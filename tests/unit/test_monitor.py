@@ -1,0 +1,154 @@
+"""Notices of the backend become states: once, and before anything that could block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multilock import Client, LeaseState, LossReason
+from multilock.testing import HandRuntime
+from tests.unit.kit import Call, Losses, Scripted, late, silence, state_of
+
+
+def claim_of(backend: Scripted, number: int = 0) -> str:
+    return backend.called("attempt")[number].claims[0].id
+
+
+def test_a_notice_that_it_is_gone_is_a_loss_at_once(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    runtime.advance(3)
+    backend.notices.gone(claim_of(backend), LossReason.TAKEN, "an operator took it")
+    assert state_of(lease) is LeaseState.LOST
+    assert losses.reasons == [LossReason.TAKEN]
+    assert losses.times == [1003.0]
+    assert losses.calls[0].confirmed
+    assert losses.calls[0].time_left == 0.0
+    assert losses.calls[0].message == "an operator took it"
+
+
+def test_the_callback_starts_before_any_clean_up(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    order: list[str] = []
+    client.lock("n", on_lost=lambda loss: order.append("callback")).acquire()
+
+    def released(backend: Scripted, call: Call) -> Any:
+        order.append("release")
+        return call.execute()
+
+    backend.always("release", released)
+    backend.notices.gone(claim_of(backend), LossReason.TAKEN, "taken")
+    runtime.advance(1)
+    assert order == ["callback", "release"]
+
+
+def test_a_lease_is_lost_once_however_many_say_so(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    for _ in range(3):
+        backend.notices.gone(claim_of(backend), LossReason.TAKEN, "taken")
+    backend.notices.group_gone("server", "gone")
+    runtime.jump(1000)
+    assert not lease.is_held()
+    assert lease.release() is False
+    runtime.advance(10)
+    assert losses.reasons == [LossReason.TAKEN]
+
+
+def test_notices_about_others_are_nothing(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    lease = client.lock("n").acquire()
+    backend.notices.gone("an id of long ago", LossReason.TAKEN, "taken")
+    backend.notices.group_gone("another server", "gone")
+    backend.notices.changed("n")
+    backend.notices.changed(None)
+    assert lease.is_held()
+
+
+def test_a_notice_during_the_release_is_no_loss(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+
+    def tells_of_our_own_delete(backend: Scripted, call: Call) -> Any:
+        answer = call.execute()
+        backend.notices.gone(call.claims[0].id, LossReason.TAKEN, "deleted")
+        return answer
+
+    backend.script("release", tells_of_our_own_delete)
+    assert lease.release() is True
+    runtime.advance(100)
+    assert losses.calls == []
+
+
+def test_a_loss_that_release_discovers_is_a_loss(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    backend.holders["n"] = "somebody else"
+    assert lease.release() is False
+    assert losses.reasons == [LossReason.TAKEN]
+    assert state_of(lease) is LeaseState.LOST
+    assert len(backend.called("release")) == 1, "there is nothing more to give back"
+    assert backend.holders == {"n": "somebody else"}
+
+
+def test_a_release_without_an_answer_goes_on_in_the_background(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    backend.script("release", silence(), silence())
+    runtime.hold_jobs()
+    assert lease.release() is True
+    assert runtime.now() == 1005.0, "one request timeout at most"
+    assert state_of(lease) is LeaseState.RELEASED
+    runtime.release_jobs()
+    runtime.advance(10)
+    assert backend.holders == {}
+    assert all(call.details["unsure"] for call in backend.called("release")[1:])
+    assert losses.calls == []
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError("no route")])
+def test_release_never_raises(client: Client, backend: Scripted, runtime: HandRuntime, error: Exception) -> None:
+    def fail(backend: Scripted, call: Call) -> Any:
+        raise error
+
+    lease = client.lock("n").acquire()
+    backend.script("release", fail)
+    assert lease.release() is True
+    runtime.advance(10)
+    assert backend.holders == {}
+
+
+def test_what_was_ours_until_we_began_to_release_was_released(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", ttl=1.0, on_lost=losses).acquire()
+    backend.script("release", late(5.0))
+    assert lease.release() is True
+    runtime.advance(10)
+    assert losses.calls == []
+
+
+def test_a_notice_wakes_every_waiter_after_a_reconnect(client: Client, backend: Scripted) -> None:
+    rung: list[str] = []
+
+    class Bell:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def set(self) -> None:
+            rung.append(self.name)
+
+    waiting = client._kernel.monitor.waiting
+    waiting["a"], waiting["b"] = Bell("a"), Bell("b")
+    backend.notices.wake("b")
+    backend.notices.wake(None)
+    waiting.clear()
+    assert rung == ["b", "a", "b"]
+
+
+def test_every_claim_of_a_client_begins_with_its_name(client: Client, backend: Scripted) -> None:
+    client.lock("n").acquire()
+    assert claim_of(backend).startswith(backend.notices.client + ".")
+    assert len(backend.notices.client) == 16

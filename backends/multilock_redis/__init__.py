@@ -154,7 +154,7 @@ class RedisBackend:
         self._now = notices.now
         self._connections = Connections(self._endpoint, notices.now)
         self._recipe = Recipe(self._keys, self._connections, self._endpoint.name, notices.now)
-        self._listener = Listener(self._endpoint, self._connections, self._keys, notices)
+        self._listener = Listener(self._endpoint, self._connections, self._keys, self._recipe, notices)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self._listener.listening:
@@ -172,7 +172,7 @@ class RedisBackend:
         return self._recipe.release(claim, unsure, within)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        return self._recipe.renew(held, self._listener.exchange, within)
+        return self._listener.renew(held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         self._listener.watch([claim for claim, _ in held], within)

@@ -30,7 +30,7 @@ __all__ = ["Answer", "Connections", "Endpoint", "ScriptMissing", "Wire", "bulks"
 Answer = tuple[Any, float]
 """What the server said (or the exception that it became), and when the request was sent."""
 
-FRESH = 0.05  # seconds; a connection idle for longer may have been closed by the server, which costs a poll to see
+FRESH = 0.01  # seconds; a connection idle for longer may have been closed by the server, which costs a poll to see
 SPARE = 4  # idle connections that are kept however long they were not used …
 SPARE_FOR = 60.0  # … and seconds for which more than these are kept
 BATCH = 500  # requests written at once in a pipeline
@@ -101,6 +101,8 @@ def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
         return line, at
     if kind == b"-":
         return refusal(line.decode(errors="replace"), where), at
+    if kind not in (b"$", b"*"):
+        raise ValueError("it speaks another protocol")
     size = int(line)
     if size < 0:
         return None, at
@@ -108,8 +110,6 @@ def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
         if len(data) < at + size + 2:
             raise _Incomplete
         return data[at : at + size], at + size + 2
-    if kind != b"*":
-        raise ValueError(f"{where} speaks another protocol")
     items = []
     for _ in range(size):
         item, at = parse(data, at, where)
@@ -127,6 +127,8 @@ def refusal(text: str, where: str) -> Exception:
     if "user_script" in text and word == "ERR":
         inner = _IN_SCRIPT.search(text)
         word = inner[1] if inner and inner[1] != "ERR" else ""
+    elif "unauthenticated" in text:  # what a command of more than ten words is told instead of NOAUTH
+        word = "NOAUTH"
     if word == "NOSCRIPT":
         return ScriptMissing()
     if word in _REFUSED:

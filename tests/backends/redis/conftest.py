@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from multilock.testing import FaultProxy
+from tests.backends.redis.kit import Bare, Ours
+from tests.servers import RedisServer
+
+Connect = Callable[..., Ours]
+
+
+@pytest.fixture(scope="package")
+def package_server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def server(package_server: RedisServer) -> RedisServer:
+    """A Redis that is empty. Do not stop or pause it: `redis_server` is one for that."""
+    with redis.Redis(port=package_server.port) as bare:
+        bare.flushall()
+        bare.script_flush()
+    return package_server
+
+
+@pytest.fixture
+def bare(server: RedisServer) -> Iterator[Bare]:
+    """What any other program has: redis-py."""
+    with redis.Redis(port=server.port) as client:
+        yield client
+
+
+@pytest.fixture
+def connect(server: RedisServer) -> Iterator[Connect]:
+    """Makes clients of this server, or of the URL that is given."""
+    made: list[Ours] = []
+
+    def make(url: str | None = None, **options: object) -> Ours:
+        made.append(Ours(url or server.url, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def us(connect: Connect) -> Ours:
+    return connect()
+
+
+@pytest.fixture
+def them(connect: Connect) -> Ours:
+    return connect()
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[FaultProxy]:
+    with FaultProxy.before(server.url) as proxy:
+        yield proxy

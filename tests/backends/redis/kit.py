@@ -1,0 +1,116 @@
+"""A backend without a kernel: claims, an ear that remembers what it was told, and a bare client to look behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from multilock import now
+from multilock.model import Claim, Granted, LossReason, owner_text
+from multilock_redis import RedisBackend, open_backend
+
+__all__ = ["Bare", "Ear", "Ours", "eventually", "holder_of"]
+
+Bare = Any
+"""A `redis.Redis`: its commands are typed for both of its faces at once."""
+
+WITHIN = 2.0
+
+
+class Ear:
+    """`multilock.backend.Notices`, remembered. ``heard`` holds tuples: what, and of whom."""
+
+    def __init__(self) -> None:
+        self.client = os.urandom(8).hex()
+        self.heard: list[tuple[Any, ...]] = []
+        self._changed = threading.Condition()
+
+    def now(self) -> float:
+        return now()
+
+    def wake(self, claim_id: str | None) -> None:
+        self._hear("wake", claim_id)
+
+    def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
+        self._hear("gone", claim_id, reason)
+
+    def changed(self, name: str | None) -> None:
+        self._hear("changed", name)
+
+    def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        self._hear("group", group)
+
+    def group_gone(self, group: Hashable, message: str) -> None:
+        self._hear("group_gone", group)
+
+    def silent(self, group: Hashable) -> None:
+        self._hear("silent", group)
+
+    def hears(self, *what: Any, within: float = WITHIN) -> float:
+        """Wait until this was heard; on the clock, when. Each thing is heard once."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: what in self.heard, within), f"{what} not in {self.heard}"
+            self.heard.remove(what)
+            return now()
+
+    def _hear(self, *what: Any) -> None:
+        with self._changed:
+            self.heard.append(what)
+            self._changed.notify_all()
+
+
+class Ours:
+    """One client: its backend and its ear. A call may take ``within`` seconds."""
+
+    def __init__(self, url: str, within: float = WITHIN, **options: object) -> None:
+        self.backend: RedisBackend = open_backend(url, options)
+        self.within = within
+        self.ear = Ear()
+        self.backend.open(self.ear)
+
+    def claim(self, name: str = "a", ttl: float = 10.0, *, fair: bool = True) -> Claim:
+        claim_id = f"{self.ear.client}.{os.urandom(16).hex()}"
+        return Claim(name, "lock", claim_id, owner_text(claim_id, "lock", "h", 1, "me", ttl), ttl, True, fair, "me")
+
+    def attempt(self, claim: Claim, *, join: bool = False) -> Any:
+        return self.backend.attempt(claim, join, self.within)
+
+    def take(self, claim: Claim | None = None) -> tuple[Claim, Granted]:
+        claim = claim or self.claim()
+        granted = self.attempt(claim)
+        assert isinstance(granted, Granted), granted
+        return claim, granted
+
+    def wait(self, claim: Claim | None = None) -> Claim:
+        """A place in the queue of a name that is taken."""
+        claim = claim or self.claim()
+        assert not isinstance(self.attempt(claim, join=True), Granted)
+        return claim
+
+    def release(self, claim: Claim, *, unsure: bool = False) -> bool:
+        return self.backend.release(claim, None, unsure, self.within)
+
+    def renew(self, *held: tuple[Claim, Granted]) -> list[Granted | None]:
+        return list(self.backend.renew("group", held, self.within))
+
+    def watch(self, *held: tuple[Claim, Granted]) -> None:
+        self.backend.watch("group", held, self.within)
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
+    """Wait for what no event tells: something on the server."""
+    pause = threading.Event()
+    until = now() + within
+    while not condition():
+        assert now() < until, "it did not become true"
+        pause.wait(0.005)
+
+
+def holder_of(bare: Bare, name: str = "a") -> str | None:
+    owner = bare.get(f"multilock/{name}")
+    return owner.decode() if isinstance(owner, bytes) else None

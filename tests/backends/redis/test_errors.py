@@ -1,0 +1,391 @@
+"""Which answers and silences are which error, and what the server has done when it is raised."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from multilock import now
+from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.model import Granted, LossReason
+from multilock.testing import FaultProxy
+from multilock_redis.transport import refusal
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
+from tests.servers import RedisServer, free_port
+
+SECRET = "correct-horse"
+
+
+@contextmanager
+def silent(*, unknown: bool) -> Iterator[pytest.ExceptionInfo[BackendUnavailable]]:
+    with pytest.raises(BackendUnavailable) as caught:
+        yield caught
+    assert caught.value.unknown is unknown
+    assert caught.value.backend == "redis"
+
+
+# refused
+
+
+@pytest.fixture
+def locked(redis_server: RedisServer) -> RedisServer:
+    """A server with a password."""
+    with redis.Redis(port=redis_server.port) as bare:
+        bare.config_set("requirepass", SECRET)
+    return redis_server
+
+
+def test_no_password_is_rejected(locked: RedisServer) -> None:
+    with pytest.raises(BackendRejected, match="give username= and password="):
+        Ours(locked.url).take()
+
+
+def test_a_wrong_password_is_rejected_and_not_shown(locked: RedisServer) -> None:
+    with pytest.raises(BackendRejected) as caught:
+        Ours(locked.url, password="battery-staple").take()
+    assert "battery-staple" not in str(caught.value)
+    assert "battery-staple" not in repr(caught.value.__cause__)
+
+
+def test_the_password_may_stand_in_the_url_or_in_the_options(locked: RedisServer) -> None:
+    for ours in (
+        Ours(locked.url, password=SECRET),
+        Ours(locked.url.replace("//", f"//:{SECRET}@")),
+        Ours(locked.url.replace("//", "//default:wrong@"), password=SECRET),
+    ):
+        claim, _ = ours.take()
+        ours.release(claim)
+        assert SECRET not in repr(ours.backend) + repr(ours.backend._endpoint)
+        ours.close()
+
+
+def test_a_database_that_does_not_exist_is_rejected(server: RedisServer, connect: Connect) -> None:
+    with pytest.raises(BackendRejected, match="DB index"):
+        connect(server.url, db=99).take()
+
+
+def test_a_user_without_the_commands_is_rejected_and_nothing_was_executed(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
+    bare.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+get", "+ping"], reset=True)
+    with pytest.raises(BackendRejected, match="NOPERM"):
+        connect(server.url.replace("//", "//reader:x@")).take()
+    assert holder_of(bare) is None
+
+
+def test_a_user_without_these_keys_is_rejected(server: RedisServer, bare: Bare, connect: Connect) -> None:
+    bare.acl_setuser("other", enabled=True, nopass=True, keys=["other:*"], commands=["+@all"], reset=True)
+    with pytest.raises(BackendRejected, match="NOPERM"):
+        connect(server.url.replace("//", "//other:x@")).take()
+
+
+def test_a_user_with_exactly_the_documented_rights_can_do_everything(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
+    bare.execute_command("ACL", "SETUSER", "app", *RIGHTS, "on", "nopass")
+    us, them = connect(server.url.replace("//", "//app:x@")), connect(server.url.replace("//", "//app:x@"))
+    held = us.take()
+    us.watch(held)
+    assert all(us.renew(held))
+    waiter = them.wait()
+    assert us.backend.inspect("a", 1) is not None
+    assert len(list(us.backend.inspect_all("", 1))) == 1
+    us.release(held[0], unsure=True)
+    them.ear.hears("wake", waiter.id)
+    held = them.take(waiter)
+    them.watch(held)
+    assert us.backend.force_release("a", 1) is True
+    assert us.backend.follow(frozenset({"a"}), 1) is True
+    us.backend.ping(1)
+    assert "refused" not in {finding.code for finding in us.backend.diagnose(1)}
+
+
+# What the page on Redis says a user needs.
+KEYS_AND_CHANNELS = ("~multilock/*", "~{multilock/*", "&multilock:wake:*", "&__redis__:invalidate")
+COMMANDS = (
+    *("+evalsha", "+script|load", "+client|id", "+client|tracking", "+client|caching", "+subscribe", "+publish"),
+    *("+get", "+set", "+exists", "+del", "+mget", "+pexpire", "+pttl", "+time", "+scan", "+ping", "+select"),
+    *("+zadd", "+zrem", "+zrange", "+zrank", "+zcard", "+hset", "+hget", "+hdel"),
+)
+RIGHTS = (*KEYS_AND_CHANNELS, *COMMANDS)
+
+
+def test_a_key_of_another_type_is_rejected_and_left_alone(us: Ours, bare: Bare) -> None:
+    bare.hset("multilock/a", "redisson", 1)
+    for call in (lambda: us.take(), lambda: us.wait(), lambda: us.backend.inspect("a", 1)):
+        with pytest.raises(BackendRejected, match="WRONGTYPE"):
+            call()
+    assert bare.hgetall("multilock/a") == {b"redisson": b"1"}
+
+
+@pytest.mark.parametrize("part", ["queue", "live", "token"])
+def test_a_part_of_another_type_is_rejected_and_no_lock_is_left(us: Ours, bare: Bare, part: str) -> None:
+    bare.rpush(f"{{multilock/a}}:{part}", "x")
+    if part == "live":
+        bare.zadd("{multilock/a}:queue", {"x": 1})
+    with pytest.raises(BackendRejected, match="WRONGTYPE"):
+        us.attempt(us.claim(), join=True)
+    assert holder_of(bare) is None
+
+
+def test_a_full_memory_is_rejected_but_what_is_held_is_confirmed_renewed_released_and_handed_over(
+    us: Ours, them: Ours, bare: Bare
+) -> None:
+    held = us.take()
+    waiter = them.wait()
+    other = us.take(us.claim("other"))
+    bare.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(BackendRejected, match="OOM"):
+            us.take(us.claim("new"))
+        assert holder_of(bare, "new") is None
+        assert isinstance(us.attempt(held[0]), Granted)
+        assert all(us.renew(held, other))
+        assert us.release(held[0], unsure=True) is True
+        assert holder_of(bare) == waiter.owner
+        assert bare.exists(f"{{multilock/a}}:gone:{held[0].id}") == 1
+        assert them.backend.force_release("a", 1) is True
+        assert us.release(other[0]) is True
+    finally:
+        bare.config_set("maxmemory", 0)
+
+
+# silences that are known not to have been executed
+
+
+def test_nobody_listens(connect: Connect) -> None:
+    with silent(unknown=False):
+        connect(f"redis://127.0.0.1:{free_port()}").take()
+
+
+def test_a_host_that_cannot_be_found(connect: Connect) -> None:
+    with silent(unknown=False):
+        connect("redis://no-such-host.invalid").take()
+
+
+def test_a_name_look_up_that_hangs_ends_in_time(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(10) and [])
+    started = now()
+    with silent(unknown=False):
+        connect("redis://slow.example", within=0.2).take()
+    assert now() - started < 0.5
+    release.set()
+
+
+def test_a_socket_that_is_not_there(connect: Connect) -> None:
+    with silent(unknown=False):
+        connect("unix:///nowhere/redis.sock").take()
+
+
+def test_a_server_that_accepts_and_says_nothing_ends_in_time(connect: Connect, proxy: FaultProxy) -> None:
+    proxy.black_hole()
+    for options, unknown in (({"password": "x"}, False), ({}, True)):  # a handshake comes first, or does not
+        started = now()
+        with silent(unknown=unknown):
+            connect(proxy.url, within=0.2, **options).take()
+        assert now() - started < 0.5
+
+
+def test_a_replica_is_a_silence_that_says_so(us: Ours, server: RedisServer, redis_server: RedisServer) -> None:
+    replica = Ours(redis_server.url)
+    claim, _ = replica.take()
+    with redis.Redis(port=redis_server.port) as bare:
+        bare.replicaof("127.0.0.1", server.port)
+        with silent(unknown=False) as caught:
+            replica.take(replica.claim("b"))
+        assert "replica" in str(caught.value)
+        eventually(lambda: bare.info("replication")["master_link_status"] == "up", within=10)
+    assert replica.release(claim) is False  # the primary never had it
+    replica.close()
+
+
+def test_a_server_that_is_loading() -> None:
+    slow = ("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024")
+    with RedisServer("--enable-debug-command", "yes", *slow) as server:
+        ours = Ours(server.url)
+        with redis.Redis(port=server.port, socket_timeout=10) as bare:
+            bare.mset({str(number): "x" for number in range(1000)})
+            thread = threading.Thread(target=bare.execute_command, args=("DEBUG", "RELOAD"))
+            thread.start()
+            eventually(lambda: says(ours, "LOADING"), within=10)
+            thread.join()
+        ours.close()
+
+
+def says(ours: Ours, word: str) -> bool:
+    try:
+        claim, _ = ours.take()
+    except BackendUnavailable as error:
+        return word in str(error) and not error.unknown
+    ours.release(claim)
+    return False
+
+
+def test_a_server_busy_with_a_script(redis_server: RedisServer) -> None:
+    ours = Ours(redis_server.url)
+    with redis.Redis(port=redis_server.port) as bare:
+        bare.config_set("busy-reply-threshold", 50)
+
+        def spin() -> None:
+            with redis.Redis(port=redis_server.port) as other, pytest.raises(redis.ResponseError):
+                other.eval("while true do end", 0)
+
+        thread = threading.Thread(target=spin)
+        thread.start()
+        eventually(lambda: says(ours, "BUSY"), within=10)
+        bare.script_kill()
+        thread.join()
+    ours.take()
+    ours.close()
+
+
+def test_too_few_replicas(us: Ours, bare: Bare) -> None:
+    bare.config_set("min-replicas-to-write", 1)
+    try:
+        with silent(unknown=False):
+            us.take()
+    finally:
+        bare.config_set("min-replicas-to-write", 0)
+    assert holder_of(bare) is None
+
+
+# unknown: it may have been executed
+
+
+def test_an_acquire_whose_reply_is_lost_is_found_by_the_same_id(
+    connect: Connect, proxy: FaultProxy, bare: Bare
+) -> None:
+    us = connect(proxy.url)
+    us.release(us.take()[0])
+    claim = us.claim()
+    proxy.drop_reply(b"EVALSHA")
+    with silent(unknown=True):
+        us.take(claim)
+    assert holder_of(bare) == claim.owner
+    us.take(claim)
+
+
+def test_a_release_whose_reply_is_lost_answers_no_the_second_time(
+    connect: Connect, proxy: FaultProxy, bare: Bare
+) -> None:
+    us = connect(proxy.url)
+    us.release(us.take()[0])
+    claim, _ = us.take()
+    proxy.drop_reply(b"EVALSHA")
+    with silent(unknown=True):
+        us.release(claim)
+    assert holder_of(bare) is None
+    assert us.release(claim, unsure=True) is False
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_renewal_whose_reply_is_lost_is_asked_again(
+    connect: Connect, proxy: FaultProxy, bare: Bare, watched: bool
+) -> None:
+    us = connect(proxy.url)
+    held = us.take()
+    us.renew(held)
+    if watched:
+        us.watch(held)
+    bare.pexpire("multilock/a", 1000)
+    proxy.drop_reply(b"EVALSHA")
+    with silent(unknown=True):
+        us.renew(held)
+    assert bare.pttl("multilock/a") > 9_000
+    [renewed] = us.renew(held)
+    assert renewed is not None
+
+
+def test_a_request_that_arrives_after_its_cancel_takes_nothing(connect: Connect, proxy: FaultProxy, bare: Bare) -> None:
+    us = connect(proxy.url, within=0.3)
+    us.release(us.take()[0])
+    claim = us.claim()
+    held_back = proxy.hold_request(claim.id.encode())
+    with silent(unknown=True):
+        us.take(claim)
+    assert us.release(claim, unsure=True) is False
+    before = bare.info("commandstats")["cmdstat_evalsha"]["calls"]
+    held_back.release()
+    eventually(lambda: bare.info("commandstats")["cmdstat_evalsha"]["calls"] > before)
+    assert holder_of(bare) is None
+
+
+def test_an_answer_that_comes_too_late_is_never_taken_for_that_of_the_next_request(
+    connect: Connect, proxy: FaultProxy
+) -> None:
+    us = connect(proxy.url, within=0.2)
+    us.take()
+    proxy.black_hole("down")
+    with silent(unknown=True):
+        us.backend.inspect("a", 0.2)
+    proxy.heal()
+    assert us.release(us.claim("b")) is False
+    assert us.backend.inspect("b", 1) is None
+
+
+def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used(us: Ours, bare: Bare) -> None:
+    us.backend.ping(1)
+    bare.client_kill_filter(_type="normal", skipme=True)
+    time.sleep(0.06)
+    us.take()
+
+
+def test_a_server_that_was_restarted_is_found_again(redis_server: RedisServer) -> None:
+    us = Ours(redis_server.url)
+    held = us.take()
+    us.watch(held)
+    redis_server.restart()
+    us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=5)
+    us.take()
+    us.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "unknown"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'. script: 0f, on @user_script:3.", BackendRejected, 0),
+        ("ERR Error running script (call to f_0f): @user_script:7: -OOM command not allowed", BackendRejected, 0),
+        (
+            "ERR Error running script (call to f_0f): @user_script:7: @user_script: 7: -READONLY You can't write",
+            BackendUnavailable,
+            False,
+        ),
+        ("ERR Error running script (call to f_0f): @user_script:7: WRONGTYPE Operation", BackendRejected, 0),
+        ("ERR user_script:7: attempt to compare nil with number script: 0f", BackendUnavailable, True),
+        ("ERR Error running script (call to f_0f): @user_script:7: user_script:7: attempt", BackendUnavailable, True),
+        ("UNKNOWNWORD something new", BackendUnavailable, True),
+        ("ERR unknown command 'EVALSHA'", BackendRejected, 0),
+        ("MISCONF Redis is configured to save RDB snapshots", BackendRejected, 0),
+        ("MASTERDOWN Link with MASTER is down", BackendUnavailable, False),
+        ("MOVED 1234 10.0.0.1:6379", BackendRejected, 0),
+    ],
+)
+def test_the_errors_of_servers_old_and_new_are_told_apart(text: str, kind: type[Exception], unknown: bool) -> None:
+    error = refusal(text, "redis://h:1/0")
+    assert type(error) is kind
+    assert not isinstance(error, BackendUnavailable) or error.unknown is unknown
+
+
+def test_what_is_no_redis_is_not_taken_for_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as web:
+
+        def answer() -> None:
+            connection, _ = web.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with silent(unknown=True) as caught:
+            Ours(f"redis://127.0.0.1:{web.getsockname()[1]}").take()
+        assert "another protocol" in str(caught.value)
+        thread.join()

@@ -1,0 +1,206 @@
+"""A release makes the first living waiter the holder, and tells it. What that survives."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+
+from multilock import now
+from multilock.errors import BackendUnavailable
+from multilock.model import Busy, Granted
+from multilock.testing import FaultProxy, Helper, hear, say
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
+from tests.servers import RedisServer
+
+QUEUE, LIVE = "{multilock/a}:queue", "{multilock/a}:live"
+
+
+def waiting(url: str) -> None:
+    """A process with one waiter in the queue."""
+    ours = Ours(url)
+    claim = ours.wait()
+    say("waiting", claim.owner)
+    while hear() is not None:
+        ours.attempt(claim, join=True)
+        say("asked")
+    ours.close()
+
+
+def test_the_first_waiter_is_woken_by_the_release_and_only_it(us: Ours, them: Ours, connect: Connect) -> None:
+    third = connect()
+    claim, _ = us.take()
+    first, second = them.wait(), third.wait()
+    us.release(claim)
+    them.ear.hears("wake", first.id)
+    assert isinstance(them.attempt(first, join=True), Granted)
+    assert third.ear.heard == []
+    assert isinstance(third.attempt(second, join=True), Busy)
+
+
+def test_an_unconfirmed_grant_ends_with_the_waiters_liveness_not_with_its_ttl(us: Ours, them: Ours, bare: Bare) -> None:
+    claim, _ = us.take()
+    them.wait(them.claim(ttl=30))
+    us.release(claim)
+    assert 3_000 < bare.pttl("multilock/a") <= 6_000
+
+
+def test_a_killed_waiter_is_skipped_in_the_same_release(us: Ours, them: Ours, server: RedisServer, bare: Bare) -> None:
+    claim, _ = us.take()
+    with Helper(f"{__name__}:waiting", server.url) as dead:
+        dead.wait_for("waiting", within=10)
+        alive = them.wait()
+        dead.kill()
+        subscribers = f"multilock:wake:{alive.id[:16]}"
+        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1)
+        assert bare.pubsub_channels("multilock:wake:*") == [subscribers.encode()]
+        us.release(claim)
+        them.ear.hears("wake", alive.id)
+        assert holder_of(bare) == alive.owner
+
+
+def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_only(
+    us: Ours, them: Ours, server: RedisServer, bare: Bare
+) -> None:
+    claim, _ = us.take()
+    with Helper(f"{__name__}:waiting", server.url) as stopped:
+        _, owner = stopped.wait_for("waiting", within=10)
+        alive = them.wait()
+        with stopped.paused():
+            us.release(claim)
+            assert holder_of(bare) == owner  # its connection is open: it may only be slow
+            bare.pexpire("multilock/a", 1)  # its time passes
+            eventually(lambda: holder_of(bare) is None)
+            assert isinstance(them.attempt(alive, join=True), Granted)
+
+
+def test_a_waiter_without_a_subscription_keeps_its_place_for_when_it_comes_back(
+    us: Ours, connect: Connect, proxy: FaultProxy, bare: Bare
+) -> None:
+    away, listening = connect(proxy.url), connect()
+    claim, _ = us.take()
+    first, second = away.wait(), listening.wait()
+    proxy.refuse()
+    proxy.cut()
+    eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1)
+    us.release(claim)
+    assert holder_of(bare) == second.owner
+    proxy.accept()
+    away.ear.hears("wake", None)  # look again: what was pushed meanwhile is lost
+    away.wait(first)
+    listening.release(second)
+    away.ear.hears("wake", first.id)
+
+
+def test_twenty_waiters_are_all_told_to_look_when_their_subscription_was_cut(
+    us: Ours, connect: Connect, proxy: FaultProxy
+) -> None:
+    cut = connect(proxy.url)
+    claim, _ = us.take()
+    queue = [cut.wait() for _ in range(20)]
+    proxy.cut()
+    cut.ear.hears("wake", None)
+    with suppress(BackendUnavailable):  # its other connection was cut too
+        cut.backend.ping(1)
+    us.release(claim)
+    for waiter in queue:  # and pushes arrive again
+        cut.ear.hears("wake", waiter.id)
+        assert isinstance(cut.attempt(waiter, join=True), Granted)
+        cut.release(waiter)
+
+
+def test_a_dead_subscription_is_noticed_and_replaced(us: Ours, connect: Connect, proxy: FaultProxy) -> None:
+    waiter = connect(proxy.url)
+    us.take()
+    waiter.wait()
+    proxy.half_open("server")
+    waiter.ear.hears("wake", None, within=8)
+
+
+def test_the_server_forgets_everything_and_the_waiter_joins_again(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    waiter = them.wait()
+    bare.flushall()
+    assert isinstance(them.attempt(waiter, join=True), Granted)
+
+
+def test_no_subscription_is_made_for_a_name_that_is_free(us: Ours, bare: Bare) -> None:
+    assert isinstance(us.attempt(us.claim(), join=True), Granted)
+    assert bare.pubsub_channels("multilock:wake:*") == []
+    assert len(ours(bare)) == 1
+
+
+def test_who_may_not_subscribe_waits_by_timers_and_is_served(server: RedisServer, bare: Bare, connect: Connect) -> None:
+    bare.acl_setuser("deaf", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset=True)
+    url = server.url.replace("redis://", "redis://deaf:x@")
+    holder, deaf = connect(), connect(url)
+    claim, _ = holder.take()
+    waiter = deaf.wait()
+    holder.release(claim)
+    assert isinstance(deaf.attempt(waiter, join=True), Granted)
+    assert "wake-ups" in deaf.backend._listener.refused
+
+
+def test_who_may_not_publish_hands_over_all_the_same(server: RedisServer, bare: Bare, connect: Connect) -> None:
+    bare.acl_setuser("mute", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-publish"], reset=True)
+    mute, them = connect(server.url.replace("redis://", "redis://mute:x@")), connect()
+    claim, _ = mute.take()
+    waiter = them.wait()
+    assert mute.release(claim) is True
+    assert holder_of(bare) == waiter.owner
+
+
+def test_joining_fails_at_once_and_leaves_nothing_when_it_cannot_subscribe(
+    us: Ours, connect: Connect, proxy: FaultProxy, bare: Bare
+) -> None:
+    us.take()
+    them = connect(proxy.url)
+    them.backend.ping(1)
+    proxy.refuse()
+    with pytest.raises(BackendUnavailable) as caught:
+        them.attempt(them.claim(), join=True)
+    assert caught.value.unknown is False
+    assert bare.zcard(QUEUE) == 0
+
+
+def test_threads_that_begin_to_wait_at_once_share_one_subscription(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    threads = [threading.Thread(target=them.wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bare.zcard(QUEUE) == 8
+    assert bare.pubsub_numsub(f"multilock:wake:{them.ear.client}")[0][1] == 1
+    assert sum(thread.name == "multilock-redis-notices" for thread in threading.enumerate()) == 1
+
+
+def test_closing_ends_the_thread_and_every_connection(us: Ours, them: Ours, bare: Bare) -> None:
+    held = us.take()
+    us.watch(held)
+    them.wait()
+    us.close()
+    them.close()
+    eventually(lambda: not any(thread.name.startswith("multilock-redis") for thread in threading.enumerate()))
+    eventually(lambda: ours(bare) == [])
+
+
+def test_closing_does_not_wait_for_a_silent_server(us: Ours, connect: Connect, proxy: FaultProxy) -> None:
+    them = connect(proxy.url)
+    us.take()
+    them.wait()
+    proxy.black_hole()
+    started = now()
+    them.close()
+    assert now() - started < 0.2
+
+
+def ours(bare: Bare) -> list[str]:
+    """Connections of ours at the server: redis-py names its library, we do not."""
+    return [client["id"] for client in bare.client_list() if not client.get("lib-name") and client["id"] != own(bare)]
+
+
+def own(bare: Bare) -> str:
+    return str(bare.client_id())

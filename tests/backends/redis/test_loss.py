@@ -1,0 +1,200 @@
+"""A deleted or taken key is reported at once: the server tracks what the renewing connection has read."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from multilock import now
+from multilock.model import LossReason
+from multilock.testing import FaultProxy
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ours, eventually
+from tests.servers import RedisServer
+
+TAKEN = LossReason.TAKEN
+LOCK = "multilock/a"
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_deleted_key_is_reported_within_50_ms(us: Ours, bare: Bare, renewed: bool) -> None:
+    held = us.take()
+    us.watch(held)
+    if renewed:
+        assert us.renew(held, held) != [None, None]
+    started = now()
+    bare.delete(LOCK)
+    assert us.ear.hears("gone", held[0].id, TAKEN) - started < 0.05
+
+
+def test_a_key_overwritten_by_another_is_reported(us: Ours, bare: Bare) -> None:
+    held = us.take()
+    us.watch(held)
+    bare.set(LOCK, "operator", px=60_000)
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_a_flushed_database_is_reported(us: Ours, bare: Bare) -> None:
+    many = [us.take(us.claim(f"n{i}")) for i in range(20)]
+    us.watch(*many)
+    bare.flushdb()
+    for claim, _ in many:
+        us.ear.hears("gone", claim.id, TAKEN)
+
+
+def test_force_release_is_reported_to_the_holder(us: Ours, them: Ours) -> None:
+    held = us.take()
+    us.watch(held)
+    them.backend.force_release("a", 1)
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_a_loss_before_the_watch_began_is_reported_by_it(us: Ours, bare: Bare) -> None:
+    held = us.take()
+    bare.delete(LOCK)
+    us.watch(held)
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_a_release_is_no_loss(us: Ours, bare: Bare) -> None:
+    for _ in range(50):
+        held = us.take()
+        us.watch(held)
+        us.renew(held)
+        us.release(held[0])
+    witness = us.take()
+    us.watch(witness)
+    bare.delete(LOCK)  # what is pushed after it comes after it
+    us.ear.hears("gone", witness[0].id, TAKEN)
+    assert us.ear.heard == []
+
+
+def test_a_renewal_over_another_connection_is_no_loss_and_the_watch_goes_on(us: Ours, bare: Bare) -> None:
+    held = us.take()
+    us.watch(held)
+    bare.pexpire(LOCK, 20_000)  # as a renewal that found the tracked connection in use
+    us.backend._listener._using_tracked.acquire()
+    us.renew(held)
+    us.backend._listener._using_tracked.release()
+    time.sleep(0.05)
+    assert us.ear.heard == []
+    bare.delete(LOCK)
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_renewals_over_the_tracked_connection_push_nothing(us: Ours, bare: Bare) -> None:
+    held = us.take()
+    us.watch(held)
+    before = reads(bare)
+    for _ in range(10):
+        us.renew(held)
+    time.sleep(0.1)
+    assert reads(bare) - before == 10  # each renewal reads again what it renewed, and nobody answers a push
+
+
+def reads(bare: Bare) -> int:
+    return int(bare.info("commandstats")["cmdstat_mget"]["calls"])
+
+
+@pytest.mark.parametrize("which", ["normal", "pubsub"])
+def test_a_killed_connection_is_replaced_and_the_watch_goes_on(us: Ours, bare: Bare, which: str) -> None:
+    held = us.take()
+    us.watch(held)
+    listener = us.backend._listener
+    before = listener._tracked
+    bare.client_kill_filter(_type=which, skipme=True)
+    # Found by the next renewal, push or look every two seconds; then every key is read again.
+    eventually(lambda: listener._tracked is not before and listener._tracked.alive, within=6)  # type: ignore[union-attr]
+    us.ear.heard.clear()
+    bare.delete(LOCK)
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_a_key_that_went_while_the_connections_were_cut_is_reported_after_they_are_back(
+    connect: Connect, proxy: FaultProxy, bare: Bare
+) -> None:
+    us = connect(proxy.url)
+    held = us.take()
+    us.watch(held)
+    proxy.refuse()
+    proxy.cut()
+    bare.delete(LOCK)
+    proxy.accept()
+    us.ear.hears("gone", held[0].id, TAKEN, within=5)
+
+
+def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
+    old = us.take()
+    us.backend._listener._watched["a"] = old[0]  # its push was lost
+    bare.delete(LOCK)
+    new = us.take()
+    us.watch(new)
+    us.ear.hears("gone", old[0].id, TAKEN)
+    assert us.ear.heard == []
+
+
+def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_says_what_is_missing(
+    server: RedisServer, bare: Bare, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare.acl_setuser(
+        "managed", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-client"], reset=True
+    )
+    us, them = connect(server.url.replace("redis://", "redis://managed:x@")), connect()
+    held = us.take()
+    us.watch(held)
+    us.watch(held)
+    assert us.backend.follow(frozenset({"a"}), 1) is False
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert any(finding.code == "refused" for finding in us.backend.diagnose(1))
+    them.backend.force_release("a", 1)
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_a_followed_name_is_reported_when_its_holder_changes_and_not_when_it_renews(us: Ours, them: Ours) -> None:
+    assert us.backend.follow(frozenset({"a", "b"}), 1) is True
+    us.ear.heard.clear()
+    held = them.take()
+    us.ear.hears("changed", "a")
+    for _ in range(5):
+        them.renew(held)
+    them.release(held[0])
+    us.ear.hears("changed", "a")
+    assert us.ear.heard == []
+
+
+def test_only_the_names_of_the_last_follow_are_reported(us: Ours, them: Ours) -> None:
+    us.backend.follow(frozenset({"a", "b"}), 1)
+    us.backend.follow(frozenset({"b"}), 1)
+    us.ear.heard.clear()
+    them.take(them.claim("a"))
+    them.take(them.claim("b"))
+    us.ear.hears("changed", "b")
+    assert us.ear.heard == []
+    assert us.backend.follow(frozenset(), 1) is True
+
+
+def test_a_hand_over_is_seen_by_followers_and_holders_alike(us: Ours, them: Ours, connect: Connect) -> None:
+    watcher = connect()
+    watcher.backend.follow(frozenset({"a"}), 1)
+    held = us.take()
+    us.watch(held)
+    watcher.ear.hears("changed", "a")
+    waiter = them.wait()
+    us.release(held[0])
+    watcher.ear.hears("changed", "a")
+    info = watcher.backend.inspect("a", 1)
+    assert info is not None
+    assert info.owner == waiter.owner
+    assert us.ear.heard == []
+
+
+def test_ten_thousand_watched_locks_need_one_thread_and_three_connections(us: Ours, bare: Bare) -> None:
+    held = [us.take(us.claim(f"n{i}", ttl=60)) for i in range(10_000)]
+    us.watch(*held)
+    assert all(us.renew(*held))
+    assert sum(thread.name.startswith("multilock-redis") for thread in threading.enumerate()) == 1
+    assert len([c for c in bare.client_list() if not c.get("lib-name")]) <= 4  # and the fixture's own
+    bare.delete("multilock/n5000")
+    us.ear.hears("gone", held[5000][0].id, TAKEN)

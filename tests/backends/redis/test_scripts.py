@@ -1,0 +1,364 @@
+"""The rules of each script, REDIS page by page: who gets the name, with which token, and what is left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from multilock.model import Busy, Granted
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
+
+LOCK = "multilock/a"
+QUEUE, LIVE, TOKEN = "{multilock/a}:queue", "{multilock/a}:live", "{multilock/a}:token"
+
+
+def keys(bare: Bare) -> set[str]:
+    return {key.decode() for key in bare.scan_iter()}
+
+
+# acquire
+
+
+def test_second_caller_is_refused_while_the_first_holds(us: Ours, them: Ours) -> None:
+    us.take()
+    assert isinstance(them.attempt(them.claim()), Busy)
+
+
+def test_the_key_is_prefix_and_name_and_holds_the_owner_until_the_ttl(us: Ours, bare: Bare) -> None:
+    claim, _ = us.take(us.claim(ttl=10))
+    assert holder_of(bare) == claim.owner
+    assert 9_000 < bare.pttl(LOCK) <= 10_000
+
+
+def test_a_refused_try_leaves_nothing_behind(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    before = keys(bare)
+    them.attempt(them.claim())
+    assert keys(bare) == before == {LOCK, TOKEN}
+
+
+def test_the_same_id_again_keeps_the_lock_its_token_and_starts_the_ttl_anew(us: Ours, bare: Bare) -> None:
+    claim, granted = us.take()
+    bare.pexpire(LOCK, 500)
+    assert us.take(claim)[1].token == granted.token
+    assert bare.pttl(LOCK) > 9_000
+
+
+def test_a_holder_whose_token_was_evicted_is_confirmed_with_a_greater_one(us: Ours, bare: Bare) -> None:
+    claim, granted = us.take()
+    bare.delete(TOKEN)
+    assert us.take(claim)[1].token > granted.token  # type: ignore[operator]
+
+
+def test_waiters_get_the_name_in_order_of_arrival(us: Ours, them: Ours) -> None:
+    first, _ = us.take()
+    queue = [us.wait(), them.wait(), us.wait()]
+    for earlier, later in zip([first, *queue], queue, strict=False):
+        assert us.release(earlier)
+        (us if later.id.startswith(us.ear.client) else them).take(later)
+
+
+def test_a_fair_newcomer_does_not_take_a_free_name_past_a_live_waiter(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    waiter = us.wait()
+    bare.delete(LOCK)  # as an expiry: nobody passes it on
+    assert isinstance(them.attempt(them.claim()), Busy)
+    assert holder_of(bare) == waiter.owner  # the newcomer's request handed it over
+
+
+def test_an_unfair_try_takes_a_free_name_whoever_waits(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    us.wait()
+    bare.delete(LOCK)
+    them.take(them.claim(fair=False))
+
+
+def test_a_heartbeat_keeps_the_place_and_a_second_ticket_is_not_drawn(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    first, second = us.wait(), them.wait()
+    tickets = bare.zrange(QUEUE, 0, -1, withscores=True)
+    us.wait(first)
+    assert bare.zrange(QUEUE, 0, -1, withscores=True) == tickets
+    assert [owner.decode() for owner, _ in tickets] == [first.owner, second.owner]
+
+
+def test_tickets_rise_even_when_the_clock_of_the_server_does_not(us: Ours, bare: Bare) -> None:
+    us.take()
+    bare.zadd(QUEUE, {"early": 9e15})
+    bare.hset(LIVE, "early", "f9999999999999")
+    late = us.wait()
+    assert bare.zrange(QUEUE, 0, -1)[-1].decode() == late.owner
+
+
+def test_a_waiter_whose_deadline_is_over_is_dropped(us: Ours, them: Ours, bare: Bare) -> None:
+    holder, _ = us.take()
+    dead, alive = us.wait(), them.wait()
+    bare.hset(LIVE, dead.owner, "f1")
+    us.release(holder)
+    assert holder_of(bare) == alive.owner
+    assert bare.zcard(QUEUE) == 0
+
+
+def test_a_waiter_is_told_to_look_when_the_holder_ends_only_if_it_is_among_the_first_three(us: Ours) -> None:
+    us.take(us.claim(ttl=5))
+    answers = [us.attempt(us.claim(ttl=9), join=True) for _ in range(4)]
+    first, second, third, fourth = (answer.expires_in for answer in answers)
+    assert 4.9 < first < 5.01
+    assert first < second < third
+    assert third - first == pytest.approx(0.04, abs=0.03)
+    assert fourth is None
+    assert answers[0].heartbeat == 2.0  # a third of 6 s, the longest that a dead waiter can keep its place
+
+
+def test_the_queue_ends_a_minute_after_the_last_heartbeat(us: Ours, bare: Bare) -> None:
+    us.take()
+    us.wait()
+    assert 59_000 < bare.pttl(QUEUE) <= 60_000
+    assert 59_000 < bare.pttl(LIVE) <= 60_000
+
+
+# release
+
+
+def test_release_gives_back_what_is_ours_and_says_so_once(us: Ours, bare: Bare) -> None:
+    claim, _ = us.take()
+    assert us.release(claim) is True
+    assert us.release(claim) is False
+    assert keys(bare) == {TOKEN}
+
+
+def test_release_does_not_touch_the_lock_of_another(us: Ours, them: Ours, bare: Bare) -> None:
+    late, _ = us.take()
+    bare.delete(LOCK)
+    claim, _ = them.take()
+    assert us.release(late) is False
+    assert holder_of(bare) == claim.owner
+
+
+def test_release_of_a_waiter_leaves_the_queue(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    waiter = them.wait()
+    assert them.release(waiter) is False
+    assert keys(bare) == {LOCK, TOKEN}
+
+
+def test_a_cancel_that_meets_the_hand_over_passes_the_name_on(us: Ours, them: Ours, bare: Bare) -> None:
+    holder, _ = us.take()
+    leaving, staying = us.wait(), them.wait()
+    us.release(holder)
+    assert holder_of(bare) == leaving.owner
+    assert us.release(leaving) is True  # it never knew
+    assert holder_of(bare) == staying.owner
+
+
+def test_a_cancelled_id_never_takes_the_name_however_late_its_request_comes(us: Ours, bare: Bare) -> None:
+    claim = us.claim()
+    assert us.release(claim, unsure=True) is False
+    assert isinstance(us.attempt(claim), Busy)
+    assert isinstance(us.attempt(claim, join=True), Busy)
+    assert holder_of(bare) is None
+    assert bare.zcard(QUEUE) == 0
+    us.take()  # another id may
+
+
+def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us: Ours, bare: Bare) -> None:
+    sure, _ = us.take()
+    us.release(sure)
+    unsure, _ = us.take()
+    assert us.release(unsure, unsure=True) is True
+    [tombstone] = keys(bare) - {TOKEN}
+    assert tombstone == f"{{multilock/a}}:gone:{unsure.id}"
+    assert 59_000 < bare.pttl(tombstone) <= 60_000
+
+
+# token
+
+
+def test_tokens_rise_over_holders_releases_and_hand_overs(us: Ours, them: Ours) -> None:
+    tokens = []
+    claim, granted = us.take()
+    for _ in range(5):
+        tokens.append(granted.token)
+        waiter = them.wait()
+        us.release(claim)
+        claim, granted = them.take(waiter)
+        us, them = them, us
+    assert tokens == sorted(set(tokens))  # type: ignore[type-var]
+
+
+def test_a_token_ahead_of_the_clock_is_followed_by_a_greater_one(us: Ours, bare: Bare) -> None:
+    seconds, _ = bare.time()
+    ahead = (seconds + 3600) * 1_000_000
+    bare.set(TOKEN, ahead)
+    claim, granted = us.take()
+    assert granted.token == ahead + 1
+    # Kept until ten minutes after the clock has passed it, so that it cannot be issued again.
+    assert 3600 + 590 < bare.ttl(TOKEN) <= 3600 + 600
+    us.release(claim)
+    assert us.take()[1].token == ahead + 2
+
+
+def test_the_counter_ends_ten_minutes_after_the_last_grant(us: Ours, bare: Bare) -> None:
+    us.take()
+    assert 590 < bare.ttl(TOKEN) <= 600
+
+
+def test_a_renewal_keeps_the_counter_of_a_lock_that_is_held_for_long(us: Ours, bare: Bare) -> None:
+    held = us.take()
+    bare.expire(TOKEN, 100)
+    us.renew(held)
+    assert 590 < bare.ttl(TOKEN) <= 600
+    assert us.backend.inspect("a", 1).token == held[1].token  # type: ignore[union-attr]
+
+
+def test_a_renewal_never_shortens_the_life_of_the_counter(us: Ours, bare: Bare) -> None:
+    held = us.take()
+    bare.expire(TOKEN, 5000)
+    us.renew(held)
+    assert bare.ttl(TOKEN) > 4990
+
+
+# renew
+
+
+def test_renewal_starts_the_ttl_anew_and_counts_from_its_own_sending(us: Ours, bare: Bare) -> None:
+    claim, granted = us.take()
+    bare.pexpire(LOCK, 500)
+    [renewed] = us.renew((claim, granted))
+    assert 9_000 < bare.pttl(LOCK) <= 10_000
+    assert isinstance(renewed, Granted)
+    assert renewed.token == granted.token
+    assert renewed.sent_at > granted.sent_at
+
+
+def test_each_renewed_lock_has_its_own_ttl_and_its_own_answer(us: Ours, them: Ours, bare: Bare) -> None:
+    short, long, lost = (us.take(us.claim(name, ttl)) for name, ttl in (("s", 1.0), ("l", 20.0), ("x", 5.0)))
+    bare.delete("multilock/x")
+    them.take(them.claim("x"))
+    answers = us.renew(short, long, lost)
+    assert [answer and answer.ttl for answer in answers] == [1.0, 20.0, None]
+    assert 500 < bare.pttl("multilock/s") <= 1_000
+    assert 19_000 < bare.pttl("multilock/l") <= 20_000
+    assert us.renew(lost) == [None]
+
+
+def test_a_lock_replaced_by_a_hash_is_lost_and_the_others_are_renewed(us: Ours, bare: Bare) -> None:
+    broken, whole = us.take(us.claim("broken")), us.take(us.claim("whole"))
+    bare.delete("multilock/broken")
+    bare.hset("multilock/broken", "redisson", 1)
+    lost, renewed = us.renew(broken, whole)
+    assert lost is None
+    assert renewed is not None
+
+
+def test_twelve_hundred_locks_are_renewed_in_one_call(us: Ours) -> None:
+    held = [us.take(us.claim(f"n{i}")) for i in range(1200)]
+    us.release(held[700][0])
+    answers = us.renew(*held)
+    assert [i for i, answer in enumerate(answers) if answer is None] == [700]
+
+
+# force_release, inspect
+
+
+def test_force_release_frees_the_name_and_the_holder_cannot_renew(us: Ours, them: Ours) -> None:
+    held = us.take()
+    assert them.backend.force_release("a", 1) is True
+    assert them.backend.force_release("a", 1) is False
+    assert us.renew(held) == [None]
+
+
+def test_force_release_passes_the_name_to_the_first_waiter(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    waiter = them.wait()
+    assert us.backend.force_release("a", 1) is True
+    assert holder_of(bare) == waiter.owner
+    them.ear.hears("wake", waiter.id)
+
+
+def test_inspect_tells_who_holds_since_when_and_how_many_wait(us: Ours, them: Ours) -> None:
+    assert us.backend.inspect("a", 1) is None
+    claim, granted = us.take(us.claim(ttl=10))
+    them.wait()
+    info = them.backend.inspect("a", 1)
+    assert info is not None
+    assert (info.name, info.kind, info.owner, info.identity) == ("a", "lock", claim.owner, "me")
+    assert (info.host, info.pid, info.ttl, info.token, info.waiting) == ("h", 1, 10.0, granted.token, 1)
+    assert info.since is not None
+    assert int(info.since.timestamp()) == granted.token // 1_000_000  # type: ignore[operator]
+
+
+def test_inspect_shows_a_foreign_value_as_it_is_and_gives_it_no_token(us: Ours, bare: Bare) -> None:
+    claim, _ = us.take()
+    us.release(claim)
+    bare.set(LOCK, b"cron on \xff")
+    info = us.backend.inspect("a", 1)
+    assert info is not None
+    assert info.identity == "cron on �"
+    assert (info.kind, info.token, info.since) == (None, None, None)
+
+
+@pytest.mark.parametrize("prefix", ["multilock/", ""])
+def test_inspect_all_lists_names_by_their_beginning_and_nothing_else(us: Ours, bare: Bare, prefix: str) -> None:
+    ours = Ours(us.backend._endpoint.name, prefix=prefix)
+    names = ["jobs/1", "jobs/2", "jobs*", "other", ".", "..", ".x", "ü"]
+    for name in names:
+        ours.take(ours.claim(name))
+    ours.wait(ours.claim("other"))
+    bare.rpush(f"{prefix}jobs%2Flist", "no lock")
+
+    def listed(beginning: str) -> list[str]:
+        return sorted(info.name for info in ours.backend.inspect_all(beginning, 1))
+
+    assert listed("") == sorted(names)
+    assert listed("jobs/") == ["jobs/1", "jobs/2"]
+    assert listed("jobs*") == ["jobs*"]
+    assert listed(".") == [".", "..", ".x"]
+    assert listed("..") == [".."]
+    assert listed("nobody") == []
+    ours.close()
+
+
+def test_inspect_all_finds_each_of_two_thousand_locks_once(us: Ours, bare: Bare) -> None:
+    bare.mset({f"multilock/n{i}": "x" for i in range(2000)})
+    assert sorted(info.name for info in us.backend.inspect_all("", 1)) == sorted(f"n{i}" for i in range(2000))
+
+
+# the scripts on the server
+
+
+def test_scripts_that_the_server_forgot_are_loaded_again_in_the_same_call(us: Ours, bare: Bare) -> None:
+    claim, granted = us.take()
+    for call in (
+        lambda: us.take(claim),
+        lambda: us.renew((claim, granted)),
+        lambda: us.backend.inspect("a", 1),
+        lambda: list(us.backend.inspect_all("", 1)),
+        lambda: us.release(claim),
+        lambda: us.backend.force_release("a", 1),
+    ):
+        bare.script_flush()
+        assert call() is not None
+
+
+def test_a_hand_over_costs_the_server_the_same_with_five_and_with_five_hundred_waiters(
+    us: Ours, them: Ours, bare: Bare
+) -> None:
+    def cost(waiters: int) -> int:
+        claim, _ = us.take()
+        queue = [us.wait() for _ in range(waiters)]
+        before = commands(bare)
+        us.release(claim)
+        spent = commands(bare) - before
+        for waiter in queue:
+            us.release(waiter)
+        eventually(lambda: holder_of(bare) is None)
+        return spent
+
+    cost(1)  # loads the scripts
+    assert cost(500) == cost(5) <= 14
+
+
+def commands(bare: Bare) -> int:
+    """How many were executed so far, those inside scripts included."""
+    stats = bare.info("commandstats")
+    return sum(entry["calls"] for name, entry in stats.items() if name not in ("cmdstat_info", "cmdstat_ping"))

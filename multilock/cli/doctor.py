@@ -66,15 +66,16 @@ def _examine(report: _Report, url: str | None, profile: str | None, config: str 
 
 
 def _installed(scheme: str) -> _Installed:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import packages_distributions, version
+    from importlib.util import find_spec
 
-    library = OURS[scheme].library if scheme in OURS else None
-    if library is None:
+    ours = OURS.get(scheme)
+    if ours is None or ours.library is None:
         return _Installed(scheme, True, None, None)
-    try:
-        return _Installed(scheme, True, f"{library} {version(library)}", None)
-    except PackageNotFoundError:
-        return _Installed(scheme, False, library, f"pip install 'multilock[{OURS[scheme].extra}]'")
+    if find_spec(ours.library) is None:
+        return _Installed(scheme, False, ours.library, f"pip install 'multilock[{ours.extra}]'")
+    names = packages_distributions().get(ours.library, [])  # none: it is on the path without being installed
+    return _Installed(scheme, True, " ".join([ours.library, *map(version, names[:1])]), None)
 
 
 def _print(report: _Report) -> None:

@@ -13,7 +13,7 @@ from tests.cli.conftest import WITHIN, Run, Start, gone, line_of, until
 from tests.servers import RedisServer, free_port
 
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
-LEAD = "echo $MULTILOCK_TOKEN; trap 'exit 5' TERM INT; while :; do sleep 0.05; done"
+LEAD = "trap 'exit 5' TERM INT; echo $MULTILOCK_TOKEN; while :; do sleep 0.05; done"
 
 
 def test_a_command_that_ends_by_itself_resigns_and_gives_its_exit_code(

@@ -158,7 +158,7 @@ class Kernel:
 
     def _grantable(self, ttl: float) -> float:
         can = self.backend.capabilities
-        granted = max(ttl, can.ttl_min)
+        granted = max(ttl, can.ttl_min if can.ttl_floor is None else can.ttl_floor)
         steps = granted / can.ttl_step
         if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001, whatever floats say
             granted = math.ceil(steps) * can.ttl_step

@@ -114,6 +114,7 @@ class Capabilities:
     ttl_step: float  #: seconds; a ttl is rounded up to a multiple
     takeover_bound: float  #: seconds until another can hold the lock of a killed holder, with the client's ttl
     lock_delay: float = 0.0  #: seconds the server itself waits after a holder's session ended
+    ttl_floor: float | None = None  #: seconds; where ``ttl_min`` is a server's default: what less may be asked of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -380,6 +380,7 @@ class Kernel:
 
     def forked(self) -> None:
         """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
+        self.lock = threading.Lock()  # another thread may have held it, also that of a closed client
         for lease in list(self.held.values()):
             lease._state = RELEASED
             lease._callbacks = lease._hooks = None

@@ -1,0 +1,415 @@
+"""What happens to a client when its process forks, ends, or is closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multilock import Client, ClientClosed, LockLost, LossReason, NotHeld
+from multilock.runtime import Threads
+from multilock.testing import HandRuntime
+from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, silence
+
+ROOT = Path(__file__).parents[2]
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """``function()`` in a forked child: its result, by way of JSON. The child is killed after ten seconds."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads: they are the point here
+        pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            os.close(reading)
+            os.write(writing, json.dumps({"result": function()}).encode())
+        except BaseException as error:
+            os.write(writing, json.dumps({"error": repr(error)}).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    assert text, "the child died, or hung"
+    answer = json.loads(text)
+    assert "error" not in answer, answer["error"]
+    return answer["result"]
+
+
+def raises(error: type[BaseException], call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except error:
+        return True
+    return False
+
+
+@pytest.fixture
+def real() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def client_in_threads(real: Scripted) -> Client:
+    return client_on(real, Threads(), ttl=30.0)
+
+
+def test_in_a_forked_child_every_lease_reads_released(real: Scripted, client_in_threads: Client) -> None:
+    client = client_in_threads
+    losses = Losses()
+    lock = client.lock("n", on_lost=losses)
+    lease = lock.acquire()
+    before = len(real.calls)
+
+    def look() -> list[object]:
+        return [
+            lease.is_held(),
+            lease.state.value,
+            lease.remaining(),
+            lease.release(),
+            raises(NotHeld, lease.check),
+            raises(NotHeld, lease.fence),
+            raises(NotHeld, lease.renew),
+            lease.wait_lost(0),
+            raises(NotHeld, client.current_lease),
+            raises(NotHeld, lock.release),
+            lock.is_held(),
+            len(real.calls) - before,
+            len(losses.calls),
+        ]
+
+    assert in_child(look) == [False, "released", 0.0, False, True, True, True, None, True, True, False, 0, 0]
+    assert lease.is_held()
+    assert lease.release() is True
+    client.close()
+
+
+def test_a_with_that_ends_in_the_child_ends_silently(real: Scripted, client_in_threads: Client) -> None:
+    lock = client_in_threads.lock("n")
+    lock.__enter__()
+
+    def leave() -> list[object]:
+        lock.__exit__(None, None, None)
+        return [real.called("release"), client_in_threads._kernel.cleanup.take()]
+
+    assert in_child(leave) == [[], []]
+    lock.__exit__(None, None, None)
+    assert len(real.called("release")) == 1
+    client_in_threads.close()
+
+
+def test_in_a_forked_child_a_client_opens_afresh_under_a_new_name(real: Scripted, client_in_threads: Client) -> None:
+    client = client_in_threads
+    lease = client.lock("n", ttl=0.5, reentrant=True).acquire()
+    name = real.notices.client
+
+    def use() -> list[object]:
+        other = client.lock("other", ttl=0.5, reentrant=True).acquire()
+        time.sleep(0.7)
+        fresh = real.called("attempt")[-1].claims[0]
+        renewed = {claim.name for call in real.called("renew") for claim in call.claims if claim.id == fresh.id}
+        return [
+            real.opened,
+            real.notices.client != name,
+            fresh.id.startswith(real.notices.client + "."),
+            f":{os.getpid()}:" in fresh.owner,
+            other.is_held(),
+            sorted(renewed),
+            client.current_lease().name,
+            client.lock("n").try_acquire() is None,
+        ]
+
+    assert in_child(use) == [2, True, True, True, True, ["other"], "other", True]
+    assert lease.is_held()
+    assert lease.release()
+    client.close()
+
+
+def test_a_fork_while_other_threads_use_the_client_does_not_hang_the_child(
+    real: Scripted, client_in_threads: Client
+) -> None:
+    client = client_in_threads
+    lease = client.lock("n").acquire()
+    kernel = client._kernel
+    with kernel.lock, kernel.gate._lock, kernel.cleanup._lock, kernel.timers._lock, client.events._lock:
+        assert in_child(lambda: [lease.is_held(), client.lock("other").acquire().release()]) == [False, True]
+    client.close()
+
+
+def test_a_fork_of_a_closed_client_whose_lock_was_taken_does_not_hang_the_child(
+    real: Scripted, client_in_threads: Client
+) -> None:
+    client = client_in_threads
+    lease = client.lock("n").acquire()
+    client.close()
+    with client._kernel.lock:
+        assert in_child(lambda: [lease.release(), lease.is_held()]) == [False, False]
+
+
+def test_events_are_heard_in_the_child_too(real: Scripted, client_in_threads: Client) -> None:
+    heard: list[str] = []
+    client_in_threads.events.subscribe(lambda event: heard.append(type(event).__name__))
+    client_in_threads.lock("n").acquire().release()
+    eventually(lambda: len(heard) == 2)
+
+    def child() -> list[str]:
+        heard.clear()
+        client_in_threads.lock("other").acquire().release()
+        eventually(lambda: len(heard) == 2)
+        return heard
+
+    assert in_child(child) == ["Acquired", "Released"]
+    client_in_threads.close()
+
+
+# Exit
+
+
+PRELUDE = """
+import atexit, os, sys, threading, time
+began = time.monotonic()
+import multilock
+def last():
+    try:
+        client.lock("late").acquire(0)
+    except multilock.ClientClosed:
+        print("closed")
+if "late" in sys.argv:
+    atexit.unregister(multilock.process._at_exit); atexit.register(last); atexit.register(multilock.process._at_exit)
+from tests.unit.kit import Scripted, client_on, silence
+from multilock.runtime import Threads
+class Telling(Scripted):
+    def release(self, claim, granted, unsure, within):
+        print("release", claim.name, threading.current_thread() is threading.main_thread(), flush=True)
+        return super().release(claim, granted, unsure, within)
+backend = Telling()
+client = client_on(backend, Threads(), ttl=10.0)
+"""
+
+
+def run(script: str, *arguments: str) -> tuple[list[str], float, int]:
+    """The lines it printed, the seconds it took, its exit code."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'backends'}"},
+        check=False,
+    )
+    return done.stdout.splitlines(), time.monotonic() - began, done.returncode
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del lease, client"])
+def test_at_exit_held_locks_are_given_back_in_the_exiting_thread_without_callbacks(ending: str) -> None:
+    lines, _, code = run(
+        "lease = client.lock('n', on_lost=lambda loss: print('lost')).acquire()\nclient.lock('m').acquire()\n" + ending
+    )
+    assert sorted(lines) == ["release m True", "release n True"]
+    assert code == 0
+
+
+def test_an_exception_that_ends_the_program_gives_back_what_is_held() -> None:
+    lines, _, code = run("lease = client.lock('n').acquire()\nraise ValueError")
+    assert lines == ["release n True"]
+    assert code == 1
+
+
+def test_exit_takes_two_seconds_at_most_however_silent_the_backend() -> None:
+    lines, seconds, code = run(
+        "for n in range(5): client.lock(f'n{n}').acquire()\nbackend.always('release', silence())\n"
+        "atexit.register(lambda: print('before', time.monotonic()))\n"
+    )
+    before = next(float(line.split()[1]) for line in lines if line.startswith("before"))
+    assert time.monotonic() - before < 2.0 + 1.5
+    assert seconds < 6
+    assert code == 0
+
+
+def test_an_immediate_exit_leaves_what_is_held_to_the_ttl() -> None:
+    lines, _, code = run("lease = client.lock('n').acquire()\nos._exit(7)")
+    assert (lines, code) == ([], 7)
+
+
+def test_no_thread_keeps_the_process_alive() -> None:
+    lines, seconds, code = run(
+        "backend.holders['taken'] = 'somebody'\n"
+        "backend.always('renew', lambda backend, call: time.sleep(60))\n"
+        "lease = client.lock('n', ttl=0.3, on_lost=lambda loss: time.sleep(60)).acquire()\n"
+        "election = client.election('taken'); election.start()\n"
+        "threading.Thread(target=client.lock('taken').acquire, daemon=True).start()\n"
+        "client.lock('m').acquire()\n"
+        "time.sleep(0.5)\n"
+    )
+    assert "release m True" in lines
+    assert seconds < 8
+    assert code == 0
+
+
+def test_after_exit_a_client_is_closed() -> None:
+    lines, _, _ = run("lease = client.lock('n').acquire()", "late")
+    assert lines == ["release n True", "closed"]
+
+
+# close()
+
+
+def test_close_loses_what_is_held_callback_first_and_gives_it_back(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    order: list[str] = []
+    lease = client.lock("n", on_lost=lambda loss: order.append(loss.reason.value)).acquire()
+
+    def released(backend: Scripted, call: Call) -> Any:
+        order.append("release")
+        return call.execute()
+
+    backend.always("release", released)
+    client.close()
+    assert order == ["closed", "release"]
+    assert not lease.is_held()
+    assert lease.release() is False
+    with pytest.raises(LockLost):
+        lease.check()
+    assert backend.holders == {}
+    assert backend.closed == 1
+
+
+def test_close_twice_is_harmless(client: Client, backend: Scripted) -> None:
+    client.close()
+    client.close()
+    assert backend.closed == 1
+
+
+def test_after_close_every_call_says_so(client: Client) -> None:
+    lock = client.lock("n")
+    client.close()
+    calls: list[Callable[[], object]] = [
+        lock.acquire,
+        lock.try_acquire,
+        lock.is_locked,
+        client.ping,
+        client.diagnose,
+        lambda: client.inspect("n"),
+        lambda: list(client.inspect_all()),
+        lambda: client.force_release("n"),
+        lambda: client.lock("m"),
+        lambda: client.election("e"),
+    ]
+    for call in calls:
+        with pytest.raises(ClientClosed):
+            call()
+    assert not client.is_healthy()
+    assert not lock.is_held()
+
+
+def test_close_lets_callbacks_hang_for_one_request_timeout(real: Scripted) -> None:
+    client = client_on(real, Threads(), request_timeout=0.3)
+    hang = threading.Event()
+    client.lock("n", on_lost=lambda loss: hang.wait(10)).acquire()
+    began = time.monotonic()
+    client.close()
+    assert 0.3 <= time.monotonic() - began < 2
+    assert real.holders == {}
+    hang.set()
+
+
+def test_close_waits_for_a_silent_backend_one_request_timeout(real: Scripted) -> None:
+    client = client_on(real, Threads(), request_timeout=0.3)
+    client.lock("n").acquire()
+    real.always("release", silence(5.0))
+    began = time.monotonic()
+    client.close()
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("waiters", [1, 5])
+@pytest.mark.parametrize("fair", [False, True])
+def test_close_ends_every_wait(real: Scripted, client_in_threads: Client, waiters: int, fair: bool) -> None:
+    client = client_in_threads
+    real.holders["n"] = "somebody"
+    ends: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.lock("n", fair=fair).acquire()
+        except BaseException as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(waiters)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(real.queues["n"]) == (waiters if fair else 1))
+    began = time.monotonic()
+    client.close()
+    for thread in threads:
+        thread.join(5)
+    assert time.monotonic() - began < 3
+    assert [type(end) for end in ends] == [ClientClosed] * waiters
+    assert real.queues["n"] == [], "nobody is left in the queue"
+
+
+def test_an_acquire_under_way_at_close_leaves_nothing_behind(real: Scripted, client_in_threads: Client) -> None:
+    client = client_in_threads
+    asked, answer = threading.Event(), threading.Event()
+    ends: list[BaseException] = []
+
+    def slow(backend: Scripted, call: Call) -> Any:
+        result = call.execute()
+        asked.set()
+        answer.wait(10)
+        return result
+
+    real.script("attempt", slow)
+
+    def once() -> None:
+        try:
+            client.lock("n").acquire(0)
+        except BaseException as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=once)
+    thread.start()
+    assert asked.wait(5)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    eventually(lambda: client._kernel.closed)
+    answer.set()
+    thread.join(5)
+    closing.join(5)
+    assert [type(end) for end in ends] == [ClientClosed]
+    assert real.holders == {}
+
+
+def test_close_ends_the_threads(real: Scripted) -> None:
+    before = set(threading.enumerate())
+    client = client_on(real, Threads(), ttl=0.3)
+    client.lock("n").acquire()
+    eventually(lambda: len(real.called("renew")) > 1)
+    client.close()
+    eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def test_a_with_over_a_client_closes_it(real: Scripted) -> None:
+    with client_on(real, Threads()) as client:
+        lease = client.lock("n").acquire()
+    loss = lease.wait_lost(0)
+    assert loss is not None
+    assert loss.reason is LossReason.CLOSED
+    assert "closed" in repr(client)

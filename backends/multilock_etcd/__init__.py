@@ -34,7 +34,7 @@ EXPIRY = 1.0  # seconds; a lease is ended up to half a second late, and its keys
 
 _TLS = ("ca", "cert", "key")
 _LOGIN = ("username", "password")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(\d+))?")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]+)(?::(\d+))?")
 
 _inherited: list[object] = []  # what a forked child must not close, not even by forgetting it
 

@@ -42,7 +42,7 @@ _OPTIONS = (
 )
 # What says that the request was never sent; gRPC has no code of its own for it.
 _NOT_SENT = ("failed to connect to all addresses", "dns resolution failed", "name resolution")
-_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed")
+_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed", "Unwrap failed")
 # The token is not known any more (it expired, the members restarted, auth was switched on). Nothing was executed.
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_MISSING = "requested lease not found"

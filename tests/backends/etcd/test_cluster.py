@@ -1,0 +1,122 @@
+"""Three members: the leader dies or freezes, the quorum goes and comes back, endpoints are down or cut off."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from multilock import BackendUnavailable, LeaseState, Loss, LossReason
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
+from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.test_faults import waiting
+from tests.servers_etcd import EtcdCluster, EtcdServer
+
+
+def url_of(*members: EtcdServer) -> str:
+    return "etcd://" + ",".join(member.endpoint for member in members)
+
+
+def leader_first(cluster: EtcdCluster) -> str:
+    leader = cluster.leader()
+    return url_of(leader, *(member for member in cluster.members if member is not leader))
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_lock_survives_its_leader(cluster: EtcdCluster, connect: Connect, how: str) -> None:
+    client = connect(leader_first(cluster), ttl=6)
+    other = connect(cluster.url, ttl=6)
+    lost = Recorder[Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    leader = cluster.leader()
+    getattr(leader, how)()
+    before = lease.remaining()
+    eventually(lambda: lease.remaining() > before, within=6)
+    assert lease.state is LeaseState.HELD
+    assert other.lock("job").try_acquire(timeout=2) is None
+    token = lease.fence()
+    waits = background(lambda: other.lock("job").acquire(timeout=10))
+    assert lease.release()
+    assert waits.result(10).fence() > token
+    assert lost.calls == []
+    if how == "pause":
+        leader.resume()
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_waiter_hears_of_a_release_after_the_member_it_watched_through_has_gone(
+    cluster: EtcdCluster, connect: Connect, how: str
+) -> None:
+    first, *rest = cluster.followers()
+    waiter = connect(url_of(first, *rest, cluster.leader()), ttl=20)
+    holder = connect(url_of(cluster.leader()), ttl=20).lock("job").acquire()
+    waits = background(lambda: waiter.lock("job").acquire(timeout=30))
+    eventually(lambda: waiting(waiter, "job") == 1)
+    getattr(first, how)()
+    eventually(lambda: _silent_seen(waiter), within=10)
+    holder.release()
+    begun = time.monotonic()
+    assert waits.result(20).is_held()
+    assert time.monotonic() - begun < 3  # its safety timer would take twenty
+    if how == "pause":
+        first.resume()
+
+
+def _silent_seen(client: object) -> bool:
+    try:
+        client.ping()  # type: ignore[attr-defined]
+    except BackendUnavailable:
+        return False
+    return True
+
+
+def test_without_a_quorum_the_lock_is_lost_in_time_and_with_it_taken_again(
+    cluster: EtcdCluster, connect: Connect
+) -> None:
+    client = connect(cluster.url)
+    lost = Recorder[Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    token = lease.fence()
+    for member in cluster.followers():
+        member.pause()
+    loss = lost.wait(within=5)
+    assert loss.reason is LossReason.EXPIRED
+    assert loss.detected_at <= loss.valid_until
+    with pytest.raises(BackendUnavailable):
+        client.lock("job").try_acquire()
+    for member in cluster.members:
+        member.resume()
+    assert client.lock("job").acquire(timeout=15).fence() > token
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_the_first_endpoint_being_down_costs_no_try(cluster: EtcdCluster, connect: Connect, how: str) -> None:
+    first, *rest = cluster.members
+    getattr(first, how)()
+    cluster_without = EtcdCluster()
+    cluster_without.members = rest
+    cluster_without.leader()  # has been elected
+    lease = connect(url_of(first, *rest), ttl=6).lock("job").try_acquire()
+    assert lease is not None
+    if how == "pause":
+        first.resume()
+
+
+def test_a_member_without_a_leader_is_left_for_one_that_has_one(cluster: EtcdCluster, connect: Connect) -> None:
+    """Two clusters stand in for a partition: the member asked first has lost its peers and says so."""
+    with EtcdCluster() as island:
+        alone, *gone = island.members
+        for member in gone:
+            member.kill()
+        client = connect(url_of(alone, *cluster.members), ttl=6)
+        assert client.lock("job").acquire(timeout=5).is_held()
+
+
+def test_diagnose_names_the_silent_endpoint_and_the_members_left_out(cluster: EtcdCluster, connect: Connect) -> None:
+    first, second, _ = cluster.members
+    client = connect(url_of(first, second), ttl=6)
+    assert "etcd-few-endpoints" in {finding.code for finding in client.diagnose()}
+    second.kill()
+    [silent] = [finding for finding in client.diagnose() if finding.code == "etcd-endpoint-silent"]
+    assert second.endpoint in silent.message

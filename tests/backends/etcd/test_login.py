@@ -1,0 +1,212 @@
+"""Who we are: user and password, tokens that expire, permissions, certificates."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from multilock import BackendRejected, ConfigurationError, LeaseState, LossReason
+from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.faces import background
+from tests.backends.etcd.conftest import Connect
+from tests.servers_etcd import EtcdServer, etcdctl
+
+
+def protect(server: EtcdServer) -> None:
+    """Switch authentication on: root, and ``app``, who may use ``multilock/`` only."""
+
+    def do(*words: str) -> None:
+        etcdctl(server.endpoint, *words)
+
+    do("user", "add", "root:secret")
+    do("role", "add", "app")
+    do("role", "grant-permission", "app", "--prefix=true", "readwrite", "multilock/")
+    do("user", "add", "app:s3cret")
+    do("user", "grant-role", "app", "app")
+    do("user", "grant-role", "root", "root")
+    do("auth", "enable")
+
+
+@pytest.fixture
+def guarded() -> Iterator[EtcdServer]:
+    with EtcdServer("--auth-token-ttl", "2", "--bcrypt-cost", "4") as server:
+        protect(server)
+        yield server
+
+
+def login(server: EtcdServer, who: str) -> str:
+    return server.url.replace("://", f"://{who}@")
+
+
+def test_user_and_password_in_the_url_or_as_options(guarded: EtcdServer, connect: Connect) -> None:
+    with connect(login(guarded, "app:s3cret")).lock("job") as lease:
+        assert connect(guarded.url, username="app", password="s3cret").lock("job").try_acquire() is None
+        assert lease.is_held()
+
+
+@pytest.mark.parametrize("who", ["app:wrong", "nobody:s3cret"])
+def test_a_wrong_password_is_refused_at_once(guarded: EtcdServer, connect: Connect, who: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(BackendRejected) as caught:
+        connect(login(guarded, who)).lock("job").acquire(timeout=10)
+    assert time.monotonic() - begun < 5
+    assert "s3cret" not in str(caught.value)
+
+
+def test_nobody_in_particular_is_refused_at_once(guarded: EtcdServer, connect: Connect) -> None:
+    with pytest.raises(BackendRejected, match="username="):
+        connect(guarded.url).lock("job").acquire(timeout=10)
+
+
+def test_a_prefix_that_the_user_may_not_use_is_refused_at_once(guarded: EtcdServer, connect: Connect) -> None:
+    with pytest.raises(BackendRejected, match="prefix="):
+        connect(login(guarded, "app:s3cret"), prefix="theirs/").lock("job").acquire(timeout=10)
+
+
+def test_a_password_where_nobody_asks_for_one_does_no_harm(shared: EtcdServer, connect: Connect) -> None:
+    assert connect(login(shared, "app:s3cret"), prefix="open/").lock("job").try_acquire() is not None
+
+
+def test_an_expired_token_is_asked_for_again(guarded: EtcdServer, connect: Connect) -> None:
+    ours, theirs = (connect(login(guarded, "app:s3cret"), ttl=60) for _ in range(2))
+    holder = ours.lock("job").acquire()
+    time.sleep(4)  # twice as long as a token lives that nobody uses
+    assert theirs.lock("job").try_acquire() is None
+    waits = background(lambda: theirs.lock("job").acquire(timeout=20))
+    time.sleep(0.2)
+    assert holder.release()
+    assert waits.result(5).is_held()
+
+
+def test_a_restart_forgets_every_token_and_costs_no_lock(guarded: EtcdServer, connect: Connect) -> None:
+    client, other = connect(login(guarded, "app:s3cret"), ttl=6), connect(login(guarded, "app:s3cret"), ttl=30)
+    lease = client.lock("job").acquire()
+    waits = background(lambda: other.lock("job").acquire(timeout=20))
+    guarded.restart()
+    before = lease.remaining()
+    eventually(lambda: lease.remaining() > before)
+    assert lease.state is LeaseState.HELD
+    time.sleep(1.5)  # the watch stream is opened again
+    assert lease.release()
+    assert waits.result(5).is_held()
+
+
+def test_a_loss_is_pushed_under_authentication(guarded: EtcdServer, connect: Connect) -> None:
+    lease = connect(login(guarded, "app:s3cret"), ttl=60).lock("job").acquire()
+    time.sleep(0.5)
+    etcdctl(guarded.endpoint, "--user", "root:secret", "del", "--prefix", "multilock/job/")
+    loss = lease.wait_lost(2)
+    assert loss is not None
+    assert loss.reason is LossReason.TAKEN
+
+
+# ---- TLS
+
+
+class Papers:
+    """A certification authority, what it signed for server and client, and one nobody trusts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ca = self._authority("ca")
+        self.stranger = self._authority("stranger")
+        self.server = self._signed("server")
+        self.client = self._signed("client")
+
+    def path(self, name: str) -> str:
+        return str(self._folder / name)
+
+    def _authority(self, name: str) -> str:
+        self._openssl("req", "-x509", *self._new(name), "-out", self.path(f"{name}.pem"), "-subj", f"/CN={name}")
+        return self.path(f"{name}.pem")
+
+    def _signed(self, name: str) -> tuple[str, str]:
+        Path(self.path("names")).write_text("subjectAltName=IP:127.0.0.1\n")
+        self._openssl("req", *self._new(name), "-out", self.path(f"{name}.csr"), "-subj", f"/CN={name}")
+        ours = ("-CA", self.ca, "-CAkey", self.path("ca.key"), "-CAcreateserial", "-extfile", self.path("names"))
+        self._openssl("x509", "-req", "-in", self.path(f"{name}.csr"), *ours, "-out", self.path(f"{name}.pem"))
+        return self.path(f"{name}.pem"), self.path(f"{name}.key")
+
+    def _new(self, name: str) -> tuple[str, ...]:
+        return "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", self.path(f"{name}.key")
+
+    def _openssl(self, *words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def locked(papers: Papers) -> Iterator[EtcdServer]:
+    """It shows a certificate, and wants to see one."""
+    certificate, key = papers.server
+    words = ("--cert-file", certificate, "--key-file", key, "--trusted-ca-file", papers.ca, "--client-cert-auth")
+    with EtcdServer(*words, tls=True) as server:
+        yield server
+
+
+def test_a_certificate_lets_us_in(locked: EtcdServer, papers: Papers, connect: Connect) -> None:
+    certificate, key = papers.client
+    client = connect(locked.url, ca=papers.ca, cert=certificate, key=key)
+    with client.lock("job") as lease:
+        assert client.lock("job").try_acquire() is None
+        assert lease.is_held()
+
+
+def test_without_one_nobody_gets_in(locked: EtcdServer, papers: Papers, connect: Connect) -> None:
+    with pytest.raises(BackendRejected):
+        connect(locked.url, ca=papers.ca, outage_timeout=2.0).lock("job").acquire(timeout=10)
+
+
+def test_a_server_signed_by_somebody_else_is_refused_at_once(
+    locked: EtcdServer, papers: Papers, connect: Connect
+) -> None:
+    certificate, key = papers.client
+    with pytest.raises(BackendRejected, match="ca="):
+        connect(locked.url, ca=papers.stranger, cert=certificate, key=key).lock("job").acquire(timeout=10)
+
+
+def test_a_missing_file_is_named(locked: EtcdServer, connect: Connect) -> None:
+    with pytest.raises(BackendRejected, match=r"no-such\.pem"):
+        connect(locked.url, ca="no-such.pem").lock("job").try_acquire()
+
+
+# ---- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("etcd://", {}),
+        ("etcd://h:0", {}),
+        ("etcd://h:x", {}),
+        ("etcd://h1,,h2", {}),
+        ("etcd://h/path", {}),
+        ("etcd://h", {"ca": "x.pem"}),
+        ("etcds://h", {"cert": "x.pem"}),
+        ("etcd://h", {"password": "s3cret"}),
+        ("etcd://h", {"nonsense": "1"}),
+        ("etcd://h", {"client": object()}),
+        ("etcd://", {"client": object()}),
+    ],
+)
+def test_a_mistake_in_the_configuration_is_found_before_any_request(
+    url: str, options: dict[str, object], connect: Connect
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        connect(url, **options)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["etcd://h", "etcd://h1,h2:1,h3", "etcd://[::1]:2379,10.0.0.1", "etcds://u:p%40@h/"])
+def test_what_a_url_may_look_like(url: str, connect: Connect) -> None:
+    client = connect(url)
+    assert "p%40" not in repr(client)
+    assert "p@" not in repr(client)

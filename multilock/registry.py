@@ -37,6 +37,8 @@ OURS: Mapping[str, Ours] = {
     "unix": Ours("multilock_redis", "redis", "redis"),
     "etcd": Ours("multilock_etcd", "etcd", "grpc"),
     "etcds": Ours("multilock_etcd", "etcd", "grpc"),
+    "consul": Ours("multilock_consul", "consul", "consul"),
+    "consuls": Ours("multilock_consul", "consul", "consul"),
 }
 
 _registered: dict[str, OpenBackend] = {}

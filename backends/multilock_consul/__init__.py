@@ -1,0 +1,251 @@
+"""Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul handed over."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import unquote
+
+import consul.base
+
+from multilock.backend import Held, Notices
+from multilock.config import reject_unknown
+from multilock.errors import BackendUnavailable, ConfigurationError, MultilockError
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock_consul.diagnosis import diagnose
+from multilock_consul.notices import Listener
+from multilock_consul.recipe import Keys, Recipe
+from multilock_consul.sessions import OWN, Sessions
+from multilock_consul.transport import Address, Agents
+
+__all__ = ["ConsulBackend", "open_backend"]
+
+FILES = ("ca", "cert", "key")
+OPTIONS = ("token", "lock_delay", *FILES, "client")
+TTL_MIN = 10.0  # seconds; session_ttl_min of a server that says nothing about it
+TTL_FLOOR = 0.1
+TTL_MAX = 86400.0
+LOCK_DELAY = 1.0  # seconds: a holder whose session was ended hears of it, in milliseconds, before another gets in
+LOCK_DELAY_MAX = 60.0  # the server's
+DELAY_SEEN = 0.5  # seconds after a lock delay within which a waiter has tried again
+CLOSE_WITHIN = 0.5  # seconds that a silent server may hold up close()
+
+
+def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
+    """The backend of ``consul://host[:port][,host[:port]…]`` (port 8500) or ``consuls://…`` (port 8501).
+
+    Several agents: the first that answers is used, the next when it fails. Own options: ``token`` (ACL),
+    ``lock_delay`` (seconds, default 1, 0 to 60), ``ca``, ``cert``, ``key`` (files, for ``consuls://``), or ``client``,
+    a ``consul.Consul`` whose address, token, datacentre and TLS settings are used for connections of our own; it is
+    never closed. Without ``token`` the environment's ``CONSUL_HTTP_TOKEN`` is used. Raises ConfigurationError; no
+    request is sent.
+    """
+    scheme = url.partition("://")[0]
+    reject_unknown(options, OPTIONS, scheme)
+    prefix = cast("str", options.get("prefix", "multilock/"))
+    if prefix.startswith("/") or "//" in prefix:
+        raise ConfigurationError(f"prefix {prefix!r}: Consul takes no key with a '/' at its beginning or after another")
+    place = _place_of_client(scheme, options) if "client" in options else _place_of_url(url, scheme, options)
+    return ConsulBackend(
+        scheme,
+        place,
+        prefix=prefix,
+        ttl=cast("float", options.get("ttl", 30.0)),
+        identity=cast("str", options.get("identity", "")),
+        lock_delay=_lock_delay(options.get("lock_delay", LOCK_DELAY)),
+    )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """Where the agents are, and what they must be told."""
+
+    addresses: Sequence[Address]
+    tls: ssl.SSLContext | None = None
+    token: str | None = None
+    dc: str | None = None
+
+
+def _place_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Place:
+    where = url.partition("://")[2].rstrip("/")
+    if "@" in where:
+        raise ConfigurationError(f"{scheme}:// takes no user in its URL: give token=")
+    if "/" in where:
+        raise ConfigurationError(f"{scheme}:// takes no path in its URL: the beginning of all keys is prefix=")
+    files = {name: _text(name, options[name]) for name in FILES if name in options}
+    if files and scheme != "consuls":
+        raise ConfigurationError(f"{', '.join(files)}: for consuls:// only")
+    if "key" in files and "cert" not in files:
+        raise ConfigurationError("key= is the key of a certificate: give cert= too")
+    port = 8501 if scheme == "consuls" else 8500
+    return Place(
+        [_address(scheme, each, port) for each in where.split(",")],
+        tls=_tls(files.get("ca"), files.get("cert"), files.get("key")) if scheme == "consuls" else None,
+        token=_token(options.get("token", os.environ.get("CONSUL_HTTP_TOKEN"))),
+    )
+
+
+def _place_of_client(scheme: str, options: Mapping[str, object]) -> Place:
+    client: Any = options["client"]
+    if not isinstance(client, consul.base.Consul):
+        raise ConfigurationError(
+            f"client= of {scheme}:// takes a consul.Consul, not {type(client).__module__}.{type(client).__qualname__}"
+        )
+    if given := [name for name in ("token", *FILES) if name in options]:
+        raise ConfigurationError(f"{', '.join(given)}: client= has its own, give one or the other")
+    http = client.http
+    tls = None
+    if http.scheme == "https":
+        cert, key = http.cert if isinstance(http.cert, (tuple, list)) else (http.cert, None)
+        tls = _tls(http.verify if isinstance(http.verify, str) else None, cert, key, verify=bool(http.verify))
+    return Place([Address(http.host, int(http.port))], tls, _token(client.token), client.dc)
+
+
+def _address(scheme: str, text: str, port: int) -> Address:
+    host, colon, digits = text.rpartition(":")
+    if text.endswith("]") or not colon:
+        host, digits = text, str(port)
+    if not digits.isdigit() or not 0 < int(digits) < 65536:
+        raise ConfigurationError(f"the port in the URL of {scheme}:// must be a number from 1 to 65535")
+    return Address(unquote(host.strip("[]")) or "localhost", int(digits))
+
+
+def _tls(ca: str | None, cert: str | None, key: str | None, *, verify: bool = True) -> ssl.SSLContext:
+    try:
+        folder = ca is not None and os.path.isdir(ca)
+        context = ssl.create_default_context(cafile=None if folder else ca, capath=ca if folder else None)
+        if not verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if cert:
+            context.load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigurationError(f"ca=, cert= and key= must be PEM files that can be read: {error}") from error
+    return context
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
+    return value
+
+
+def _token(value: object) -> str | None:
+    if not value:
+        return None
+    token = _text("token", value)
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigurationError("token has a character that no token of Consul has")
+    return token
+
+
+def _lock_delay(value: object) -> float:
+    try:
+        seconds = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else -1.0
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LOCK_DELAY_MAX:
+        raise ConfigurationError(f"lock_delay must be 0 to {LOCK_DELAY_MAX:g} seconds, not {value!r:.60}")
+    return seconds
+
+
+class ConsulBackend:
+    """See `multilock.backend.Backend` for what each method promises."""
+
+    def __init__(self, scheme: str, place: Place, *, prefix: str, ttl: float, identity: str, lock_delay: float) -> None:
+        self.scheme = scheme
+        self._place = place
+        self._prefix = prefix
+        self._ttl = ttl
+        self._identity = identity
+        self._lock_delay = lock_delay
+        self.capabilities = Capabilities(
+            fencing=True,
+            fencing_scope="unless the servers lose their data: a snapshot was restored, a dev server ended",
+            fair=False,
+            push_wait=True,
+            push_loss=True,
+            cross_host=True,
+            survives_failover=True,
+            ttl_min=TTL_MIN,
+            ttl_max=TTL_MAX,
+            ttl_step=0.001,
+            # A server ends a session when twice its ttl is over, not before.
+            takeover_bound=2 * max(ttl, TTL_MIN) + lock_delay + DELAY_SEEN,
+            lock_delay=lock_delay,
+            ttl_floor=TTL_FLOOR,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ConsulBackend {self.scheme}://{','.join(map(str, self._place.addresses))}>"
+
+    def open(self, notices: Notices) -> None:
+        place = self._place
+        self._agents = Agents(place.addresses, tls=place.tls, token=place.token, dc=place.dc, now=notices.now)
+        keys = Keys(self._prefix, self._agents)
+        self._listener = Listener(self._agents, keys, notices, self._session_exists, self._session_ended)
+        self._sessions = Sessions(
+            self._agents,
+            notices,
+            who=self._identity,
+            lock_delay=self._lock_delay,
+            ended=self._listener.forget_session,
+        )
+        self._recipe = Recipe(self._agents, keys, self._sessions, notices.now, self._listener.wait)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        return self._recipe.attempt(claim, join, within)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        # What of this claim has no answer is known here better than by the kernel's word for it.
+        self._listener.forget(claim.id)
+        return self._recipe.release(claim, granted, within)
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        return self._recipe.renew(group, held, within)
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        for claim, granted in held:
+            self._listener.hold(claim, cast("str", granted.key), granted.token or 0)
+        if group != OWN:
+            self._listener.watch_session(cast("str", group))
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        return self._listener.follow(names)
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self._recipe.inspect(name, within)
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return self._recipe.inspect_all(prefix, within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self._recipe.force(name, within)
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return diagnose(self._agents, self._ttl, within)
+
+    def ping(self, within: float) -> None:
+        if not self._agents.api(within).status.leader():
+            raise BackendUnavailable("Consul has no leader", unknown=False, backend="consul")
+
+    def close(self) -> None:
+        self._listener.close()
+        until = self._agents.now() + CLOSE_WITHIN
+        for session in self._sessions.all():
+            if (left := until - self._agents.now()) <= 0:
+                break
+            with suppress(MultilockError):  # it ends by itself
+                self._sessions.destroy(session, left)
+        self._agents.close()
+
+    def _session_exists(self, session_id: str, within: float) -> bool:
+        return self._sessions.exists(session_id, within)
+
+    def _session_ended(self, session_id: str) -> None:
+        if session := self._sessions.get(session_id):
+            self._sessions.gone(session, "the server ended it")

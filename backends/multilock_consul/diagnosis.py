@@ -1,0 +1,95 @@
+"""What of the agents' versions and settings weakens a lock."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from typing import Any
+
+from multilock.errors import BackendRejected
+from multilock.model import Finding
+from multilock_consul.transport import Agents
+
+__all__ = ["diagnose"]
+
+CONNECTIONS = 100  # of one address that an agent should take: a client keeps up to 64 blocking queries open
+
+
+def diagnose(agents: Agents, ttl: float, within: float) -> list[Finding]:
+    findings = _library()
+    try:
+        about = agents.api(within).agent.self()
+    except BackendRejected as refused:
+        findings.append(
+            Finding("not-told", "info", f"the agent does not show its settings: {refused}", "give the token agent:read")
+        )
+        return findings
+    findings += _settings(about.get("DebugConfig") or {}, ttl)
+    peers = agents.api(within).status.peers()
+    if len(peers) < 3:
+        findings.append(
+            Finding(
+                "few-servers",
+                "warning",
+                f"there are {len(peers)} servers: none may fail, or no lock is renewed",
+                "run 3 or 5 servers",
+            )
+        )
+    return findings
+
+
+def _settings(debug: dict[str, Any], ttl: float) -> list[Finding]:
+    findings = []
+    if debug.get("DevMode"):
+        findings.append(
+            Finding(
+                "dev-mode",
+                "warning",
+                "a dev server forgets all locks and tokens when it ends",
+                "run it with a data directory",
+            )
+        )
+    taken = (debug.get("HTTPMaxConnsPerClient"), debug.get("Limits", {}).get("HTTPMaxConnsPerClient"))
+    limit = next((number for number in taken if isinstance(number, int)), 200)
+    if 0 < limit < CONNECTIONS:
+        findings.append(
+            Finding(
+                "few-connections",
+                "warning",
+                f"the agent takes {limit} connections of one address, all clients of a host together",
+                "raise limits.http_max_conns_per_client, or run an agent on each host",
+            )
+        )
+    least = _seconds(debug.get("SessionTTLMin")) or 10.0
+    if ttl < least:
+        findings.append(
+            Finding(
+                "ttl-raised",
+                "info",
+                f"the server grants {least:g} s at least: that is the ttl of these locks, not {ttl:g} s",
+                "lower session_ttl_min of the servers, or live with the ttl",
+            )
+        )
+    return findings
+
+
+def _library() -> list[Finding]:
+    try:
+        version = metadata.version("python-consul")
+    except metadata.PackageNotFoundError:
+        return []
+    return [
+        Finding(
+            "python-consul",
+            "warning",
+            f"python-consul {version} is installed, which nobody maintains and which py-consul overwrites in part",
+            "pip uninstall python-consul py-consul; pip install py-consul",
+        )
+    ]
+
+
+def _seconds(duration: object) -> float | None:
+    """Of what Go writes: ``1m30s``."""
+    parts = re.findall(r"([0-9.]+)(ms|h|m|s)", str(duration))
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+    return sum(float(number) * units[unit] for number, unit in parts) or None

@@ -1,0 +1,437 @@
+"""What the servers push: one thread keeps all blocking queries of a client open.
+
+A query asks for a key or a session from an index on, and is answered when that changes, or after a minute. Each has a
+connection of its own; one query per key serves whoever waits for it, holds it or follows it. A push is a hint and never
+proof. It is lost when a connection breaks; so the next query asks for the present state, and until then safety timers
+and renewals find out what no push told.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import selectors
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from multilock.backend import Notices
+from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
+from multilock.model import Claim, LossReason
+from multilock_consul.http1 import Reading, Response
+from multilock_consul.recipe import Keys, entry_of
+from multilock_consul.transport import Agents, Wire, judged
+
+__all__ = ["Listener"]
+
+logger = logging.getLogger("multilock")
+
+QUERIES = 64  # open at once: an agent takes 200 connections of one address
+HELD = 8  # of these for keys that are held; the others' loss is found by the next renewal
+SPARE = 2  # connections kept for the next query
+WAIT = 60  # seconds until the server answers although nothing changed; it adds up to 1/16 by itself
+PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without an answer is taken for dead
+CONNECT_WITHIN = 5.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after a failure
+REFUSED_PAUSE = 30.0  # … after a refusal: an operator would have to change something
+PACE = 0.01  # seconds: one query is not asked more often, however much changes around it
+LOST_RACE = 1.0  # seconds after a wake-up within which a waiter that comes back was not the only one
+CONTESTED = 60.0  # seconds for which that is remembered
+SPREAD = 0.02  # seconds over which the waiters of different processes are spread then
+EXPLAIN_WITHIN = 0.1  # seconds that finding out the reason of a loss may take: its notice must not wait longer
+
+KEY, SESSION = "key", "session"
+
+
+@dataclass(eq=False, slots=True)
+class Query:
+    """What one connection asks for, and for whom."""
+
+    kind: str
+    subject: str  # the name of a lock, or the id of a session
+    index: int  # from which on it waits; 0: what is there now?
+    waiting: set[str] = field(default_factory=set)  # claim ids
+    held: dict[str, str] = field(default_factory=dict)  # claim id -> its session
+    followed: bool = False
+    holder: object = ""  # as last told to who follows; "": nothing yet
+    wire: Wire | None = None
+    reading: Reading | None = None  # of the answer that is awaited
+    dialing: bool = False
+    failures: int = 0
+    asked_at: float = 0.0
+    due: float = 0.0  # when to ask, or, while an answer is awaited, when to give up
+
+    def wanted(self) -> bool:
+        return self.kind == SESSION or bool(self.waiting or self.held or self.followed)
+
+
+class Listener:
+    """``exists(session_id, within)`` asks the server; ``ended(session_id)`` is told of a session that does not."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        keys: Keys,
+        notices: Notices,
+        exists: Callable[[str, float], bool],
+        ended: Callable[[str], None],
+    ) -> None:
+        self._agents = agents
+        self._keys = keys
+        self._notices = notices
+        self._now = notices.now
+        self._exists = exists
+        self._ended = ended
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._known: set[str] = set()  # ids of claims that may be in a query
+        self._starting = threading.Lock()
+        self._bell: socket.socket | None = None  # rings the thread
+        self._closed = False
+        # All below is the thread's own; others only count and look.
+        self._queries: dict[tuple[str, str], Query] = {}
+        self._serves: dict[str, Query] = {}  # claim id -> the query that has it
+        self._leaders: set[str] = set()  # those in `held` that no other lock displaces
+        self._woken: dict[str, float] = {}  # name -> when its waiters were woken last
+        self._contested: dict[str, float] = {}  # name -> when more than one waiter was seen
+        self._alarms: list[tuple[float, str]] = []  # wake-ups that are spread: when, claim id
+        self._spare: list[Wire] = []
+
+    # Called by any thread
+
+    def wait(self, name: str, claim_id: str, index: int) -> bool:
+        """Wake this claim when the key is free, also if that happened since ``index``. False: there is no room."""
+        if (KEY, name) not in self._queries and len(self._queries) >= QUERIES:
+            return False
+        self._known.add(claim_id)
+        self._post(lambda: self._wait(name, claim_id, index))
+        return True
+
+    def hold(self, claim: Claim, session_id: str, index: int) -> None:
+        """Tell when this claim's key vanishes, also if that happened since ``index``; while there is room."""
+        self._known.add(claim.id)
+        self._post(lambda: self._hold(claim, session_id, index))
+
+    def forget(self, claim_id: str) -> None:
+        """It waits no more, or was given back."""
+        if claim_id in self._known:
+            self._known.discard(claim_id)
+            self._post(lambda: self._forget(claim_id))
+
+    def watch_session(self, session_id: str) -> None:
+        if (SESSION, session_id) not in self._queries:
+            self._post(lambda: self._watch_session(session_id))
+
+    def forget_session(self, session_id: str) -> None:
+        if self._bell:
+            self._post(lambda: self._forget_session(session_id))
+
+    def follow(self, names: frozenset[str]) -> bool:
+        """Tell each change of holder of exactly these names. False: there is no room for all."""
+        new = sum((KEY, name) not in self._queries for name in names)
+        if len(self._queries) + new > QUERIES:
+            names = frozenset()
+        self._post(lambda: self._follow(names))
+        return bool(names)
+
+    def close(self) -> None:
+        with self._starting:
+            self._closed = True
+            if self._bell:
+                self._bell.close()  # which rings
+
+    def _post(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        with self._starting:
+            if self._closed:
+                return
+            if self._bell is None:
+                self._bell, ear = socket.socketpair()
+                self._bell.setblocking(False)
+                ear.setblocking(False)
+                threading.Thread(target=self._run, args=(ear,), name="multilock-consul-notices", daemon=True).start()
+            self._ring()
+
+    def _ring(self) -> None:
+        assert self._bell is not None
+        with suppress(OSError):  # full: it has been rung often enough
+            self._bell.send(b"!")
+
+    # What the thread does for them
+
+    def _wait(self, name: str, claim_id: str, index: int) -> None:
+        if claim_id not in self._known:
+            return
+        now = self._now()
+        if now - self._woken.get(name, -math.inf) < LOST_RACE:
+            self._contested[name] = now
+        if query := self._query(KEY, name, index):
+            query.waiting.add(claim_id)
+            self._serves[claim_id] = query
+
+    def _hold(self, claim: Claim, session_id: str, index: int) -> None:
+        if claim.id not in self._known:
+            return
+        holders = [claim_id for query in self._queries.values() for claim_id in query.held]
+        if len(holders) >= HELD:
+            displaced = next((claim_id for claim_id in holders if claim_id not in self._leaders), None)
+            if claim.kind != "leader" or displaced is None:
+                return
+            self._forget(displaced)
+        if query := self._query(KEY, claim.name, index):
+            query.held[claim.id] = session_id
+            self._serves[claim.id] = query
+            if claim.kind == "leader":
+                self._leaders.add(claim.id)
+
+    def _forget(self, claim_id: str) -> None:
+        if query := self._serves.pop(claim_id, None):
+            query.waiting.discard(claim_id)
+            query.held.pop(claim_id, None)
+            self._leaders.discard(claim_id)
+            self._drop_unwanted(query)
+
+    def _watch_session(self, session_id: str) -> None:
+        self._query(SESSION, session_id, 0)
+
+    def _forget_session(self, session_id: str) -> None:
+        if query := self._queries.pop((SESSION, session_id), None):
+            self._put_away(query)
+
+    def _follow(self, names: frozenset[str]) -> None:
+        for query in list(self._queries.values()):
+            if query.followed and query.subject not in names:
+                query.followed = False
+                self._drop_unwanted(query)
+        for name in names:
+            found = self._query(KEY, name, 0)
+            if found and not found.followed:
+                found.followed = True
+                found.holder = ""
+
+    def _query(self, kind: str, subject: str, index: int) -> Query | None:
+        """The one for this subject, which is to report what changed since ``index``."""
+        query = self._queries.get((kind, subject))
+        if query is None:
+            if kind == KEY and len(self._queries) >= QUERIES:
+                return None
+            query = self._queries[kind, subject] = Query(kind, subject, index)
+        elif query.index > index:  # what happened in between was reported before anybody asked for it
+            self._hang_up(query)
+            query.index = index
+            query.due = 0.0
+        return query
+
+    def _drop_unwanted(self, query: Query) -> None:
+        if not query.wanted() and self._queries.pop((query.kind, query.subject), None):
+            self._put_away(query)
+
+    def _put_away(self, query: Query) -> None:
+        """Keep its connection, unless a query is open on it: that can only be ended with it."""
+        wire = query.wire
+        if wire and wire.alive and query.reading is None and len(self._spare) < SPARE:
+            query.wire = None
+            self._spare.append(wire)
+        self._hang_up(query)
+
+    def _hang_up(self, query: Query) -> None:
+        wire, query.wire = query.wire, None
+        reading, query.reading = query.reading, None
+        if wire:
+            if reading:
+                self._selector.unregister(wire.sock)
+            wire.close()
+
+    # The thread
+
+    def _run(self, ear: socket.socket) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(ear, selectors.EVENT_READ)
+        try:
+            while not self._closed:
+                for key, _ in self._selector.select(self._pause()):
+                    if key.data is None:
+                        ear.recv(4096)
+                    elif key.data.reading:  # not hung up meanwhile
+                        self._receive(key.data)
+                while self._jobs:
+                    self._jobs.popleft()()
+                self._tick()
+        except Exception:
+            if not self._closed:
+                logger.exception("nothing is pushed by Consul any more; timers and renewals go on")
+        finally:
+            for query in self._queries.values():
+                self._hang_up(query)
+            for wire in self._spare:
+                wire.close()
+            self._selector.close()
+            ear.close()
+
+    def _pause(self) -> float | None:
+        if self._jobs:
+            return 0.0
+        due = [query.due for query in self._queries.values() if not query.dialing]
+        due += [when for when, _ in self._alarms]
+        return max(0.0, min(due) - self._now()) if due else None
+
+    def _tick(self) -> None:
+        now = self._now()
+        for query in list(self._queries.values()):
+            if now < query.due or query.dialing:
+                continue
+            if query.reading:
+                self._failed(query, BackendUnavailable(f"no answer in {PATIENCE:g} s"))
+            else:
+                self._ask(query)
+        ripe = [claim_id for when, claim_id in self._alarms if when <= now]
+        if ripe:
+            self._alarms = [alarm for alarm in self._alarms if alarm[0] > now]
+            for claim_id in ripe:
+                self._notices.wake(claim_id)
+
+    def _ask(self, query: Query) -> None:
+        while query.wire is None and self._spare:
+            wire = self._spare.pop()
+            if wire.stale():
+                wire.close()
+            else:
+                query.wire = wire
+        if query.wire is None:
+            self._dial(query)
+            return
+        target = self._target(query)
+        request = query.wire.request("GET", target)
+        try:
+            if query.wire.sock.send(request) != len(request):
+                raise ConnectionError("it takes no request")
+        except OSError as error:
+            self._failed(query, error)
+            return
+        query.reading = Reading()
+        query.asked_at = self._now()
+        query.due = query.asked_at + PATIENCE
+        self._selector.register(query.wire.sock, selectors.EVENT_READ, query)
+
+    def _target(self, query: Query) -> str:
+        since: dict[str, str | int] = {"index": query.index, "wait": f"{WAIT}s"} if query.index else {}
+        if query.kind == KEY:
+            return self._keys.target(query.subject, **since)
+        return self._agents.target(f"/v1/session/info/{query.subject}", consistent="", **since)
+
+    def _dial(self, query: Query) -> None:
+        """On a thread of its own: a look-up and a handshake take their time."""
+        query.dialing = True
+
+        def dial() -> None:
+            outcome: Wire | Exception
+            try:
+                outcome = self._agents.dial(CONNECT_WITHIN)
+            except Exception as error:
+                outcome = error
+            self._post(lambda: self._dialed(query, outcome))
+
+        try:
+            threading.Thread(target=dial, name="multilock-consul-connect", daemon=True).start()
+        except RuntimeError as error:  # the interpreter is exiting
+            self._dialed(query, error)
+
+    def _dialed(self, query: Query, outcome: Wire | Exception) -> None:
+        query.dialing = False
+        if isinstance(outcome, Exception):
+            self._failed(query, outcome)
+            return
+        outcome.sock.setblocking(False)
+        query.wire = outcome
+        if self._queries.get((query.kind, query.subject)) is query:
+            query.due = 0.0
+        else:
+            self._put_away(query)
+
+    def _failed(self, query: Query, error: Exception) -> None:
+        self._hang_up(query)
+        query.index = 0  # what happened meanwhile is asked for
+        query.failures += 1
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(query.failures, 10)) * random.uniform(0.5, 1.0)
+        query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)
+        logger.debug("Consul does not tell changes of the %s %r: %s", query.kind, query.subject, error)
+        if query.kind == SESSION and query.failures == 1 and not isinstance(error, BackendRejected):
+            self._notices.silent(query.subject)
+
+    def _receive(self, query: Query) -> None:
+        assert query.wire is not None
+        assert query.reading is not None
+        try:
+            response = None
+            while response is None:
+                if not (data := query.wire.sock.recv(65536)):
+                    raise ConnectionError("the agent ended the connection")
+                response = query.reading.feed(data)
+            self._selector.unregister(query.wire.sock)
+            query.reading = None
+            if response.closes:
+                self._hang_up(query)
+            self._answered(query, judged(response))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except (OSError, ValueError, LookupError, TypeError, MultilockError) as error:
+            self._failed(query, error)
+
+    def _answered(self, query: Query, response: Response) -> None:
+        index = int(response.headers["x-consul-index"])
+        # An index that went back is of servers that were restored or began anew.
+        query.index = 0 if index < query.index else index
+        query.failures = 0
+        query.due = query.asked_at + PACE
+        if query.kind == KEY:
+            self._look_at_key(query, response)
+            self._drop_unwanted(query)
+        elif not response.json():
+            self._explain(lambda: self._ended(query.subject))
+
+    def _look_at_key(self, query: Query, response: Response) -> None:
+        entry, _ = entry_of(response)
+        for claim_id, session_id in list(query.held.items()):
+            if entry is None or not entry.held_by(claim_id, session_id):
+                self._forget(claim_id)
+                self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))  # type: ignore[misc]
+        holder = (entry.session, entry.claim_id) if entry and entry.session else None
+        if holder is None and query.waiting:
+            self._wake(query)
+        if query.followed and holder != query.holder:
+            query.holder = holder
+            self._notices.changed(query.subject)
+
+    def _wake(self, query: Query) -> None:
+        now = self._now()
+        if len(self._woken) > 1000:
+            self._woken.clear()
+            self._contested.clear()
+        self._woken[query.subject] = now
+        contested = now - self._contested.get(query.subject, -math.inf) < CONTESTED
+        for claim_id in query.waiting:
+            self._serves.pop(claim_id, None)
+            if contested:
+                self._alarms.append((now + random.uniform(0.0, SPREAD), claim_id))
+            else:
+                self._notices.wake(claim_id)
+        query.waiting.clear()
+
+    def _explain(self, tell: Callable[[], None]) -> None:
+        threading.Thread(target=tell, name="multilock-consul-loss", daemon=True).start()
+
+    def _lost(self, claim_id: str, session_id: str) -> None:
+        """The key went; with its session?"""
+        try:
+            alive = self._exists(session_id, EXPLAIN_WITHIN)
+        except MultilockError:
+            alive = True
+        if alive:
+            self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted or taken over")
+        else:
+            self._ended(session_id)
+            self._notices.gone(claim_id, LossReason.SESSION_LOST, f"the session {session_id} ended")

@@ -1,0 +1,315 @@
+"""Requests to Consul's agents: blocking, bounded in time, never retried. What goes wrong becomes ours here, once."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+from urllib.parse import urlencode
+
+import consul
+import consul.base
+
+from multilock.errors import BackendRejected, BackendUnavailable
+from multilock_consul.http1 import Reading, Response
+
+__all__ = ["Address", "Agents", "Answer", "Wire", "judged"]
+
+Answer = tuple[Response, float]
+"""What the agent said, and when the request was sent."""
+
+FRESH = 0.05  # seconds; a connection idle for longer may have been closed by the agent, which costs a poll to see
+SPARE = 4  # idle connections that are kept: an agent takes 200 of one address
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Wire:
+    """One connection to one agent, used by one thread at a time. It closes itself when it breaks, or when a call is
+    interrupted: an answer that comes later must never be taken for that of another request."""
+
+    __slots__ = ("_head", "_now", "address", "alive", "sock", "used")
+
+    def __init__(self, sock: socket.socket, address: Address, headers: str, now: Callable[[], float]) -> None:
+        self.sock = sock
+        self.address = address
+        self.alive = True
+        self.used = 0.0  # when the last request was sent
+        self._head = f" HTTP/1.1\r\nHost: {address}\r\n{headers}".encode()
+        self._now = now
+
+    def request(self, method: str, target: str, body: bytes = b"") -> bytes:
+        return b"%b %b%bContent-Length: %d\r\n\r\n%b" % (method.encode(), target.encode(), self._head, len(body), body)
+
+    def call(self, request: bytes, within: float) -> Answer:
+        """Send one request and read its answer, whatever it is. Raises BackendUnavailable."""
+        sent = False
+        deadline = self._now() + within
+        try:
+            self.sock.settimeout(max(within, 0.001))
+            self.used = sent_at = self._now()
+            # If this fails the request did not leave whole, so that it cannot be executed.
+            self.sock.sendall(request)
+            sent = True
+            response = self._read(deadline)
+        except (OSError, ValueError) as error:
+            self.close()
+            said = "did not answer" if sent else "cannot be reached"
+            raise BackendUnavailable(f"{self.address} {said}: {error}", unknown=sent, backend="consul") from error
+        except BaseException:
+            self.close()
+            raise
+        if response.closes:
+            self.close()
+        return response, sent_at
+
+    def stale(self) -> bool:
+        """Something arrived that nobody asked for: as a rule the agent's end of the connection."""
+        return bool(select.select((self.sock,), (), (), 0)[0])
+
+    def close(self) -> None:
+        self.alive = False
+        with suppress(OSError):
+            self.sock.close()
+
+    def _read(self, deadline: float) -> Response:
+        reading = Reading()
+        while True:
+            if not (data := self.sock.recv(65536)):
+                raise ConnectionError("it ended the connection")
+            if response := reading.feed(data):
+                return response
+            if (left := deadline - self._now()) <= 0:
+                raise TimeoutError("its answer was not whole in time")
+            self.sock.settimeout(left)
+
+
+class Agents:
+    """The agents of one client, and the connections to the one in use. One that fails is left for the next.
+
+    Any of them gives the same answers: what counts is asked of the leader. Any thread may call.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        tls: ssl.SSLContext | None,
+        token: str | None,
+        dc: str | None,
+        now: Callable[[], float],
+    ) -> None:
+        self._addresses = addresses
+        self._tls = tls
+        self._headers = f"X-Consul-Token: {token}\r\n" if token else ""
+        self._dc = {"dc": dc} if dc else {}
+        self.now = now
+        self._first = 0  # which address is in use
+        self._idle: deque[Wire] = deque()  # its methods are atomic: no lock
+        self._closed = False
+
+    def target(self, path: str, **query: str | int) -> str:
+        """Path and query as they go over the wire. An empty value is a flag: ``?consistent``."""
+        pairs = urlencode({**query, **self._dc})
+        return f"{path}?{pairs}" if pairs else path
+
+    def call(self, method: str, target: str, within: float, body: bytes = b"") -> Answer:
+        """An answer with the status 200, 404 or 409. Raises as `Backend` says for anything else."""
+        response, sent_at = self.exchange(method, target, within, body)
+        return judged(response), sent_at
+
+    def exchange(self, method: str, target: str, within: float, body: bytes = b"") -> Answer:
+        """Any answer. Raises BackendUnavailable where there is none."""
+        start = self.now()
+        wire = self._take(within)
+        try:
+            response, sent_at = wire.call(wire.request(method, target, body), start + within - self.now())
+        except BackendUnavailable:
+            self._leave(wire.address)
+            raise
+        finally:
+            self._give(wire)
+        if response.status >= 500:
+            self._leave(wire.address)
+        return response, sent_at
+
+    def api(self, within: float) -> consul.base.Consul:
+        """py-consul's own interface over these connections; each of its requests has ``within`` seconds."""
+        return _Api(self, within)
+
+    def connect(self, within: float) -> Wire:
+        """A new connection to the first agent that takes one, in ``within`` seconds.
+
+        On a thread of its own, since neither the look-up of a host name nor a handshake takes a limit. One that comes
+        too late is closed as soon as nobody refers to it.
+        """
+        result: SimpleQueue[Wire | BaseException] = SimpleQueue()
+
+        def dial() -> None:
+            try:
+                result.put(self.dial(within))
+            except BaseException as error:
+                result.put(error)
+
+        try:
+            threading.Thread(target=dial, name="multilock-consul-connect", daemon=True).start()
+        except RuntimeError:  # the interpreter is exiting, and no thread can start any more
+            dial()
+        try:
+            outcome = result.get(timeout=within)
+        except Empty:
+            self._leave(self._address())
+            outcome = TimeoutError(f"not connected within {within:g} s")
+        if isinstance(outcome, BaseException):
+            raise self._unreachable(outcome) from outcome
+        return outcome
+
+    def dial(self, within: float) -> Wire:
+        """As `connect`, in this thread: a look-up of a name may take longer. Raises OSError."""
+        deadline = self.now() + within
+        for left in reversed(range(len(self._addresses))):
+            address = self._address()
+            try:
+                return self._open(address, (deadline - self.now()) / (left + 1))
+            except OSError:
+                self._leave(address)
+                if not left:
+                    raise
+        raise AssertionError("no agents")  # pragma: no cover
+
+    def close(self) -> None:
+        """Idle connections end now, those in use when their request ends."""
+        self._closed = True
+        self._trim()
+
+    def _open(self, address: Address, within: float) -> Wire:
+        sock = socket.create_connection((address.host, address.port), timeout=max(within, 0.001))
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # However this connection ends, bytes that did not leave are dropped and the agent hears of it at once.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            if self._tls:
+                sock = self._tls.wrap_socket(sock, server_hostname=address.host)
+        except BaseException:
+            sock.close()
+            raise
+        return Wire(sock, address, self._headers, self.now)
+
+    def _address(self) -> Address:
+        return self._addresses[self._first % len(self._addresses)]
+
+    def _leave(self, address: Address) -> None:
+        """Turn to the next agent, unless that was done already."""
+        if self._address() == address:
+            self._first += 1
+
+    def _take(self, within: float) -> Wire:
+        start = self.now()
+        while True:
+            try:
+                wire = self._idle.pop()
+            except IndexError:
+                return self.connect(within)
+            if wire.address == self._address() and (wire.used > start - FRESH or not wire.stale()):
+                return wire
+            wire.close()
+
+    def _give(self, wire: Wire) -> None:
+        if wire.alive:
+            self._idle.append(wire)
+            if self._closed or len(self._idle) > SPARE:
+                self._trim()
+
+    def _trim(self) -> None:
+        with suppress(IndexError):  # another thread took the last one
+            while self._closed or len(self._idle) > SPARE:
+                self._idle.popleft().close()
+
+    def _unreachable(self, error: BaseException) -> Exception:
+        where = ", ".join(map(str, self._addresses))
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return BackendRejected(f"{where} is not trusted: {error} (see ca=)", backend="consul")
+        return BackendUnavailable(f"{where} cannot be reached: {error}", unknown=False, backend="consul")
+
+
+def judged(response: Response) -> Response:
+    """This response if it says something about what was asked: 200, 404 or 409."""
+    status, said = response.status, response.text
+    if status in (200, 404, 409):
+        return response
+    if status >= 500 and "ermission denied" not in said and "ACL not found" not in said:
+        # "rpc error …: EOF" may have come after the write; without a leader there is nobody who could have written.
+        unknown = "No cluster leader" not in said
+        raise BackendUnavailable(f"Consul failed ({status}): {said}", unknown=unknown, backend="consul")
+    if status == 429:
+        raise BackendUnavailable(f"Consul is overloaded (429): {said}", unknown=False, backend="consul")
+    hint = " (give token= the rights that multilock's page on Consul lists)" if status in (401, 403, 500) else ""
+    raise BackendRejected(f"Consul refused ({status}): {said}{hint}", backend="consul")
+
+
+class _Api(consul.base.Consul):  # type: ignore[misc]
+    """A py-consul client for one call, at the extension point that it has for other HTTP clients."""
+
+    def __init__(self, agents: Agents, within: float) -> None:
+        self._adapter = _Adapter(agents, within)
+        super().__init__("agents", 0, scheme="http", consistency="consistent")
+
+    def http_connect(self, host: str, port: int, scheme: str, verify: object = True, cert: object = None) -> _Adapter:
+        return self._adapter
+
+
+class _Adapter(consul.base.HTTPClient):  # type: ignore[misc]
+    """Token, address and TLS are those of the agents, so that what py-consul says about them is passed over."""
+
+    def __init__(self, agents: Agents, within: float) -> None:
+        super().__init__()
+        self._agents = agents
+        self._within = within
+
+    def get(self, callback: Any, path: str, params: Any = None, *_: Any, **__: Any) -> Any:
+        return self._ask("GET", callback, path, params)
+
+    def put(self, callback: Any, path: str, params: Any = None, data: Any = "", *_: Any, **__: Any) -> Any:
+        return self._ask("PUT", callback, path, params, data)
+
+    def post(self, callback: Any, path: str, params: Any = None, data: Any = "", *_: Any, **__: Any) -> Any:
+        return self._ask("POST", callback, path, params, data)
+
+    def delete(self, callback: Any, path: str, params: Any = None, data: Any = "", *_: Any, **__: Any) -> Any:
+        return self._ask("DELETE", callback, path, params, data)
+
+    def close(self) -> None:
+        """The connections are the agents'."""
+
+    def _ask(self, method: str, callback: Any, path: str, params: Any, data: Any = "") -> Any:
+        target = self.uri(path, params).removeprefix(self.base_uri)
+        body = data if isinstance(data, bytes) else data.encode()
+        response, _ = self._agents.call(method, target, self._within, body)
+        said = response.body.decode(errors="replace")
+        try:
+            return callback(consul.base.Response(response.status, _Headers(response.headers), said))
+        except consul.ConsulException as error:
+            raise BackendUnavailable(f"Consul said what py-consul does not read: {error}", backend="consul") from error
+
+
+class _Headers(dict[str, str]):
+    """py-consul asks for ``X-Consul-Index``."""
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())

@@ -75,7 +75,7 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
         settings["port"] = parts.port or 6379
     except ValueError:
         raise ConfigurationError(f"the port in the URL of {scheme}:// must be a number from 1 to 65535") from None
-    shown = f"{scheme}://{_shown(settings['host'])}:{settings['port']}/{settings['db']}"
+    shown = _place(scheme, settings["host"], settings["port"], settings["db"])
     return Endpoint(shown, SSLConnection if scheme == "rediss" else Connection, settings | tls)
 
 
@@ -96,8 +96,10 @@ def _endpoint_of_client(scheme: str, options: Mapping[str, object]) -> Endpoint:
         for name, value in pool.connection_kwargs.items()
         if name not in NOT_TAKEN_OVER and not name.startswith(NOT_TAKEN_OVER_PREFIXES)
     }
-    where = settings.get("path") or f"{_shown(settings.get('host', 'localhost'))}:{settings.get('port', 6379)}"
-    return Endpoint(f"{scheme}://{where}/{settings.get('db') or 0}", pool.connection_class, settings)
+    shown = _place(scheme, settings.get("host", "localhost"), settings.get("port", 6379), settings.get("db") or 0)
+    if path := settings.get("path"):
+        shown = f"unix://{path}"
+    return Endpoint(shown, pool.connection_class, settings)
 
 
 def _text(name: str, value: object) -> str:
@@ -116,8 +118,8 @@ def _database(value: object) -> int:
     return number
 
 
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _place(scheme: str, host: str, port: int, db: int) -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/{db}"
 
 
 class RedisBackend:

@@ -89,7 +89,7 @@ def test_a_user_without_these_keys_is_rejected(server: RedisServer, bare: Bare, 
 def test_a_user_with_exactly_the_documented_rights_can_do_everything(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
-    bare.execute_command("ACL", "SETUSER", "app", *RIGHTS, "on", "nopass")
+    bare.execute_command("ACL", "SETUSER", "app", "reset", "on", "nopass", *RIGHTS)
     us, them = connect(server.url.replace("//", "//app:x@")), connect(server.url.replace("//", "//app:x@"))
     held = us.take()
     us.watch(held)

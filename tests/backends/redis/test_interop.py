@@ -1,0 +1,60 @@
+"""Other programs that lock the key ``<prefix><name>`` and we exclude each other."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from redis.exceptions import LockNotOwnedError
+
+from multilock.model import Busy, Granted
+from tests.backends.redis.kit import Bare, Ours, holder_of
+
+
+def test_redis_pys_lock_and_ours_exclude_each_other(us: Ours, bare: Bare) -> None:
+    theirs = bare.lock("multilock/a", timeout=10)
+    assert theirs.acquire(blocking=False)
+    assert isinstance(us.attempt(us.claim()), Busy)
+    theirs.release()
+
+    claim, _ = us.take()
+    assert not theirs.acquire(blocking=False)
+    us.release(claim)
+    assert theirs.acquire(blocking=False)
+
+
+def test_redis_pys_lock_cannot_release_ours_nor_we_its(us: Ours, bare: Bare) -> None:
+    theirs = bare.lock("multilock/a", timeout=10)
+    theirs.acquire()
+    assert us.release(us.claim()) is False
+    bare.delete("multilock/a")
+    claim, _ = us.take()
+    with pytest.raises(LockNotOwnedError):
+        theirs.release()
+    assert holder_of(bare) == claim.owner
+
+
+def test_a_plain_set_nx_is_refused_while_we_hold_and_excludes_us_while_it_lives(us: Ours, bare: Bare) -> None:
+    claim, _ = us.take()
+    assert bare.set("multilock/a", "cron", nx=True, px=100) is None
+    us.release(claim)
+    assert bare.set("multilock/a", "cron", nx=True, px=100) is True
+    waiter = us.claim()
+    answer = us.attempt(waiter, join=True)
+    assert isinstance(answer, Busy)
+    assert answer.expires_in is not None
+    time.sleep(answer.expires_in)  # exact: nobody pushes the end of a foreign lock in time
+    assert isinstance(us.attempt(waiter, join=True), Granted)
+
+
+def test_a_foreign_lock_without_an_end_is_looked_at_by_heartbeats(us: Ours, bare: Bare) -> None:
+    bare.set("multilock/a", "for ever")
+    answer = us.attempt(us.claim(), join=True)
+    assert isinstance(answer, Busy)
+    assert answer.expires_in is None
+
+
+def test_a_foreign_lock_can_be_released_by_force(us: Ours, bare: Bare) -> None:
+    bare.set("multilock/a", "stuck")
+    assert us.backend.force_release("a", 1) is True
+    us.take()

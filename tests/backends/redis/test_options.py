@@ -1,0 +1,188 @@
+"""URLs, options, clients handed over: what is taken, what is refused before any I/O, and what is never shown."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+
+from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError
+from multilock.model import LossReason
+from multilock_redis import open_backend
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ours
+from tests.servers import RedisServer, free_port
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"'colour'.*\bca\b.*\bclient\b.*\bdb\b.*\bpassword\b"):
+        open_backend("redis://h", {"colour": "red"})
+
+
+@pytest.mark.parametrize("prefix", ["{a}/", "a*", "a?", "a[b]", "a\\"])
+def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
+    with pytest.raises(ConfigurationError, match="prefix"):
+        open_backend("redis://h", {"prefix": prefix})
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("redis://h/x", {}, "database"),
+        ("redis://h/-1", {}, "database"),
+        ("redis://h", {"db": True}, "database"),
+        ("redis://h:99999", {}, "port"),
+        ("redis://h", {"ca": "ca.pem"}, "rediss://"),
+        ("redis://h", {"password": 5}, "password must be text"),
+        ("unix://", {}, "absolute path"),
+        ("unix://host/path", {}, "absolute path"),
+        ("redis://h", {"client": "redis"}, "redis.Redis"),
+        ("redis://h", {"client": redis.asyncio.Redis()}, "blocking client"),
+        ("redis://", {"client": redis.Redis(), "db": 1}, "one or the other"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        open_backend(url, options)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "shown"),
+    [
+        ("redis://", {}, "redis://localhost:6379/0"),
+        ("redis://h/3", {}, "redis://h:6379/3"),
+        ("redis://h:1/3", {"db": "4"}, "redis://h:1/4"),
+        ("redis://u:p%40ss@[::1]:7/0", {}, "redis://[::1]:7/0"),
+        ("rediss://h", {"ca": "x.pem", "username": "u", "password": "p@ss"}, "rediss://h:6379/0"),
+        ("unix:///run/redis%20x.sock", {"db": 2}, "unix:///run/redis x.sock"),
+        ("redis://", {"client": redis.Redis(host="c", port=2, db=5, password="p@ss")}, "redis://c:2/5"),
+        ("redis://", {"client": redis.Redis(unix_socket_path="/s")}, "unix:///s"),
+    ],
+)
+def test_a_place_is_shown_without_its_secrets(url: str, options: dict[str, object], shown: str) -> None:
+    backend = open_backend(url, options)
+    assert repr(backend) == f"<RedisBackend {shown}>"
+    assert "p@ss" not in repr(vars(backend)) + repr(backend._endpoint)
+
+
+def test_the_scheme_is_that_of_the_url() -> None:
+    assert [open_backend(url, {}).scheme for url in ("redis://h", "rediss://h", "unix:///s")] == [
+        "redis",
+        "rediss",
+        "unix",
+    ]
+
+
+def test_the_takeover_bound_follows_the_clients_ttl() -> None:
+    bounds = [open_backend("redis://h", {"ttl": ttl}).capabilities.takeover_bound for ttl in (0.5, 3.0, 30.0)]
+    assert bounds == pytest.approx([1.0 + 1.1 / 3, 3.0 + 1.1, 30.0 + 2.2])
+
+
+def test_two_prefixes_and_two_databases_are_four_places(connect: Connect) -> None:
+    for db in (0, 1):
+        for prefix in ("a/", "b/"):
+            connect(prefix=prefix, db=db).take()
+
+
+# a client handed over
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"decode_responses": True}, {"protocol": 3}, {"db": 2}, {"max_connections": 1}]
+)
+def test_a_client_handed_over_is_used_and_stays_open(server: RedisServer, settings: dict[str, Any]) -> None:
+    with redis.Redis(port=server.port, **settings) as client:
+        ours = Ours("redis://", client=client)
+        held = ours.take()
+        ours.watch(held)
+        assert client.get("multilock/a") in (held[0].owner, held[0].owner.encode())
+        client.delete("multilock/a")
+        ours.ear.hears("gone", held[0].id, LossReason.TAKEN)
+        ours.close()
+        assert client.ping() is True
+
+
+def test_the_retries_of_a_client_handed_over_are_not_ours(server: RedisServer) -> None:
+    with redis.Redis(host="127.0.0.1", port=1) as client:  # by default ten retries with a back-off
+        ours = Ours("redis://", client=client)
+        with pytest.raises(BackendUnavailable):
+            ours.take()
+        ours.close()
+
+
+def test_credentials_of_a_client_handed_over_are_used(server: RedisServer, bare: Bare) -> None:
+    class Vault(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str, str]:
+            return "app", "secret"
+
+    bare.acl_setuser("app", enabled=True, passwords=["+secret"], keys=["*"], commands=["+@all"], reset=True)
+    with redis.Redis(port=server.port, credential_provider=Vault()) as client:
+        ours = Ours("redis://", client=client)
+        ours.take()
+        ours.close()
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    with RedisServer("--unixsocket", "redis.sock") as server:
+        folder = server._folder
+        assert folder is not None
+        ours = Ours(f"unix://{folder.name}/redis.sock", db="1")
+        held = ours.take()
+        ours.watch(held)
+        ours.close()
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
+    subprocess.run(
+        [*make, *subject, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
+    )
+    return folder
+
+
+@pytest.fixture
+def tls(certificates: Path) -> Iterator[str]:
+    files = {"cert-file": "cert.pem", "key-file": "key.pem", "ca-cert-file": "cert.pem"}
+    options = [part for name, file in files.items() for part in (f"--tls-{name}", str(certificates / file))]
+    port = str(free_port())
+    with RedisServer("--tls-port", port, *options):
+        yield f"rediss://localhost:{port}/0"
+
+
+def test_tls_with_a_ca_and_a_client_certificate(tls: str, certificates: Path) -> None:
+    files = {"ca": "cert.pem", "cert": "cert.pem", "key": "key.pem"}
+    options: dict[str, Any] = {name: str(certificates / file) for name, file in files.items()}
+    us, them = Ours(tls, **options), Ours(tls, **options)
+    held = us.take()
+    us.watch(held)
+    waiter = them.wait()
+    us.release(held[0])
+    them.ear.hears("wake", waiter.id)
+    held = them.take(waiter)
+    them.watch(held)
+    assert all(them.renew(held))
+    us.backend.force_release("a", 1)
+    them.ear.hears("gone", held[0].id, LossReason.TAKEN)
+    us.close()
+    them.close()
+
+
+def test_a_certificate_that_is_not_trusted_is_rejected(tls: str) -> None:
+    ours = Ours(tls)
+    with pytest.raises(BackendRejected, match="not trusted"):
+        ours.take()
+    ours.close()

@@ -1,0 +1,123 @@
+"""Fork, pools and threads: connections are never shared by two users, nor by two processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from multilock.errors import BackendUnavailable
+from multilock.testing import FaultProxy, Helper, hear, say
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ear, Ours, eventually, holder_of
+from tests.servers import RedisServer
+
+
+def forking(url: str) -> None:
+    """Holds, waits and watches; forks; then both use the same backend object."""
+    ours = Ours(url)
+    held = ours.take()
+    ours.watch(held)
+    ours.wait(ours.claim())
+    child = os.fork()
+    if child == 0:
+        ours.ear = Ear()
+        ours.backend.open(ours.ear)
+        claim, granted = ours.take(ours.claim("child"))
+        ours.watch((claim, granted))
+        ours.wait(ours.claim("a"))
+        ours.release(claim)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    # The parent's connections are as they were.
+    say("child", os.waitstatus_to_exitcode(status))
+    say("parent", ours.renew(held) != [None], ours.backend._listener._subscribed is not None)
+    hear()
+    ours.close()
+
+
+def test_a_forked_child_uses_connections_of_its_own_and_leaves_the_parents_alone(
+    server: RedisServer, bare: Bare
+) -> None:
+    with Helper(f"{__name__}:forking", server.url) as helper:
+        assert helper.wait_for("child", within=10) == ["child", "0"]
+        assert helper.wait_for("parent", within=10) == ["parent", "True", "True"]
+        assert bare.get("multilock/child") is None
+        client = str(holder_of(bare))[:16]
+        assert bare.pubsub_numsub(f"multilock:wake:{client}")[0][1] == 1
+
+
+def test_threads_at_once_have_a_connection_each_and_leave_few_behind(us: Ours, bare: Bare) -> None:
+    started = threading.Barrier(16)
+    errors: list[BaseException] = []
+
+    def cycle(number: int) -> None:
+        try:
+            started.wait(5)
+            for _ in range(50):
+                claim, _ = us.take(us.claim(f"n{number}"))
+                assert holder_of_name(us, f"n{number}") == claim.owner
+                assert us.release(claim)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=cycle, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(us.backend._connections._idle) <= 16
+
+
+def holder_of_name(us: Ours, name: str) -> str | None:
+    info = us.backend.inspect(name, 1)
+    return info.owner if info else None
+
+
+def test_one_thread_keeps_to_one_connection(us: Ours) -> None:
+    for _ in range(20):
+        us.release(us.take()[0])
+    assert len(us.backend._connections._idle) == 1
+
+
+def test_spare_connections_end_when_they_were_not_used_for_a_minute(us: Ours) -> None:
+    pool = us.backend._connections
+    wires = [pool._take(1)[0] for _ in range(10)]
+    for age, wire in enumerate(wires):
+        wire.used = us.ear.now() - 100 + age
+        pool._give(wire)
+    us.backend.ping(1)
+    assert len(pool._idle) <= 5
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_a_connection_whose_call_was_interrupted_is_never_used_again(
+    us: Ours, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
+) -> None:
+    us.take()
+    [wire] = us.backend._connections._idle
+
+    def interrupted(self: object) -> None:
+        raise interruption
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(wire), "_read", interrupted)
+        with pytest.raises(interruption):
+            us.backend.inspect("a", 1)
+    assert not wire.alive
+    assert us.backend.inspect("b", 1) is None
+
+
+def test_what_was_not_sent_when_a_request_is_given_up_never_reaches_the_server(
+    connect: Connect, proxy: FaultProxy, bare: Bare
+) -> None:
+    us = connect(proxy.url, within=0.2)
+    us.backend.ping(1)
+    proxy.black_hole("up")
+    with pytest.raises(BackendUnavailable):
+        us.take()
+    assert len(us.backend._connections._idle) == 0
+    eventually(lambda: len(proxy.connections) <= 1)
+    assert holder_of(bare) is None

@@ -1,0 +1,559 @@
+"""The blocking lock object: with, reentrancy, scopes, the decorator, the threading adapter."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from multilock import (
+    BackendUnavailable,
+    CapabilityMissing,
+    Client,
+    ConfigurationError,
+    DistributedLock,
+    Lease,
+    LockLost,
+    LockTimeout,
+    LossReason,
+    NotHeld,
+)
+from multilock.runtime import Threads
+from multilock.scopes import Scope
+from multilock.testing import HandRuntime
+from tests.unit.kit import Losses, Scripted, client_on, eventually, silence
+
+
+@pytest.fixture
+def threads() -> Iterator[Client]:
+    """A client on real time, for tests with threads of their own."""
+    client = client_on(Scripted(), Threads())
+    yield client
+    client.close()
+
+
+def take(backend: Scripted) -> None:
+    """An operator takes the newest lease's name away, and the server says so."""
+    claim = backend.called("attempt")[-1].claims[0]
+    backend.holders[claim.name] = "an operator"
+    backend.notices.gone(claim.id, LossReason.TAKEN, "an operator took it")
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(10)
+    assert results, "it hangs"
+    return results[0]
+
+
+# with
+
+
+def test_with_releases_at_the_end(client: Client, backend: Scripted) -> None:
+    with client.lock("n") as lease:
+        assert lease.is_held()
+        assert backend.holders
+    assert not lease.is_held()
+    assert backend.holders == {}
+
+
+def test_with_releases_when_the_body_raises(client: Client, backend: Scripted) -> None:
+    with pytest.raises(KeyError), client.lock("n"):
+        raise KeyError("the body's own")
+    assert backend.holders == {}
+
+
+@pytest.mark.parametrize("what", ["lock", "acquire", "try_acquire"])
+def test_a_body_that_ends_normally_after_a_loss_gets_lock_lost(client: Client, backend: Scripted, what: str) -> None:
+    lock = client.lock("n")
+    manager: Any = {"lock": lock, "acquire": lock.acquire, "try_acquire": lock.try_acquire}[what]
+    with pytest.raises(LockLost, match="operator") as caught, manager if what == "lock" else manager():
+        take(backend)
+    assert caught.value.loss is not None
+    assert caught.value.loss.reason is LossReason.TAKEN
+
+
+def test_a_body_that_returns_after_a_loss_gets_lock_lost(client: Client, backend: Scripted) -> None:
+    def body() -> str:
+        with client.lock("n"):
+            take(backend)
+            return "not exclusive"
+
+    with pytest.raises(LockLost):
+        body()
+
+
+def test_a_body_that_raises_after_a_loss_keeps_its_exception_with_a_note(client: Client, backend: Scripted) -> None:
+    def body() -> None:
+        with client.lock("n"):
+            take(backend)
+            raise KeyError("the body's own")
+
+    with pytest.raises(KeyError) as caught:
+        body()
+    [note] = caught.value.__notes__
+    assert "lock 'n' was lost" in note
+
+
+def test_a_loss_told_by_check_is_passed_on_without_a_note(client: Client, backend: Scripted) -> None:
+    def body() -> None:
+        with client.lock("n") as lease:
+            take(backend)
+            lease.check()
+
+    with pytest.raises(LockLost) as caught:
+        body()
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_loss_discovered_by_the_release_of_with_is_raised(client: Client, backend: Scripted) -> None:
+    with pytest.raises(LockLost), client.lock("n"):
+        backend.holders["n"] = "an operator"
+
+
+def test_a_pause_inside_with_is_raised_at_its_end(client: Client, runtime: HandRuntime) -> None:
+    with pytest.raises(LockLost) as caught, client.lock("n"):
+        runtime.jump(100)
+    assert caught.value.loss is not None
+    assert caught.value.loss.reason is LossReason.PAUSED
+
+
+@pytest.mark.parametrize("by", ["lease", "lock"])
+def test_a_lease_released_by_hand_inside_is_no_loss(client: Client, backend: Scripted, by: str) -> None:
+    lock = client.lock("n")
+    with lock as lease:
+        assert (lease if by == "lease" else lock).release() is True
+    assert len(backend.called("release")) == 1
+
+
+def test_a_lease_can_be_entered_only_while_it_is_held(client: Client) -> None:
+    lease = client.lock("n").acquire()
+    lease.release()
+    with pytest.raises(NotHeld), lease:
+        pass
+
+
+def test_one_lock_object_serves_many_threads_at_once(threads: Client) -> None:
+    lock = threads.lock("n")
+    inside = 0
+    most = 0
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with lock:
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    workers = [threading.Thread(target=work) for _ in range(5)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(20)
+    assert most == 1
+
+
+# lock.release() and the scopes
+
+
+def test_lock_release_gives_back_the_newest_lease_of_this_thread(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n")
+    with pytest.raises(NotHeld):
+        lock.release()
+    lease = lock.acquire()
+    assert isinstance(in_thread(lock.release), NotHeld)
+    assert lease.is_held()
+    assert lock.release() is True
+    with pytest.raises(NotHeld):
+        lock.release()
+    assert backend.holders == {}
+
+
+def test_lock_release_after_a_loss_is_false_once(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n")
+    lock.acquire()
+    take(backend)
+    assert lock.release() is False
+    with pytest.raises(NotHeld):
+        lock.release()
+
+
+def test_a_lease_can_be_released_from_any_thread(client: Client, backend: Scripted) -> None:
+    lease = client.lock("n").acquire()
+    assert in_thread(lease.release) is True
+    assert backend.holders == {}
+    with pytest.raises(NotHeld):
+        client.current_lease()
+
+
+def test_the_current_lease_is_the_innermost_of_this_thread(client: Client) -> None:
+    with pytest.raises(NotHeld):
+        client.current_lease()
+    with client.lock("outer") as outer:
+        with client.lock("inner") as inner:
+            assert client.current_lease() is inner
+            assert client.current_lease("outer") is outer
+            assert isinstance(in_thread(client.current_lease), NotHeld)
+            with pytest.raises(NotHeld, match="third"):
+                client.current_lease("third")
+        assert client.current_lease() is outer
+
+
+def test_a_scope_forgets_the_lost_leases_that_nobody_releases(client: Client, backend: Scripted) -> None:
+    kept = client.lock("kept").acquire()
+    for number in range(500):
+        client.lock(f"n{number}").acquire()
+        take(backend)
+    scope: Scope[Lease] = client._scope()
+    assert len(scope._leases) < 70
+    assert client.current_lease("kept") is kept
+
+
+# Reentrancy
+
+
+def test_a_reentrant_lock_gives_the_same_lease_and_every_release_counts_down(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n", reentrant=True)
+    lease = lock.acquire()
+    assert lock.acquire() is lease
+    assert client.lock("n", reentrant=True).acquire(0) is lease, "through any reentrant lock of this client"
+    assert len(backend.called("attempt")) == 1
+    assert lock.release() is True
+    assert lease.release() is True
+    assert lease.is_held()
+    assert lease.release() is True
+    assert not lease.is_held()
+    assert lease.release() is False
+    assert backend.holders == {}
+
+
+def test_nested_with_of_a_reentrant_lock(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n", reentrant=True)
+    with lock as outer, lock as inner:
+        assert inner is outer
+    assert len(backend.called("release")) == 1
+    with pytest.raises(LockLost), lock, lock:
+        take(backend)
+
+
+def test_a_reentrant_lock_is_taken_for_other_threads_and_other_clients(
+    client: Client, make: Callable[..., Client], backend: Scripted
+) -> None:
+    client.lock("n", reentrant=True).acquire()
+    assert in_thread(client.lock("n", reentrant=True).try_acquire) is None
+    assert make(backend).lock("n", reentrant=True).try_acquire() is None
+    assert client.lock("n").try_acquire() is None, "this lock is not reentrant"
+
+
+def test_a_lost_reentrant_lease_is_not_entered_again(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n", reentrant=True)
+    first = lock.acquire()
+    lock.acquire()
+    take(backend)
+    assert lock.try_acquire() is None, "somebody else has it"
+    del backend.holders["n"]
+    second = lock.acquire()
+    assert second is not first
+    assert second.owner != first.owner
+    assert lock.release() is True
+    assert not second.is_held()
+
+
+def test_a_paused_reentrant_lease_is_not_entered_again(client: Client, runtime: HandRuntime) -> None:
+    lock = client.lock("n", reentrant=True)
+    first = lock.acquire()
+    runtime.jump(200)
+    first_again = lock.try_acquire()
+    assert first_again is not first
+    assert not first.is_held()
+
+
+# What can be wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"ttl": 0}, ValueError),
+        ({"ttl": -1}, ValueError),
+        ({"ttl": math.inf}, ValueError),
+        ({"ttl": math.nan}, ValueError),
+        ({"ttl": True}, TypeError),
+        ({"ttl": "30"}, TypeError),
+        ({"ttl": 3601}, ValueError),
+        ({"renew": 1}, TypeError),
+        ({"reentrant": None}, TypeError),
+        ({"fair": "yes"}, TypeError),
+        ({"on_lost": "print"}, TypeError),
+        ({"unknown": 1}, TypeError),
+    ],
+)
+def test_wrong_options_are_said_before_any_request(
+    client: Client, backend: Scripted, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.lock("n", **options)
+    assert backend.calls == []
+
+
+def test_a_ttl_is_rounded_up_to_what_the_backend_grants(make: Callable[..., Client], runtime: HandRuntime) -> None:
+    client = make(Scripted(runtime, ttl_min=2.0, ttl_step=1.0))
+    for asked, granted in [(0.5, 2.0), (2.0, 2.0), (2.1, 3.0), (30, 30.0)]:
+        lock = client.lock("n", ttl=asked)
+        assert lock.ttl == asked
+        with lock as lease:
+            assert lease.ttl == granted
+
+
+def test_a_ttl_on_a_step_is_not_rounded_up_by_floats(make: Callable[..., Client], runtime: HandRuntime) -> None:
+    client = make(Scripted(runtime, ttl_step=0.001))
+    for asked in (0.1, 0.3, 0.7, 1.1, 29.999):
+        with client.lock("n", ttl=asked) as lease:
+            assert lease.ttl == asked
+
+
+def test_fair_where_the_backend_keeps_no_order_is_a_missing_capability(
+    make: Callable[..., Client], runtime: HandRuntime
+) -> None:
+    with pytest.raises(CapabilityMissing):
+        make(Scripted(runtime, fair=False)).lock("n", fair=True)
+
+
+def test_is_locked_asks_and_is_held_does_not(client: Client, make: Callable[..., Client], backend: Scripted) -> None:
+    lock, other = client.lock("n"), make(backend).lock("n")
+    assert not lock.is_locked()
+    lease = lock.acquire()
+    asked = len(backend.called("inspect"))
+    assert lock.is_held()
+    assert in_thread(lock.is_held) is True
+    assert not other.is_held()
+    assert len(backend.called("inspect")) == asked
+    assert other.is_locked()
+    lease.release()
+    assert not lock.is_held()
+
+
+def test_a_lock_is_a_distributed_lock(client: Client) -> None:
+    assert isinstance(client.lock("n"), DistributedLock)
+
+
+# The decorator
+
+
+def test_a_decorated_function_runs_while_the_lock_is_held(client: Client, backend: Scripted) -> None:
+    @client.locked("report/{kind}/{number}")
+    def report(kind: str, number: int = 7) -> str:
+        """A report."""
+        return client.current_lease().name
+
+    assert report("daily") == "report/daily/7"
+    assert report(kind="weekly", number=2) == "report/weekly/2"
+    assert report.__doc__ == "A report."
+    assert backend.holders == {}
+
+
+def test_a_decorated_function_that_lost_its_lock_raises(client: Client, backend: Scripted) -> None:
+    @client.locked("n")
+    def work() -> str:
+        take(backend)
+        return "done"
+
+    with pytest.raises(LockLost):
+        work()
+
+
+def test_a_taken_lock_is_a_timeout_or_skipped(client: Client, backend: Scripted) -> None:
+    backend.holders["n"] = "somebody"
+    ran: list[int] = []
+    with pytest.raises(LockTimeout):
+        client.locked("n", timeout=0)(lambda: ran.append(1))()
+    assert client.locked("n", timeout=0, skip=True)(lambda: ran.append(1))() is None
+    assert ran == []
+    backend.always("attempt", silence())
+    with pytest.raises(BackendUnavailable):
+        client.locked("n", timeout=0, skip=True)(lambda: ran.append(1))()
+
+
+def test_braces_can_be_part_of_a_name(client: Client) -> None:
+    assert client.locked("a{{b}}")(lambda: client.current_lease().name)() == "a{b}"
+
+
+def test_mistakes_in_a_decorator_are_said_when_it_decorates(client: Client) -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="coroutine"):
+        client.locked("n")(coroutine)
+    with pytest.raises(TypeError, match="generator"):
+        client.locked("n")(generator)
+    with pytest.raises(ConfigurationError, match="order_id"):
+        client.locked("n/{order_id}")(lambda number: number)
+    with pytest.raises(ValueError):
+        client.locked("")
+    with pytest.raises(ValueError):
+        client.locked("n", timeout=-1)
+    with pytest.raises(TypeError):
+        client.locked("n", ttll=3)
+
+
+# as_threading_lock()
+
+
+def test_it_is_a_threading_lock(threads: Client) -> None:
+    lock = threads.lock("n").as_threading_lock()
+    assert not lock.locked()
+    assert lock.acquire() is True
+    assert lock.locked()
+    assert lock.acquire(blocking=False) is False
+    assert lock.acquire(timeout=0.02) is False
+    assert in_thread(lock.release) is None, "any thread may release"
+    assert not lock.locked()
+    with pytest.raises(RuntimeError):
+        lock.release()
+    with lock as entered:
+        assert entered is True
+        assert lock.locked()
+    assert not lock.locked()
+
+
+def test_it_refuses_what_a_threading_lock_refuses(threads: Client) -> None:
+    lock = threads.lock("n").as_threading_lock()
+    with pytest.raises(ValueError):
+        lock.acquire(False, 1)
+    with pytest.raises(ValueError):
+        lock.acquire(timeout=-2)
+
+
+def test_reentrant_it_is_an_rlock(threads: Client) -> None:
+    lock = threads.lock("n", reentrant=True).as_threading_lock()
+    assert lock.acquire()
+    assert lock.acquire()
+    assert isinstance(in_thread(lock.release), RuntimeError)
+    assert in_thread(lambda: lock.acquire(blocking=False)) is False
+    lock.release()
+    assert lock.locked()
+    lock.release()
+    assert not lock.locked()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_condition_can_be_made_over_it(threads: Client, reentrant: bool) -> None:
+    condition = threading.Condition(threads.lock("n", reentrant=reentrant).as_threading_lock())  # type: ignore[arg-type]
+    items: list[int] = []
+    got: list[int] = []
+
+    def consume() -> None:
+        with condition:
+            while not items:
+                assert condition.wait(10)
+            got.append(items.pop())
+
+    consumers = [threading.Thread(target=consume) for _ in range(3)]
+    for consumer in consumers:
+        consumer.start()
+    for number in range(3):
+        eventually(lambda number=number: len(condition._waiters) == 3 - number)  # type: ignore[attr-defined, misc]
+        with condition:
+            items.append(number)
+            condition.notify()
+        eventually(lambda number=number: len(got) == number + 1)  # type: ignore[misc]
+    for consumer in consumers:
+        consumer.join(10)
+    assert sorted(got) == [0, 1, 2]
+
+
+def test_a_condition_over_an_rlock_gives_back_every_level_while_it_waits(threads: Client) -> None:
+    lock = threads.lock("n", reentrant=True).as_threading_lock()
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+    waiting = threading.Event()
+    levels: list[bool] = []
+
+    def wait() -> None:
+        with condition, condition:
+            waiting.set()
+            condition.wait(10)
+            lock.release()
+            levels.append(lock.locked())
+            lock.acquire()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(5)
+    with condition:
+        condition.notify()
+    thread.join(10)
+    assert levels == [True]
+    assert not lock.locked()
+
+
+def test_a_lost_lock_is_not_passed_off_as_held(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n").as_threading_lock()
+    lock.acquire()
+    take(backend)
+    assert not lock.locked()
+    with pytest.raises(LockLost):
+        lock.release()
+    with pytest.raises(RuntimeError):
+        lock.release()
+    del backend.holders["n"]
+    with pytest.raises(LockLost), lock:
+        take(backend)
+
+
+def test_wait_lost_of_many_threads_ends_with_the_release(threads: Client) -> None:
+    lease = threads.lock("n").acquire()
+    results: list[object] = []
+    waiters = [threading.Thread(target=lambda: results.append(lease.wait_lost(10))) for _ in range(3)]
+    for waiter in waiters:
+        waiter.start()
+    eventually(lambda: len(lease._hooks or ()) == 3)
+    lease.release()
+    for waiter in waiters:
+        waiter.join(5)
+    assert results == [None] * 3
+
+
+def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -> None:
+    backend: Any = threads._kernel.backend
+    for _ in range(100):
+        losses = Losses()
+        lease = threads.lock("n", on_lost=losses).acquire()
+        claim = lease._claim.id
+        start = threading.Barrier(3)
+        answers: list[bool] = []
+
+        def release(lease: Lease = lease, start: threading.Barrier = start, answers: list[bool] = answers) -> None:
+            start.wait(5)
+            answers.append(lease.release())
+
+        def lose(claim: str = claim, start: threading.Barrier = start) -> None:
+            start.wait(5)
+            backend.notices.gone(claim, LossReason.TAKEN, "taken")
+
+        racers = [threading.Thread(target=release), threading.Thread(target=release), threading.Thread(target=lose)]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join(5)
+        if True in answers:
+            assert answers.count(True) == 1
+            assert losses.calls == []
+        else:
+            losses.wait()
+        eventually(lambda: backend.holders == {})
+        assert len(losses.calls) == 1 - answers.count(True)

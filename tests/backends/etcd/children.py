@@ -1,0 +1,79 @@
+"""What runs in processes of its own for the tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+import multilock
+from multilock.testing import say
+
+__all__ = ["fork_after_use", "fork_with_a_client_handed_over"]
+
+
+def fork_after_use(url: str) -> None:
+    """As gunicorn does: a client is used before the fork, a lock is held, a watch runs, and a thread waits."""
+    client = multilock.connect(url, ttl=4)
+    lost = threading.Event()
+    lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
+    threading.Thread(target=lambda: client.lock("parent").acquire(), daemon=True).start()
+    time.sleep(0.6)  # both watches run
+    children = [_forked(_child, client, lease, str(number)) for number in range(3)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    say("children", codes)
+    say("parent", lease.is_held())
+    client.force_release("parent")
+    say("notice", lost.wait(2))
+    client.close()
+    say("done")
+
+
+def _child(client: multilock.Client, lease: multilock.Lease, number: str) -> None:
+    assert lease.state is multilock.LeaseState.RELEASED
+    assert not lease.release()
+    assert client.lock("parent").try_acquire() is None
+    mine = client.lock(f"child-{number}").acquire(timeout=5)
+    lost = threading.Event()
+    mine.on_lost(lambda _: lost.set())
+    time.sleep(2.5)  # two renewals, and the watch is armed
+    mine.check()
+    client.force_release(f"child-{number}")
+    assert lost.wait(2)
+    client.close()
+
+
+def fork_with_a_client_handed_over(url: str) -> None:
+    import grpc
+
+    class Theirs:
+        channel = grpc.insecure_channel(url.removeprefix("etcd://"))
+
+    client = multilock.connect("etcd://", client=Theirs(), ttl=4)
+    lease = client.lock("parent").acquire()
+    child = _forked(_handed_over_child, client)
+    say("children", [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
+    say("parent", lease.is_held() and lease.release())
+
+
+def _handed_over_child(client: multilock.Client) -> None:
+    try:
+        client.lock("child").try_acquire()
+    except multilock.ConfigurationError:
+        return
+    raise AssertionError("a channel of the parent was used")
+
+
+def _forked(body: Callable[..., None], *arguments: object) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        body(*arguments)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+        os._exit(1)

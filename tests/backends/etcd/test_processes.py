@@ -1,0 +1,27 @@
+"""Forks after use, and clients of the field's libraries handed over."""
+
+from __future__ import annotations
+
+from multilock.testing import Helper
+from tests.servers_etcd import EtcdServer
+
+
+def answers(function: str, url: str) -> dict[str, str]:
+    """What the helper said, by the first word of each line."""
+    with Helper(f"tests.backends.etcd.children:{function}", url, env={"GRPC_VERBOSITY": "ERROR"}) as helper:
+        assert helper.wait(30) == 0, helper.errors
+        return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}
+
+
+def test_children_forked_after_use_have_locks_of_their_own_and_the_parent_keeps_its(server: EtcdServer) -> None:
+    said = answers("fork_after_use", server.url)
+    assert said["children"] == "[0, 0, 0]"
+    assert said["parent"] == "True"
+    assert said["notice"] == "True"
+    assert "done" in said
+
+
+def test_a_channel_handed_over_is_not_used_in_a_forked_child(server: EtcdServer) -> None:
+    said = answers("fork_with_a_client_handed_over", server.url)
+    assert said["children"] == "[0]"
+    assert said["parent"] == "True"

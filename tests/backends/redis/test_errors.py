@@ -15,7 +15,7 @@ from multilock import now
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
-from multilock_redis.transport import refusal
+from multilock_redis.transport import pack, refusal
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
 from tests.servers import RedisServer, free_port
@@ -231,18 +231,13 @@ def says(ours: Ours, word: str) -> bool:
 
 def test_a_server_busy_with_a_script(redis_server: RedisServer) -> None:
     ours = Ours(redis_server.url)
-    with redis.Redis(port=redis_server.port) as bare:
+    ours.take(ours.claim("before"))
+    with redis.Redis(port=redis_server.port) as bare, socket.create_connection(("127.0.0.1", redis_server.port)) as it:
         bare.config_set("busy-reply-threshold", 50)
-
-        def spin() -> None:
-            with redis.Redis(port=redis_server.port) as other, pytest.raises(redis.ResponseError):
-                other.eval("while true do end", 0)
-
-        thread = threading.Thread(target=spin)
-        thread.start()
+        it.sendall(pack("EVAL", "while true do end", 0))
         eventually(lambda: says(ours, "BUSY"), within=10)
         bare.script_kill()
-        thread.join()
+        it.recv(100)
     ours.take()
     ours.close()
 

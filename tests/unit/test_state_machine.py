@@ -1,0 +1,293 @@
+"""The kernel against the reference backend in a world where everything goes wrong, on a clock driven by hand.
+
+Several clients take, keep and give back a few names. The world loses requests and replies, answers late, executes
+requests long after their callers gave up, refuses, stops whole processes, and an operator takes locks away.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from multilock import BackendRejected, BackendUnavailable, Client, Lease, LeaseState, LockInfo, LockTimeout, Loss
+from multilock.backend import Held, Notices
+from multilock.model import Busy, Claim, Finding, Granted
+from multilock.testing import HandRuntime
+from multilock_memory import MemoryBackend
+from tests.unit.kit import client_on
+
+NAMES = ("a", "b")
+TTLS = (1.0, 4.0)
+CLIENTS = 3
+FAULTS = ("lost request", "lost reply", "not sent", "refused", "late", "stuck")
+_stores = itertools.count()
+
+
+class Faulty:
+    """A memory backend behind a bad network."""
+
+    scheme = "memory"
+
+    def __init__(self, world: World, inner: MemoryBackend) -> None:
+        self.world = world
+        self.inner = inner
+        self.capabilities = inner.capabilities
+        self.faults: list[str] = []
+
+    def open(self, notices: Notices) -> None:
+        self.inner.open(notices)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        return self._send(within, lambda: self.inner.attempt(claim, join, within))  # type: ignore[no-any-return]
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        return self._send(within, lambda: self.inner.release(claim, granted, unsure, within))  # type: ignore[no-any-return]
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        return self._send(within, lambda: self.inner.renew(group, held, within))  # type: ignore[no-any-return]
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        self._send(within, lambda: self.inner.watch(group, held, within))
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        return self.inner.follow(names, within)
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self.inner.inspect(name, within)
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return self.inner.inspect_all(prefix, within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self.inner.force_release(name, within)
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return []
+
+    def ping(self, within: float) -> None: ...
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _send(self, within: float, execute: Callable[[], Any]) -> Any:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is None:
+            return execute()
+        if fault == "refused":
+            raise BackendRejected("refused")
+        if fault == "not sent":
+            raise BackendUnavailable("connection refused", unknown=False)
+        if fault == "late":
+            answer = execute()
+            self.world.pass_time(within * 0.9)
+            return answer
+        if fault == "lost reply":
+            execute()
+        elif fault == "stuck":
+            self.world.stuck.append(execute)
+        self.world.pass_time(within)
+        raise BackendUnavailable("no answer")
+
+
+class Watched:
+    """A lease, and what was seen of it."""
+
+    def __init__(self, client: Client, lease: Lease) -> None:
+        self.client = client
+        self.lease = lease
+        self.states = [LeaseState.HELD]
+        self.losses: list[tuple[float, Loss]] = []
+        self.paused = False  # its process was stopped while it was held
+        self.given_back = False
+
+
+NEXT = {
+    LeaseState.HELD: {LeaseState.HELD, LeaseState.AT_RISK, LeaseState.LOST, LeaseState.RELEASED},
+    LeaseState.AT_RISK: {LeaseState.HELD, LeaseState.AT_RISK, LeaseState.LOST, LeaseState.RELEASED},
+    LeaseState.LOST: {LeaseState.LOST},
+    LeaseState.RELEASED: {LeaseState.RELEASED},
+}
+
+
+class World(RuleBasedStateMachine):
+    leases: Bundle[Watched] = Bundle("leases")
+
+    @initialize(seed=st.integers(0, 2**16))
+    def begin(self, seed: int) -> None:
+        self.runtime = HandRuntime(start=1000.0, seed=seed)
+        store = f"state-machine-{next(_stores)}"
+        self.backends = [Faulty(self, MemoryBackend(store, prefix="", ttl=TTLS[-1])) for _ in range(CLIENTS)]
+        self.clients = [client_on(backend, self.runtime, outage_timeout=3.0) for backend in self.backends]
+        self.stuck: list[Callable[[], Any]] = []
+        self.watched: list[Watched] = []
+        self.tokens: dict[str, int] = {}
+        self.depth = 0
+
+    def pass_time(self, seconds: float) -> None:
+        self.runtime.event().wait(seconds)
+
+    @rule(
+        target=leases,
+        client=st.integers(0, CLIENTS - 1),
+        name=st.sampled_from(NAMES),
+        ttl=st.sampled_from(TTLS),
+        timeout=st.sampled_from([0, 0, 0.5, 2.0, 6.0]),
+        renew=st.sampled_from([True, True, True, False]),
+        fair=st.booleans(),
+    )
+    def acquire(self, client: int, name: str, ttl: float, timeout: float, renew: bool, fair: bool) -> Any:
+        holder = self.clients[client]
+        heard: list[tuple[float, Loss]] = []
+        lock = holder.lock(
+            name, ttl=ttl, renew=renew, fair=fair, on_lost=lambda loss: heard.append((self.runtime.now(), loss))
+        )
+        try:
+            lease = lock.acquire(timeout)
+        except (LockTimeout, BackendUnavailable, BackendRejected):
+            return multiple()
+        watched = Watched(holder, lease)
+        watched.losses = heard
+        self.watched.append(watched)
+        assert lease.is_held(), "what acquire() returns is held"
+        assert lease.token is not None
+        assert lease.token > self.tokens.get(name, 0), "tokens grow"
+        self.tokens[name] = lease.token
+        return watched
+
+    @rule(watched=consumes(leases))
+    def release(self, watched: Watched) -> None:
+        held = watched.lease.is_held()
+        losses = len(watched.losses)
+        ours = watched.lease.release()
+        watched.given_back = True
+        assert held or not ours
+        assert watched.lease.release() is False
+        if ours:
+            assert len(watched.losses) == losses == 0
+        else:
+            assert watched.lease.wait_lost(0) is not None
+
+    @rule(watched=leases)
+    def renew(self, watched: Watched) -> None:
+        before = watched.lease.remaining()
+        try:
+            watched.lease.renew()
+        except Exception:
+            return
+        assert watched.lease.is_held()
+        assert before > 0
+
+    @rule(seconds=st.sampled_from([0.05, 0.3, 1.0, 5.0]))
+    def time_passes(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.05)):
+            self.runtime.advance(0.05)
+            self.believers()
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 10.0]), settle=st.booleans())
+    def everything_is_stopped(self, seconds: float, settle: bool) -> None:
+        for watched in self.watched:
+            watched.paused = True
+        self.runtime.jump(seconds)
+        if settle:
+            self.runtime.settle()
+
+    @rule(client=st.integers(0, CLIENTS - 1), faults=st.lists(st.sampled_from(FAULTS), min_size=1, max_size=5))
+    def the_network_goes_bad(self, client: int, faults: list[str]) -> None:
+        self.backends[client].faults += faults
+
+    @rule()
+    def the_network_heals(self) -> None:
+        for backend in self.backends:
+            backend.faults.clear()
+
+    @precondition(lambda self: self.stuck)
+    @rule()
+    def a_stuck_request_is_executed(self) -> None:
+        self.stuck.pop(0)()
+
+    @rule(name=st.sampled_from(NAMES))
+    def an_operator_takes_it(self, name: str) -> None:
+        self.backends[0].inner.force_release(name, 1.0)
+
+    @rule(client=st.integers(0, CLIENTS - 1))
+    def carriers_hang_for_a_while(self, client: int) -> None:
+        self.runtime.hold_jobs()
+        self.time_passes(1.0)
+        self.runtime.release_jobs()
+
+    # What always holds
+
+    @invariant()
+    def believers(self) -> None:
+        for name in NAMES:
+            believers = [each for each in self.watched if each.lease.name == name and each.lease.is_held()]
+            assert len(believers) <= 1, f"{len(believers)} believe that they hold {name!r}"
+
+    @invariant()
+    def states_only_move_forward(self) -> None:
+        for watched in self.watched:
+            state = watched.lease.state
+            assert state in NEXT[watched.states[-1]], f"{watched.states[-1]} became {state}"
+            watched.states.append(state)
+
+    @invariant()
+    def callbacks_come_once_and_in_time(self) -> None:
+        for watched in self.watched:
+            state = watched.lease.state
+            assert len(watched.losses) == (state is LeaseState.LOST), f"{len(watched.losses)} callbacks when {state}"
+            for called_at, loss in watched.losses:
+                assert called_at == loss.detected_at
+                if not watched.paused:
+                    assert called_at <= watched.lease._lost_at + 1e-6
+
+    @invariant()
+    def only_what_is_held_is_looked_after(self) -> None:
+        for client in self.clients:
+            looked_after = set(client._kernel.held.values())
+            believed = {each.lease for each in self.watched if each.client is client and each.lease.is_held()}
+            assert believed == looked_after
+
+    def teardown(self) -> None:
+        if not hasattr(self, "clients"):
+            return
+        self.the_network_heals()
+        for watched in self.watched:
+            watched.lease.release()
+        for execute in self.stuck:
+            execute()
+        self.runtime.advance(200)
+        store = self.backends[0].inner._store
+        assert store.names == {}, "nothing is left behind"
+        for client in self.clients:
+            kernel = client._kernel
+            assert kernel.cleanup.take() == []
+            assert kernel.gate._lines == {}
+            assert kernel.monitor.waiting == {}
+            assert kernel.held == {}
+            assert len(kernel.watchdog._heap) <= 130
+            assert kernel.timers._heap == []
+            client.close()
+        self.callbacks_come_once_and_in_time()
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)

@@ -58,7 +58,6 @@ class Query:
     waiting: set[str] = field(default_factory=set)  # claim ids
     held: dict[str, str] = field(default_factory=dict)  # claim id -> its session
     followed: bool = False
-    holder: object = ""  # as last told to who follows; "": nothing yet
     wire: Wire | None = None
     reading: Reading | None = None  # of the answer that is awaited
     dialing: bool = False
@@ -199,7 +198,8 @@ class Listener:
         self._query(SESSION, session_id, 0)
 
     def _forget_session(self, session_id: str) -> None:
-        if query := self._queries.pop((SESSION, session_id), None):
+        if query := self._queries.get((SESSION, session_id)):
+            del self._queries[SESSION, session_id]
             self._put_away(query)
 
     def _follow(self, names: frozenset[str]) -> None:
@@ -208,10 +208,8 @@ class Listener:
                 query.followed = False
                 self._drop_unwanted(query)
         for name in names:
-            found = self._query(KEY, name, 0)
-            if found and not found.followed:
+            if found := self._query(KEY, name, 0):
                 found.followed = True
-                found.holder = ""
 
     def _query(self, kind: str, subject: str, index: int) -> Query | None:
         """The one for this subject, which is to report what changed since ``index``."""
@@ -227,7 +225,8 @@ class Listener:
         return query
 
     def _drop_unwanted(self, query: Query) -> None:
-        if not query.wanted() and self._queries.pop((query.kind, query.subject), None):
+        if not query.wanted():
+            self._queries.pop((query.kind, query.subject), None)
             self._put_away(query)
 
     def _put_away(self, query: Query) -> None:
@@ -383,12 +382,15 @@ class Listener:
 
     def _answered(self, query: Query, response: Response) -> None:
         index = int(response.headers["x-consul-index"])
+        changed = index != query.index
         # An index that went back is of servers that were restored or began anew.
         query.index = 0 if index < query.index else index
         query.failures = 0
         query.due = query.asked_at + PACE
         if query.kind == KEY:
             self._look_at_key(query, response)
+            if query.followed and changed:  # taken and given back between two queries, it looks the same as before
+                self._notices.changed(query.subject)
             self._drop_unwanted(query)
         elif not response.json():
             self._explain(lambda: self._ended(query.subject))
@@ -399,12 +401,8 @@ class Listener:
             if entry is None or not entry.held_by(claim_id, session_id):
                 self._forget(claim_id)
                 self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))  # type: ignore[misc]
-        holder = (entry.session, entry.claim_id) if entry and entry.session else None
-        if holder is None and query.waiting:
+        if query.waiting and not (entry and entry.session):
             self._wake(query)
-        if query.followed and holder != query.holder:
-            query.holder = holder
-            self._notices.changed(query.subject)
 
     def _wake(self, query: Query) -> None:
         now = self._now()

@@ -30,6 +30,7 @@ from multilock.names import escape, unescape
 __all__ = ["MemoryBackend", "open_backend"]
 
 TOMBSTONE = 60.0  # seconds; no call of this process that gave up earlier can still be on its way
+LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds for which a waiter is believed to be alive without an attempt
 GROUP = "memory"
 
 
@@ -62,7 +63,7 @@ class MemoryBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            takeover_bound=ttl,
+            takeover_bound=max(ttl, LIVENESS_MIN),
         )
 
     def open(self, notices: Notices) -> None:
@@ -320,7 +321,7 @@ class _Store:
 
 def _liveness(claim: Claim) -> float:
     """Seconds for which one attempt keeps a waiter's place: three heartbeats, so that one may be late."""
-    return min(max(claim.ttl, 1.0), 6.0)
+    return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
 
 
 _stores: dict[str, _Store] = {}

@@ -19,7 +19,7 @@ from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInf
 from multilock.names import escape, unescape
 from multilock_sqlite import host
 from multilock_sqlite.findings import weaknesses
-from multilock_sqlite.layout import set_up
+from multilock_sqlite.layout import LIVENESS_MIN, set_up
 from multilock_sqlite.recipe import Exhausted, Recipe, Stand, liveness
 from multilock_sqlite.transport import Connection, Database, transaction
 
@@ -71,8 +71,9 @@ class SqliteBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            # A killed holder is found at the next look of a waiter, but not from within another pid namespace.
-            takeover_bound=ttl + 1.1 * POLL_LAST,
+            # A killed holder, or a killed waiter before us, is found at the next look, but one of another pid
+            # namespace only when its lease or its last heartbeat ends.
+            takeover_bound=max(ttl, LIVENESS_MIN) + 1.1 * POLL_LAST,
         )
 
     def open(self, notices: Notices) -> None:

@@ -13,9 +13,9 @@ from multilock.errors import BackendRejected
 from multilock_sqlite.host import boot_id
 from multilock_sqlite.transport import Connection, transaction
 
-__all__ = ["LIVENESS", "TOMBSTONE", "set_up", "sweep"]
+__all__ = ["LIVENESS_MAX", "LIVENESS_MIN", "TOMBSTONE", "set_up", "sweep"]
 
-LIVENESS = 6.0  # seconds; no waiter is believed to be alive for longer without a heartbeat
+LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds for which a waiter is believed to be alive without a heartbeat
 TOMBSTONE = 60.0  # seconds; no call of ours that gave up earlier can still be on its way
 
 APPLICATION_ID = 0x6D6C636B  # "mlck": tells our file from another program's database
@@ -87,7 +87,7 @@ def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
         sql.execute(
             "DELETE FROM locks WHERE boot <> ?1 OR (boot IS NULL OR ?1 IS NULL) AND until > ?2 + ttl", (boot, now)
         )
-        sql.execute("DELETE FROM queue WHERE ?1 IS NOT NULL OR until > ?2", (boot, now + LIVENESS))
+        sql.execute("DELETE FROM queue WHERE ?1 IS NOT NULL OR until > ?2", (boot, now + LIVENESS_MAX))
         sql.execute("DELETE FROM cancelled WHERE until > ?", (now + TOMBSTONE,))
         sql.execute("UPDATE counter SET token = reserved, boot = coalesce(?, boot)", (boot,))
 

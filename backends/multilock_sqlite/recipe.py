@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from multilock.model import Claim, LockInfo, parse_owner
 from multilock_sqlite.host import Process
-from multilock_sqlite.layout import LIVENESS, TOMBSTONE, sweep
+from multilock_sqlite.layout import LIVENESS_MAX, LIVENESS_MIN, TOMBSTONE, sweep
 from multilock_sqlite.transport import Connection
 
 __all__ = ["Exhausted", "Recipe", "Stand", "liveness"]
@@ -39,7 +39,7 @@ class Stand(NamedTuple):
 
 def liveness(claim: Claim) -> float:
     """Seconds for which one heartbeat keeps a waiter's place: three periods, so that one may be late."""
-    return min(max(claim.ttl, 1.0), LIVENESS)
+    return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
 
 
 @dataclass(frozen=True, slots=True)

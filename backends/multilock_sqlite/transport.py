@@ -75,7 +75,7 @@ class Database:
         self._set_up = set_up
         self._idle: list[Connection] = []
         self._closed = False
-        _databases.add(self)
+        _databases.append(weakref.ref(self, _databases.remove))
 
     @contextlib.contextmanager
     def request(self, within: float) -> Iterator[Connection]:
@@ -122,7 +122,7 @@ class Database:
             connection.close()  # the file was deleted or replaced: what is in the old one is nobody's any more
 
     def _give_back(self, connection: Connection) -> None:
-        if connection.in_transaction or len(self._idle) >= IDLE:
+        if connection.in_transaction or _forking is not None or len(self._idle) >= IDLE:
             connection.close()
         else:
             self._idle.append(connection)
@@ -255,7 +255,7 @@ def _primary_code(error: sqlite3.Error) -> int:
 # ---- fork
 
 _opening = threading.Lock()  # held while a connection is opened, and while the process forks
-_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_databases: list[weakref.ref[Database]] = []
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 _inherited: list[Connection] = []  # of a parent: never used, and never closed, which would touch the parent's file
 _torn: set[tuple[int, int]] = set()
@@ -269,8 +269,9 @@ def _before_fork() -> None:
     if _opening.acquire(timeout=FORK_WAIT):
         _forking = threading.get_ident()
     while True:
-        for database in list(_databases):
-            database.close_idle()
+        for reference in list(_databases):
+            if database := reference():
+                database.close_idle()
         if not _live or time.monotonic() >= deadline:
             return
         time.sleep(0.001)
@@ -289,8 +290,9 @@ def _after_in_child() -> None:
     _torn.update(connection.file for connection in _live)
     _inherited.extend(_live)
     _live.clear()
-    for database in list(_databases):
-        database.forget_idle()
+    for reference in list(_databases):
+        if database := reference():
+            database.forget_idle()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

@@ -17,6 +17,7 @@ import multilock
 import multilock_sqlite
 from multilock.errors import MultilockError
 from multilock.testing import hear, say
+from multilock_sqlite import host
 from tests.backends.memory.rules import Asker
 
 SYS_EXIT = 60 if os.uname().machine == "x86_64" else 93  # ends one thread
@@ -103,6 +104,7 @@ def apart(function: str, *arguments: str) -> None:
 
 def try_once_below_the_proc_of_another(url: str) -> None:
     assert os.readlink("/proc/self") != str(os.getpid())
+    assert host.Process.current() is None, "a start time of another process would be taken for ours"
     try_once(url)
 
 
@@ -174,6 +176,34 @@ def fork_while_asking(url: str) -> None:
     asking.join()
     os.waitpid(pid, 0)
     say("parent", client.lock("n").is_locked())
+
+
+def fork_often(url: str, times: str) -> None:
+    """Forks while other threads ask all the time; every child must work, and no fork may wait long."""
+    client = multilock.connect(url)
+    done = threading.Event()
+
+    def ask(number: int) -> None:
+        while not done.is_set():
+            client.lock(f"t{number}").acquire().release()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    failures = 0
+    longest = 0.0
+    for _ in range(int(times)):
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            with client.lock("child").acquire(timeout=5):
+                os._exit(0)
+        longest = max(longest, time.monotonic() - started)
+        failures += os.waitpid(pid, 0)[1] != 0
+    done.set()
+    for thread in threads:
+        thread.join()
+    say("forked", failures, longest)
 
 
 def fork_inside_a_request(url: str) -> None:

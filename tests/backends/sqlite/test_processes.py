@@ -132,6 +132,13 @@ def test_fork_waits_for_a_request_under_way(url: str) -> None:
         assert not any(line.startswith("failed") for line in helper.lines), helper.lines
 
 
+def test_forks_under_load_are_quick_and_every_child_works(url: str) -> None:
+    with Helper(f"{HELPERS}:fork_often", url, 20) as helper:
+        (_, failures, longest) = helper.wait_for("forked", within=40)
+    assert int(failures) == 0, helper.errors
+    assert float(longest) < 1
+
+
 def test_child_forked_inside_a_request_is_refused(url: str) -> None:
     with Helper(f"{HELPERS}:fork_inside_a_request", url) as helper:
         assert "connect after the fork" in " ".join(helper.wait_for("BackendRejected", within=10))

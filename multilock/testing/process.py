@@ -129,8 +129,9 @@ class Helper:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once (SIGKILL), paused or not, and wait until it is gone."""
-        self._process.kill()
+        """End it and its own children at once (SIGKILL), paused or not, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def wait(self, within: float) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from multilock import Client, LeaderInfo, LockTimeout, Loss, LossReason, now
 from multilock.testing.conformance.base import SOON, Conformance, Recorder, eventually
-from multilock.testing.conformance.faces import Face, background
+from multilock.testing.conformance.faces import AsyncioFace, Face, background
 from multilock.testing.conformance.places import Place
 
 __all__ = ["ElectionConformance"]
@@ -123,6 +125,19 @@ class ElectionConformance(Conformance):
         election.resign()
         assert taken == [True]
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_a_hanging_on_lost_keeps_the_lease_for_one_ttl_at_most(
+        self, client: Client, other: Client, face: Face, place: Place
+    ) -> None:
+        end = threading.Event()
+        ttl = place.quick_ttl
+        election = client.election(NAME, ttl=ttl, on_lost=face.function(lambda loss: end.wait(10), blocks=True))
+        election.campaign()
+        begun = now()
+        election.resign()
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+        assert ttl * 0.9 <= now() - begun < 2 * ttl + 1.0
+        end.set()
 
     def test_a_resignation_lets_another_candidate_in_without_waiting_for_a_ttl(
         self, client: Client, other: Client
@@ -291,6 +306,30 @@ class ElectionConformance(Conformance):
         place.delete(NAME)
         assert running.result(SOON) == "second"
 
+    def test_an_async_work_is_cancelled_on_loss(self, client: Client, place: Place, face: Face) -> None:
+        if not isinstance(face, AsyncioFace):
+            return  # a blocking work watches is_held(): above
+        rounds = Recorder[str]()
+
+        async def work(leadership: Any) -> str:
+            rounds("begun")
+            if len(rounds.calls) > 1:
+                return "second"
+            try:
+                await asyncio.sleep(SOON)
+            except asyncio.CancelledError:
+                rounds("cancelled")
+                raise
+            return "never"
+
+        election = client.election(NAME, ttl=2)
+        running: Future[Any] = background(lambda: election.run(work))
+        rounds.wait(1)
+        time.sleep(0.3)
+        place.delete(NAME)
+        assert running.result(SOON) == "second"
+        assert rounds.calls == ["begun", "cancelled", "begun"]
+
     def test_stop_ends_run_with_none(self, client: Client, face: Face, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())
 
@@ -348,6 +387,22 @@ class ElectionConformance(Conformance):
         leader = seen.wait(2)
         assert leader is not None
         assert (leader.identity, leader.term) == ("node-1", leadership.term)
+        assert now() - begun < 1.5
+        leadership.release()
+        assert seen.wait(3) is None
+
+    def test_observe_tells_of_this_clients_own_leadership(self, client: Client) -> None:
+        seen = Recorder[LeaderInfo | None]()
+
+        def observe() -> None:
+            for leader in client.election(NAME).observe():
+                seen(leader)
+
+        background(observe)
+        assert seen.wait(1) is None
+        leadership = client.election(NAME, ttl=30).campaign()
+        begun = now()
+        assert seen.wait(2) is not None
         assert now() - begun < 1.5
         leadership.release()
         assert seen.wait(3) is None

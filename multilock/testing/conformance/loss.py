@@ -425,6 +425,45 @@ class CancelConformance(Conformance):
         client.lock(NAME, ttl=place.quick_ttl, renew=False, on_lost=on_lost).acquire()
         assert lost.wait().reason is LossReason.EXPIRED
 
+    def test_a_blocked_loop_never_costs_a_lock(
+        self, client: Client, other: Client, place: Place, face: AsyncioFace
+    ) -> None:
+        lease = client.lock(NAME, ttl=place.quick_ttl).acquire()
+        face.loop.call_soon_threadsafe(time.sleep, 2.5 * place.quick_ttl)
+        time.sleep(2 * place.quick_ttl)
+        assert other.lock(NAME).try_acquire() is None
+        assert lease.is_held()
+
+    def test_a_blocked_loop_delays_the_callback_and_never_is_held(
+        self, client: Client, place: Place, face: AsyncioFace
+    ) -> None:
+        lost = Recorder[Loss]()
+        lock: Any = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost)
+        lease = lock.acquire()._target
+        blocked = threading.Event()
+        with place.silence():
+            face.loop.call_soon_threadsafe(lambda: (blocked.wait(2 * place.quick_ttl), None))
+            eventually(lambda: not lease.is_held())
+            assert lost.calls == []
+            blocked.set()
+            lost.wait()
+
+    def test_acquire_gives_a_coroutine_that_may_also_be_entered(self, client: Client, face: AsyncioFace) -> None:
+        lock: Any = client.lock(NAME)
+
+        async def use() -> list[bool]:
+            async with lock._target.acquire(timeout=5) as lease:
+                held = [lease.is_held()]
+            task = asyncio.create_task(lock._target.acquire(timeout=5))
+            held.append((await task).is_held())
+            await (await client_awaited()).lock(NAME).try_acquire()
+            return held
+
+        async def client_awaited() -> Any:
+            return await client._target  # type: ignore[attr-defined]
+
+        assert face.run(use()) == [True, True]
+
 
 def watch_until_lost(lease: Any) -> None:
     while lease.is_held():

@@ -1,0 +1,577 @@
+"""What multilock promises, sentence by sentence, and the tests that show it.
+
+The keys are the public members, or ``kernel: …`` for the rules that hold for every backend. A test is
+``Suite.test`` of the conformance suite, which runs on every backend, or ``path::test`` of this repository.
+`tests/conformance/test_complete.py` checks that every test exists, that every conformance test is named, and that
+every public member and every rule has a row.
+"""
+
+from __future__ import annotations
+
+__all__ = ["PROMISES", "RULES"]
+
+RULES = [
+    "validity",
+    "clock",
+    "pull first",
+    "states",
+    "callback",
+    "one watchdog",
+    "identity",
+    "unknown is not no",
+    "a cancel must be final",
+    "outages",
+    "cancellation",
+    "waiting",
+    "local gate",
+    "fork and exit",
+    "token",
+    "values",
+    "names",
+]
+
+PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
+    "Client.lock": {
+        "Making a lock does no I/O; options and names are checked there, before any": (
+            "OptionConformance.test_making_a_lock_asks_nobody",
+            "OptionConformance.test_a_bad_name_raises_value_error",
+            "OptionConformance.test_a_name_that_is_no_text_raises_type_error",
+            "OptionConformance.test_a_bad_ttl_raises",
+            "OptionConformance.test_a_switch_takes_only_true_and_false",
+            "OptionConformance.test_a_callback_that_cannot_be_called_raises",
+            "OptionConformance.test_an_unknown_option_raises",
+        ),
+        "One holder at a time, among threads, clients and processes": (
+            "LockConformance.test_two_locks_of_one_client_exclude_each_other",
+            "LockConformance.test_holders_never_overlap_under_contention",
+            "ProcessConformance.test_processes_exclude_each_other",
+            "ProcessConformance.test_beliefs_never_overlap_while_holders_are_stopped_and_killed",
+        ),
+        "A ttl that is not granted is rounded up, never down; more than can be given raises with the limit": (
+            "LeaseConformance.test_the_granted_ttl_is_never_less_than_asked",
+            "OptionConformance.test_a_ttl_beyond_the_limit_raises_and_tells_the_limit",
+        ),
+        "renew=True keeps it until released, whether or not anybody still refers to it": (
+            "LeaseConformance.test_it_is_renewed_until_released",
+            "LeaseConformance.test_it_is_renewed_even_if_nobody_refers_to_it",
+        ),
+        "renew=False lets it end at its ttl, whatever becomes of this process": (
+            "LeaseConformance.test_without_renewal_it_ends_at_its_ttl",
+            "BackendConformance.test_an_unrenewed_claim_ends_by_itself",
+        ),
+        "fair=True is served in order of arrival, or raises CapabilityMissing": (
+            "LockConformance.test_fair_waiters_get_it_in_order_of_arrival",
+            "BackendConformance.test_fair_waiters_are_served_in_order_of_arrival",
+        ),
+        "reentrant=True gives the same thread the same lease; the last release gives it back": (
+            "LockConformance.test_a_reentrant_lock_gives_the_same_lease_and_counts",
+            "LockConformance.test_a_reentrant_lock_excludes_other_threads",
+            "LockConformance.test_a_lock_that_is_not_reentrant_refuses_its_own_thread",
+        ),
+        "Lost inside with: LockLost at a normal end; an exception of its own goes on with a note": (
+            "WithConformance.test_a_body_that_ends_normally_gets_lock_lost",
+            "WithConformance.test_a_body_that_returns_gets_lock_lost",
+            "WithConformance.test_an_exception_of_its_own_goes_on_with_a_note",
+            "WithConformance.test_a_lease_released_by_hand_inside_is_no_loss",
+            "WithConformance.test_a_decorated_function_behaves_alike",
+        ),
+        "async with cancels its body at the moment of the loss, and raises LockLost": (
+            "CancelConformance.test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost",
+            "CancelConformance.test_a_cancellation_from_outside_stays_a_cancellation",
+        ),
+        "Two locks of different ttl on one client each keep their own": (
+            "LeaseConformance.test_two_ttls_on_one_client_each_keep_their_own",
+        ),
+    },
+    "DistributedLock.name": {"As given": ("OptionConformance.test_making_a_lock_asks_nobody",)},
+    "DistributedLock.ttl": {"As given, or the client's default": ("OptionConformance.test_making_a_lock_asks_nobody",)},
+    "DistributedLock.acquire": {
+        "Raises LockTimeout where it is still taken when the whole wait is over": (
+            "LockConformance.test_timeout_is_the_whole_wait_and_raises_lock_timeout",
+            "LockConformance.test_second_caller_is_refused_while_the_first_holds",
+        ),
+        "None and inf wait for ever": ("LockConformance.test_acquire_without_a_timeout_waits_as_long_as_it_takes",),
+        "A negative timeout or NaN raises ValueError, a bool TypeError": (
+            "OptionConformance.test_a_bad_timeout_raises",
+        ),
+        "Raises BackendUnavailable after outage_timeout seconds of silence, never past timeout": (
+            "OutageConformance.test_a_wait_raises_after_the_outage_timeout",
+            "OutageConformance.test_a_wait_never_outlasts_its_timeout_and_silence_has_the_last_word",
+            "OutageConformance.test_all_waiters_of_one_client_hear_of_the_outage_in_time",
+        ),
+        "timeout=0 raises at the first silence": ("OutageConformance.test_a_single_try_raises_at_the_first_silence",),
+        "LockTimeout always means that it answered": (
+            "OutageConformance.test_an_answer_taken_is_never_taken_for_silence",
+        ),
+        "It waits until the holder releases": ("LockConformance.test_a_waiter_gets_the_lock_after_the_release",),
+        "Under asyncio it is a coroutine that may also be entered": (
+            "CancelConformance.test_acquire_gives_a_coroutine_that_may_also_be_entered",
+        ),
+    },
+    "DistributedLock.try_acquire": {
+        "A lease or None, at once or after timeout": (
+            "LockConformance.test_try_acquire_waits_that_long_and_gives_none",
+            "LockConformance.test_second_caller_is_refused_while_the_first_holds",
+        ),
+        "A refused try never leaves anything": (
+            "LockConformance.test_a_refused_try_joins_no_queue",
+            "BackendConformance.test_a_refused_attempt_that_does_not_join_leaves_nothing",
+        ),
+    },
+    "DistributedLock.release": {
+        "Gives back the newest lease of this thread, then raises NotHeld": (
+            "LockConformance.test_release_gives_back_the_newest_lease_of_this_thread",
+        ),
+        "Raises NotHeld after a release by hand": ("LockConformance.test_release_after_a_release_by_hand_is_not_held",),
+        "False after a loss": ("LossConformance.test_a_lost_lease_is_given_back_false_once_and_then_not_held",),
+        "Never another thread's lease": ("LockConformance.test_release_never_gives_back_another_threads_lease",),
+    },
+    "DistributedLock.is_locked": {
+        "Asks the backend whether anyone holds it": (
+            "LockConformance.test_is_locked_asks_the_backend_who_ever_holds_it",
+        )
+    },
+    "DistributedLock.is_held": {
+        "Local, in whatever thread": ("LockConformance.test_is_held_is_local_and_sees_every_thread",)
+    },
+    "DistributedLock.as_threading_lock": {
+        "Stands in for threading.Lock, RLock and under a Condition": (
+            "ThreadingConformance.test_a_lock_stands_in_for_a_threading_lock",
+            "ThreadingConformance.test_a_reentrant_lock_stands_in_for_an_rlock",
+            "ThreadingConformance.test_a_condition_works_over_a_lock",
+        ),
+        "What lock() gives is a DistributedLock, what acquire() gives a Lease": (
+            "ThreadingConformance.test_a_lock_is_a_distributed_lock",
+        ),
+    },
+    "Lease.name": {"As asked": ("LeaseConformance.test_it_says_what_it_is",)},
+    "Lease.ttl": {
+        "What was granted": (
+            "LeaseConformance.test_it_says_what_it_is",
+            "LeaseConformance.test_the_granted_ttl_is_never_less_than_asked",
+        )
+    },
+    "Lease.owner": {"Fresh for each acquisition": ("LeaseConformance.test_each_acquisition_has_a_fresh_owner",)},
+    "Lease.token": {
+        "Always greater for a later holder; None where the backend has none": (
+            "LeaseConformance.test_tokens_always_grow",
+            "BackendConformance.test_tokens_grow_with_every_grant",
+        )
+    },
+    "Lease.is_held": {
+        "From the clock at every call": ("tests/unit/test_holding.py::test_is_held_turns_false_with_the_clock_alone",),
+        "False right after a pause that outlived the lease": (
+            "ProcessConformance.test_a_stopped_holder_knows_when_it_runs_again",
+        ),
+        "False in a forked child": ("ProcessConformance.test_a_forked_child_holds_nothing_and_opens_afresh",),
+        "Never true again after a release or a loss": (
+            "LeaseConformance.test_a_released_lease_is_never_held_again",
+            "LossConformance.test_a_lost_lease_is_never_held_again",
+        ),
+        "A blocked event loop delays the callback, never is_held()": (
+            "CancelConformance.test_a_blocked_loop_delays_the_callback_and_never_is_held",
+        ),
+    },
+    "Lease.remaining": {
+        "Seconds left, or 0.0": (
+            "LeaseConformance.test_remaining_counts_down_between_two_renewals",
+            "LeaseConformance.test_a_released_lease_is_never_held_again",
+        )
+    },
+    "Lease.check": {
+        "Raises LockLost after a loss, NotHeld after a release, else nothing": (
+            "LeaseConformance.test_check_and_fence_are_quiet_while_it_is_held",
+            "LeaseConformance.test_a_released_lease_is_never_held_again",
+            "LossConformance.test_a_lost_lease_is_never_held_again",
+        )
+    },
+    "Lease.fence": {
+        "The token, or raises LockLost, NotHeld, CapabilityMissing": (
+            "LeaseConformance.test_check_and_fence_are_quiet_while_it_is_held",
+            "LeaseConformance.test_tokens_always_grow",
+            "LossConformance.test_a_lost_lease_is_never_held_again",
+        )
+    },
+    "Lease.state": {
+        "HELD, AT_RISK, LOST or RELEASED": (
+            "LeaseConformance.test_it_says_what_it_is",
+            "LossConformance.test_a_short_silence_is_a_risk_and_no_loss",
+            "LossConformance.test_a_lost_lease_is_never_held_again",
+            "LeaseConformance.test_a_released_lease_is_never_held_again",
+        )
+    },
+    "Lease.on_lost": {
+        "Exactly once": ("LossConformance.test_the_callback_comes_exactly_once_however_many_look",),
+        "At once if already lost": ("LossConformance.test_a_callback_set_after_the_loss_is_called_at_once",),
+        "Never after a release": ("LossConformance.test_there_is_never_a_callback_after_a_release",),
+        "Starts before the backend could let another holder in": (
+            "LossConformance.test_a_lease_ends_before_anybody_else_gets_in_when_the_backend_is_silent",
+            "LossConformance.test_a_hanging_renewal_never_delays_the_callback",
+        ),
+        "Within one round trip of the backend's own notice": (
+            "LossConformance.test_a_deleted_key_is_a_confirmed_loss",
+            "BackendConformance.test_a_lost_claim_is_reported_where_losses_are_pushed",
+        ),
+        "Never on the renewing thread; under asyncio on the loop, def or async def": (
+            "LossConformance.test_the_callback_never_runs_on_the_renewing_thread",
+            "CancelConformance.test_an_async_callback_is_awaited",
+        ),
+        "One that raises or hangs harms nothing else": (
+            "LossConformance.test_a_callback_that_raises_harms_nothing_else",
+            "LossConformance.test_a_callback_that_hangs_delays_no_renewal",
+        ),
+    },
+    "Lease.wait_lost": {
+        "The loss; None at the timeout or a release": (
+            "LossConformance.test_wait_lost_gives_the_loss_to_everybody_who_waits",
+            "LeaseConformance.test_wait_lost_gives_none_at_the_timeout_and_at_a_release",
+        )
+    },
+    "Lease.renew": {
+        "One renewal now": ("LeaseConformance.test_renew_moves_the_deadline",),
+        "Raises LockLost when it is gone": ("LossConformance.test_renew_raises_lock_lost_when_the_lock_is_gone",),
+        "Raises BackendUnavailable if unanswered, and the lease goes on": (
+            "LossConformance.test_renew_raises_backend_unavailable_when_nobody_answers",
+        ),
+        "Raises NotHeld after a release": ("LeaseConformance.test_a_released_lease_is_never_held_again",),
+    },
+    "Lease.release": {
+        "True: it was ours until we began; False: lost or released before": (
+            "LeaseConformance.test_a_released_lease_is_never_held_again",
+            "LossConformance.test_a_release_that_finds_it_gone_is_a_loss",
+        ),
+        "Works from any thread": ("LockConformance.test_a_lease_is_released_from_any_thread",),
+        "Never frees the lock of somebody else": (
+            "LockConformance.test_release_by_somebody_else_never_frees_the_lock",
+            "BackendConformance.test_release_touches_nothing_of_another_claim",
+        ),
+        "Never raises; unanswered, it goes on in the background": (
+            "LossConformance.test_a_release_into_silence_returns_and_goes_on_in_the_background",
+            "LossConformance.test_a_lost_reply_to_a_release_frees_the_lock",
+        ),
+        "Happens at the end of with, whatever its body does": (
+            "LockConformance.test_a_lock_is_a_context_manager_and_a_lease_too",
+            "LockConformance.test_the_body_of_with_may_raise_and_the_lock_is_given_back",
+        ),
+        "After the last one nothing is left": ("LockConformance.test_nothing_is_left_after_the_last_release",),
+    },
+    "LossReason.EXPIRED": {
+        "No acknowledged renewal in time; not confirmed": (
+            "LossConformance.test_a_lease_ends_before_anybody_else_gets_in_when_the_backend_is_silent",
+        )
+    },
+    "LossReason.TAKEN": {
+        "A deleted key, another holder, an operator": (
+            "LossConformance.test_a_deleted_key_is_a_confirmed_loss",
+            "LossConformance.test_an_operators_release_is_a_taken_lock",
+        )
+    },
+    "LossReason.SESSION_LOST": {
+        "The session it lived in ended": (
+            "tests/unit/test_watchdog.py::test_the_end_of_a_session_loses_each_of_its_locks_once",
+        )
+    },
+    "LossReason.PAUSED": {
+        "This process did not run; whoever looks first, the callback comes once": (
+            "ProcessConformance.test_a_stopped_holder_knows_when_it_runs_again",
+            "tests/unit/test_holding.py::test_whoever_looks_first_after_a_pause_notices_it_and_the_callback_comes_once",
+        )
+    },
+    "LossReason.WATCHDOG_DIED": {
+        "The renewing thread ended": (
+            "tests/unit/test_watchdog.py::test_a_watchdog_that_dies_is_a_loss_that_everybody_sees",
+        )
+    },
+    "LossReason.CLOSED": {
+        "The client was closed while it was held": (
+            "CloseConformance.test_a_held_lease_is_lost_first_and_then_given_back",
+        )
+    },
+    "LossReason.RESIGNED": {
+        "Elections only: this node stepped down": ("ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",)
+    },
+    "Client.locked": {
+        "The function runs while the lock is held; its parameters may be in the name": (
+            "LockConformance.test_a_decorated_function_runs_while_the_lock_is_held",
+        ),
+        "skip=True gives None where it is taken, instead of LockTimeout": (
+            "LockConformance.test_a_decorated_function_is_skipped_or_times_out_where_it_is_taken",
+        ),
+        "The other kind of function raises TypeError": (
+            "LockConformance.test_the_decorator_refuses_the_other_kind_of_function",
+        ),
+    },
+    "Client.current_lease": {
+        "The innermost of this thread, or raises NotHeld; in a forked child always": (
+            "LockConformance.test_current_lease_is_the_innermost_of_this_thread",
+            "ProcessConformance.test_a_forked_child_holds_nothing_and_opens_afresh",
+        )
+    },
+    "Client.inspect": {
+        "Who holds a name": (
+            "ClientConformance.test_inspect_tells_who_holds_a_name",
+            "ElectionConformance.test_an_election_is_a_contest_for_the_lock_of_that_name",
+        )
+    },
+    "Client.inspect_all": {
+        "The names held, without the prefix": (
+            "ClientConformance.test_inspect_all_gives_the_names_held_without_the_prefix",
+        )
+    },
+    "Client.force_release": {
+        "Takes it from whoever holds it; the holder gets TAKEN": (
+            "ClientConformance.test_force_release_frees_a_name_and_says_whether_it_was_held",
+            "ClientConformance.test_force_release_lets_a_waiter_in",
+            "LossConformance.test_an_operators_release_is_a_taken_lock",
+            "BackendConformance.test_force_release_takes_it_from_whoever_holds_it",
+        )
+    },
+    "Client.capabilities": {
+        "Frozen facts, without I/O": ("ClientConformance.test_capabilities_are_frozen_and_known_without_io",),
+        "The next holder gets in within takeover_bound": (
+            "LossConformance.test_the_next_holder_gets_in_within_the_published_bound",
+            "ProcessConformance.test_the_lock_of_a_killed_holder_is_free_within_the_published_bound",
+        ),
+    },
+    "Client.diagnose": {"Findings with remedies": ("ClientConformance.test_diagnose_gives_findings_with_remedies",)},
+    "Client.ping": {"Seconds of one round trip": ("ClientConformance.test_ping_is_the_time_of_a_round_trip",)},
+    "Client.is_healthy": {
+        "The watchdog runs on time; no I/O": (
+            "ClientConformance.test_a_client_with_an_idle_watchdog_is_healthy",
+            "OutageConformance.test_liveness_needs_no_backend",
+        )
+    },
+    "Client.events": {
+        "What happens to locks, in order; one that raises is logged": (
+            "ClientConformance.test_events_tell_the_life_of_a_lock_in_order",
+            "ClientConformance.test_a_subscriber_that_raises_harms_nothing",
+        )
+    },
+    "Client.close": {
+        "A held lease is LOST first, its callback called, and then it is given back": (
+            "CloseConformance.test_a_held_lease_is_lost_first_and_then_given_back",
+        ),
+        "Waiters and later calls get ClientClosed": (
+            "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
+            "CloseConformance.test_every_later_call_gets_client_closed",
+            "CloseConformance.test_a_client_is_a_context_manager",
+        ),
+        "Ends observe(), stops threads": (
+            "CloseConformance.test_observe_ends",
+            "CloseConformance.test_a_closed_client_leaves_no_thread",
+        ),
+        "Always ends, one request_timeout for callbacks and for answers": (
+            "CloseConformance.test_a_hanging_callback_and_a_silent_backend_never_keep_close_from_ending",
+        ),
+        "Twice is harmless": (
+            "CloseConformance.test_closing_twice_is_harmless",
+            "BackendConformance.test_close_is_harmless_twice_and_its_facts_stay",
+        ),
+        "Stops elections as stop() does": (
+            "ElectionConformance.test_closing_the_client_stops_elections_with_a_resignation",
+        ),
+    },
+    "Client.election": {
+        "A contest for the lock of that name": (
+            "ElectionConformance.test_an_election_is_a_contest_for_the_lock_of_that_name",
+        ),
+        "Callbacks come in pairs and in order; any gap in leadership shows as a pair": (
+            "ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",
+            "ElectionConformance.test_a_started_node_stands_again_after_a_loss_and_a_gap_shows_as_a_pair",
+        ),
+        "on_lost comes before anybody else leads": (
+            "ElectionConformance.test_a_lost_leadership_is_told_before_anybody_else_leads",
+        ),
+        "A running on_elected never delays on_lost; the node stands again when both have ended": (
+            "ElectionConformance.test_a_running_on_elected_never_delays_on_lost_and_the_node_waits_for_both",
+        ),
+        "An on_elected that raises resigns": ("ElectionConformance.test_an_on_elected_that_raises_resigns",),
+        "on_leader_changed tells who leads": ("ElectionConformance.test_on_leader_changed_tells_who_leads",),
+    },
+    "Election.name": {"As given": ("ElectionConformance.test_campaign_makes_the_one_leader",)},
+    "Election.identity": {"As given": ("ElectionConformance.test_campaign_makes_the_one_leader",)},
+    "Election.campaign": {
+        "The one leader; raises LockTimeout": ("ElectionConformance.test_campaign_makes_the_one_leader",),
+    },
+    "Election.run": {
+        "Passes on the result or exception of work that ends by itself, and resigns": (
+            "ElectionConformance.test_run_passes_on_the_result_of_work_that_ends_by_itself",
+            "ElectionConformance.test_run_passes_on_the_exception_of_work",
+        ),
+        "Stands again after a loss; an async work is cancelled": (
+            "ElectionConformance.test_run_stands_again_after_a_loss",
+            "ElectionConformance.test_an_async_work_is_cancelled_on_loss",
+        ),
+    },
+    "Election.start": {
+        "Leads in the background": (
+            "ElectionConformance.test_start_leads_in_the_background_and_stop_steps_down",
+            "ElectionConformance.test_an_election_is_a_context_manager",
+        ),
+        "Never gives up during an outage": ("ElectionConformance.test_elections_never_give_up_during_an_outage",),
+    },
+    "Election.stop": {
+        "on_lost (RESIGNED) BEFORE the lease is given back, which is kept for one ttl at most": (
+            "ElectionConformance.test_start_leads_in_the_background_and_stop_steps_down",
+            "ElectionConformance.test_on_lost_comes_before_the_lease_is_given_back",
+            "ElectionConformance.test_a_hanging_on_lost_keeps_the_lease_for_one_ttl_at_most",
+        ),
+        "Never leaves a leader behind": (
+            "ElectionConformance.test_stop_never_leaves_a_leader_behind_also_when_the_grant_is_on_its_way",
+        ),
+        "run() gives None": (
+            "ElectionConformance.test_stop_ends_run_with_none",
+            "ElectionConformance.test_stop_ends_the_run_of_a_node_that_never_led",
+        ),
+    },
+    "Election.is_leader": {
+        "From the clock, never a cached flag": (
+            "ElectionConformance.test_is_leader_is_false_as_soon_as_the_clock_says_so",
+        )
+    },
+    "Election.leader": {"Who leads, as all see it": ("ElectionConformance.test_everybody_sees_the_leader",)},
+    "Election.observe": {
+        "Starts with the present leader, then each change; also of this client's own": (
+            "ElectionConformance.test_observe_starts_with_the_present_leader_and_tells_each_change",
+            "ElectionConformance.test_observe_tells_of_this_clients_own_leadership",
+            "BackendConformance.test_a_followed_name_is_reported_when_its_holder_changes",
+        ),
+        "An outage yields nothing": ("ElectionConformance.test_observe_yields_nothing_for_an_outage",),
+    },
+    "Election.resign": {
+        "Another candidate is elected without waiting for a ttl": (
+            "ElectionConformance.test_a_resignation_lets_another_candidate_in_without_waiting_for_a_ttl",
+        ),
+        "It stands again behind those waiting": (
+            "ElectionConformance.test_a_node_that_resigned_stands_again_behind_those_waiting",
+        ),
+    },
+    "Leadership.term": {"The token: always greater": ("ElectionConformance.test_terms_always_grow",)},
+    "Leadership.identity": {"The candidate's": ("ElectionConformance.test_campaign_makes_the_one_leader",)},
+    "Leadership.release": {
+        "Is resign(); callbacks set on the Leadership itself never hear of it": (
+            "ElectionConformance.test_release_of_a_leadership_is_a_resignation",
+        )
+    },
+    "kernel: validity": {
+        "Counts from before the sending of the acknowledged request": (
+            "BackendConformance.test_a_grant_is_a_proof_that_counts_from_the_sending",
+            "tests/unit/test_holding.py::test_validity_counts_from_the_sending_of_the_request_and_not_from_its_answer",
+        ),
+        "An acknowledgement after lost_at revives nothing": (
+            "LossConformance.test_an_acknowledgement_that_comes_too_late_revives_nothing",
+        ),
+    },
+    "kernel: clock": {
+        "Counts the time in which the process or the machine stands still": (
+            "ProcessConformance.test_a_stopped_holder_knows_when_it_runs_again",
+            "tests/unit/test_lease.py::test_nothing_here_reads_a_clock",
+        )
+    },
+    "kernel: pull first": {
+        "Compared with the clock at every call": (
+            "tests/unit/test_holding.py::test_is_held_turns_false_with_the_clock_alone",
+        )
+    },
+    "kernel: states": {
+        "AT_RISK goes back to HELD by an acknowledgement in time; LOST is for good": (
+            "LossConformance.test_a_short_silence_is_a_risk_and_no_loss",
+            "LossConformance.test_a_lost_lease_is_never_held_again",
+        )
+    },
+    "kernel: callback": {
+        "At lost_at at the latest; a hung renewal never delays it": (
+            "LossConformance.test_a_hanging_renewal_never_delays_the_callback",
+        )
+    },
+    "kernel: one watchdog": {
+        "One renewing thread, also under asyncio: a blocked loop never costs a lock": (
+            "CancelConformance.test_a_blocked_loop_never_costs_a_lock",
+            "tests/unit/test_watchdog.py::test_ten_thousand_leases_need_few_threads_and_two_kilobytes_each",
+        ),
+        "A dead server never starves another group": (
+            "tests/unit/test_watchdog.py::test_a_server_that_hangs_starves_no_other_group",
+        ),
+    },
+    "kernel: identity": {
+        "One id for all sends of one attempt; renew, release and cancel compare it": (
+            "BackendConformance.test_an_attempt_with_the_same_id_is_the_same_attempt",
+            "BackendConformance.test_release_is_idempotent_and_says_whether_it_was_ours_until_now",
+            "BackendConformance.test_renew_answers_for_each_claim_in_order",
+            "BackendConformance.test_renew_never_takes_a_name_back",
+        )
+    },
+    "kernel: unknown is not no": {
+        "A lost reply is asked again, or what it did is undone": (
+            "LossConformance.test_a_lost_reply_to_an_acquire_is_asked_again",
+            "LossConformance.test_a_lost_reply_to_a_single_try_raises_and_leaves_nothing",
+            "LossConformance.test_a_lost_reply_to_a_renewal_loses_nothing",
+            "LossConformance.test_a_lost_reply_to_a_release_frees_the_lock",
+        )
+    },
+    "kernel: a cancel must be final": {
+        "A request that is executed after its cancel takes nothing": (
+            "LossConformance.test_a_request_executed_after_its_cancel_takes_nothing",
+            "BackendConformance.test_a_cancel_is_final_also_for_a_request_that_comes_later",
+        )
+    },
+    "kernel: outages": {
+        "A wait outlasts a shorter one; a service starts while its backend is down": (
+            "OutageConformance.test_a_wait_outlasts_a_shorter_silence",
+            "OutageConformance.test_a_client_starts_while_its_backend_is_down",
+        ),
+        "What asks the backend raises BackendUnavailable": (
+            "OutageConformance.test_what_asks_the_backend_raises_backend_unavailable",
+        ),
+    },
+    "kernel: cancellation": {
+        "Every way out of a wait leaves nothing behind": (
+            "LockConformance.test_a_waiter_that_gave_up_leaves_nothing_behind",
+            "CancelConformance.test_a_cancelled_wait_leaves_nothing_behind",
+            "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
+            "OutageConformance.test_what_a_failed_wait_may_have_taken_is_given_back",
+            "BackendConformance.test_a_cancelled_waiter_never_holds",
+        )
+    },
+    "kernel: waiting": {
+        "A push is a hint: only an answer makes a holder": (
+            "BackendConformance.test_only_the_answer_to_an_attempt_makes_a_waiter_the_holder",
+            "BackendConformance.test_a_taken_name_is_busy",
+        ),
+        "A released lock is never reported lost": ("BackendConformance.test_a_released_claim_is_never_reported_lost",),
+    },
+    "kernel: local gate": {
+        "Of the unfair waiters of one client one at a time talks to the server, and all get their turn": (
+            "LockConformance.test_one_of_many_waiters_at_a_time_stands_at_the_backend",
+            "LockConformance.test_unfair_waiters_of_one_client_all_get_their_turn",
+        )
+    },
+    "kernel: fork and exit": {
+        "A child holds nothing and opens afresh": (
+            "ProcessConformance.test_a_forked_child_holds_nothing_and_opens_afresh",
+            "BackendConformance.test_a_backend_can_be_opened_again",
+        ),
+        "At the end of the interpreter what is held is given back, without callbacks": (
+            "ProcessConformance.test_a_process_that_ends_gives_back_what_it_holds",
+        ),
+        "No thread keeps the process alive, no signal handler is installed": (
+            "ProcessConformance.test_no_thread_of_ours_keeps_a_process_alive",
+            "ProcessConformance.test_no_signal_handler_is_installed",
+        ),
+    },
+    "kernel: token": {
+        "Greater for every later acquisition, in real-time order": (
+            "LeaseConformance.test_tokens_always_grow",
+            "BackendConformance.test_tokens_grow_with_every_grant",
+        )
+    },
+    "kernel: values": {
+        "What is stored tells who holds; foreign values are shown as they are": (
+            "ClientConformance.test_inspect_tells_who_holds_a_name",
+            "tests/unit/test_values.py::test_a_value_of_another_program_is_shown_as_it_is",
+        )
+    },
+    "kernel: names": {
+        "Distinct names never collide": ("LockConformance.test_distinct_names_never_collide",),
+    },
+}

@@ -1,0 +1,98 @@
+"""Every backend passes every suite on every face, and every promise has its tests."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import multilock
+from multilock.registry import OURS
+from multilock.testing import conformance
+from tests.conformance.places import PLACES
+from tests.conformance.promises import PROMISES, RULES
+
+ROOT = Path(__file__).parents[2]
+
+EXCUSED = {
+    ("memory", conformance.ProcessConformance): "it lives in one process, and another one has nothing of it",
+}
+
+ONE_FACE = {
+    conformance.ThreadingConformance: ["blocking"],  # stand-ins for threading.Lock
+    conformance.CancelConformance: ["asyncio"],  # cancellation
+    conformance.BackendConformance: ["blocking"],  # a backend is plain blocking code
+    conformance.ProcessConformance: ["blocking"],  # the helper processes are written once
+}
+
+PUBLIC = [multilock.Client, multilock.DistributedLock, multilock.Lease, multilock.Election, multilock.Leadership]
+
+
+def own_tests(suite: type) -> set[str]:
+    return {name for name in vars(suite) if name.startswith("test_")}
+
+
+def test_every_backend_has_a_place() -> None:
+    assert set(PLACES) == {ours.module.removeprefix("multilock_") for ours in OURS.values()}
+
+
+@pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
+@pytest.mark.parametrize("backend", sorted(PLACES))
+def test_every_suite_runs_on_every_backend(backend: str, suite: type[conformance.Conformance]) -> None:
+    module = importlib.import_module(f"tests.conformance.test_{backend}")
+    classes = [each for each in vars(module).values() if inspect.isclass(each) and issubclass(each, suite)]
+    runs = [each for each in classes if each.__name__.startswith("Test") and each.backend is PLACES[backend]]
+    assert len(runs) == (0 if (backend, suite) in EXCUSED else 1)
+    for run in runs:
+        assert own_tests(run) == set(), "a backend is excused by a declared capability, and not by another test"
+
+
+@pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
+def test_every_suite_runs_on_every_face(suite: type[conformance.Conformance]) -> None:
+    fixture = suite.face
+    params = fixture._fixture_function_marker.params
+    assert sorted(map(str, params or ())) == sorted(ONE_FACE.get(suite, conformance.FACES))
+
+
+def test_the_suites_are_all_of_them() -> None:
+    exported = {getattr(conformance, name) for name in conformance.__all__ if name.endswith("Conformance")}
+    assert set(conformance.SUITES) == exported - {conformance.Conformance}
+
+
+def test_every_promise_has_tests_that_exist() -> None:
+    for rows in PROMISES.values():
+        for sentence, tests in rows.items():
+            assert tests, f"nothing tests: {sentence}"
+            for test in tests:
+                assert exists(test), f"{sentence}: there is no test {test}"
+
+
+def test_every_conformance_test_belongs_to_a_promise() -> None:
+    named = {test for rows in PROMISES.values() for tests in rows.values() for test in tests}
+    ours = {f"{suite.__name__}.{test}" for suite in conformance.SUITES for test in own_tests(suite)}
+    assert ours - named == set()
+
+
+def test_every_public_member_has_a_promise() -> None:
+    members = {f"{each.__name__}.{name}" for each in PUBLIC for name in dir(each) if not name.startswith("_")} | {
+        f"LossReason.{reason.name}" for reason in multilock.LossReason
+    }
+    missing = {
+        member for member in members if member not in PROMISES and f"Lease.{member.partition('.')[2]}" not in PROMISES
+    }
+    assert missing == set()
+
+
+def test_every_rule_of_the_kernel_has_a_promise() -> None:
+    assert [rule for rule in RULES if f"kernel: {rule}" not in PROMISES] == []
+
+
+def exists(test: str) -> bool:
+    if "::" in test:
+        path, name = test.split("::")
+        return re.search(rf"def {name}\b", (ROOT / path).read_text(encoding="utf-8")) is not None
+    suite, _, name = test.partition(".")
+    return name in own_tests(getattr(conformance, suite))

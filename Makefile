@@ -14,8 +14,8 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 	@mkdir -p .state
 	$(BIN)/multilock demo --url "$(URL)"
 
-test: $(VENV)/.dev redis lint types ## everything that must be green: style, types, all tests on real servers
-	MULTILOCK_REQUIRE=redis $(BIN)/python -m pytest
+test: $(VENV)/.dev redis etcd lint types ## everything that must be green: style, types, all tests on real servers
+	MULTILOCK_REQUIRE=redis,etcd $(BIN)/python -m pytest
 
 quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server
 	$(BIN)/python -m pytest -m "not slow"
@@ -40,6 +40,10 @@ versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked
 # The server for the tests: nothing to do where one is installed or MULTILOCK_TEST_REDIS_URL names one.
 redis:
 	@tests/install-redis.sh
+
+# etcd and etcdctl likewise.
+etcd:
+	@tests/bootstrap/etcd.sh >/dev/null
 
 clean: ## forget the environment and the state of the demo
 	rm -rf $(VENV) .state dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -66,4 +70,4 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
-.PHONY: help demo test quick lint types bench mutants versions redis clean
+.PHONY: help demo test quick lint types bench mutants versions redis etcd clean

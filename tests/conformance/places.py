@@ -18,9 +18,10 @@ import multilock_memory
 from multilock.names import escape
 from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance import Call, Mishap, Place
+from tests.conformance.etcd import Etcd
 from tests.servers import address
 
-__all__ = ["PLACES", "Memory", "Redis", "Sqlite"]
+__all__ = ["PLACES", "Etcd", "Memory", "Redis", "Sqlite"]
 
 T = TypeVar("T")
 
@@ -174,4 +175,4 @@ def _redis_url() -> str:
     return url
 
 
-PLACES: dict[str, type[Place]] = {"memory": Memory, "redis": Redis, "sqlite": Sqlite}
+PLACES: dict[str, type[Place]] = {"etcd": Etcd, "memory": Memory, "redis": Redis, "sqlite": Sqlite}

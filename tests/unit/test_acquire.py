@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from multilock import BackendRejected, BackendUnavailable, Client, LockTimeout
+from multilock import Acquired, BackendRejected, BackendUnavailable, Client, LockTimeout
 from multilock.acquire import acquire
 from multilock.testing import HandRuntime
 from tests.unit.kit import (
@@ -552,6 +552,23 @@ def test_an_interrupt_inside_a_blocking_request_leaves_nothing_behind(
         lease.release()
     assert lease.state.value == "released"
     assert [call.details["unsure"] for call in backend.called("release")[1:]] == [False, True]
+
+
+def test_an_interrupt_between_grant_and_return_leaves_nothing_behind(
+    client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(event: object) -> None:
+        if isinstance(event, Acquired):
+            raise KeyboardInterrupt
+
+    client.events.subscribe(lambda event: None)
+    monkeypatch.setattr(client.events, "emit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("n").acquire()
+    assert client._kernel.held == {}
+    assert backend.holders == {}
+    runtime.advance(100)
+    assert backend.called("renew") == []
 
 
 def test_an_unknown_exception_of_a_backend_is_passed_on_and_leaves_nothing_behind(

@@ -1,0 +1,451 @@
+"""Fifty contenders, and everything that can go wrong, on a real server; then the oracles.
+
+python -m tests.faults.chaos                              a minute on a Redis of its own
+python -m tests.faults.chaos --backend sqlite --seconds 20
+python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in: ends when it is seen
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+import multilock
+from multilock import now
+from multilock.model import parse_owner
+from multilock.testing import FaultProxy, Helper
+from tests.faults.contender import SHORT_HOLD
+from tests.faults.defects import DEFECTS
+from tests.faults.ledger import LedgerServer
+from tests.faults.oracles import Fault, Record
+from tests.servers import RedisServer
+
+__all__ = ["RedisArena", "Report", "SqliteArena", "run"]
+
+NAMES = ("red", "green", "blue")
+KEYS = [f"multilock/{name}" for name in NAMES]
+PROCESSES = 8
+CONTENDERS = 50
+TTL = 0.75
+PROCESS_PACE, SERVER_PACE = 0.07, 0.45  # seconds between two faults, on average
+MOMENT = 0.5  # seconds for which a fault waits for the right moment
+AT_ONCE = 4  # processes that are out of order at the same time
+LOOK_EVERY = 0.5
+
+
+# ---- where it happens
+
+
+class RedisArena:
+    """A Redis of its own, and a proxy before it for each process."""
+
+    scheme = "redis"
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.server = stack.enter_context(RedisServer())
+        self.proxies = [stack.enter_context(FaultProxy.before(self.server.url)) for _ in range(PROCESSES)]
+        self.operator = stack.enter_context(redis.Redis(port=self.server.port))
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def url_for(self, place: int) -> str:
+        return self.proxies[place].url
+
+    def holders(self, record: Record) -> set[int | None]:
+        """Processes to which the server has given a lock that they do not know of yet."""
+        owners = [parse_owner(owner.decode()) for owner in self.operator.mget(KEYS) if owner]
+        return {owner.pid for owner in owners if (owner.owner or "").partition("@")[0] not in record.beliefs}
+
+    def leftovers(self) -> Iterator[str]:
+        """O7: what a run may leave ends by itself, and says when."""
+        until = now() + TTL + 2.0
+        while (clients := len(self.operator.client_list())) > 1 and now() < until:
+            time.sleep(0.05)
+        if clients > 1:
+            yield f"O7: {clients - 1} connections are left"
+        longest = {"token": 610_000, "queue": 60_000, "live": 60_000, "gone": 60_000}
+        while self.operator.exists(*KEYS) and now() < until:
+            time.sleep(0.05)
+        for key in self.operator.scan_iter():
+            left, part = self.operator.pttl(key), key.decode().partition("}:")[2].partition(":")[0]
+            if not 0 < left <= longest.get(part, -1):
+                yield f"O7: the key {key!r} is left, and ends in {left} ms"
+
+
+class SqliteArena:
+    """One file. Its only faults are those of processes."""
+
+    scheme = "sqlite"
+
+    def __init__(self, stack: ExitStack) -> None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
+        self.url = f"sqlite://{folder}/locks.db"
+
+    def url_for(self, place: int) -> str:
+        return self.url
+
+    def leftovers(self) -> Iterator[str]:
+        with multilock.connect(self.url) as client:
+            until = now() + TTL + 1.0
+            while (left := list(client.inspect_all())) and now() < until:
+                time.sleep(0.02)
+        if left:
+            yield f"O7: {left} are left"
+
+
+Arena = RedisArena | SqliteArena
+
+
+# ---- what happens
+
+
+Happening = Callable[[], bool]
+"""Something that goes wrong; False: not now, the right moment has to come."""
+
+
+class _Stream:
+    """One thing after another goes wrong."""
+
+    def __init__(self, dice: random.Random, kinds: Mapping[Happening, float], pace: float) -> None:
+        self._dice, self._kinds, self._pace = dice, kinds, pace
+        self._next: Happening | None = None
+        self._next_at = now() + 1.0
+        self._give_up_at = 0.0
+
+    def step(self, at: float) -> None:
+        if at < self._next_at:
+            return
+        if self._next is None:
+            [self._next] = self._dice.choices(list(self._kinds), list(self._kinds.values()))
+            self._give_up_at = at + MOMENT
+        if self._next() or at > self._give_up_at:
+            self._next = None
+            self._next_at = at + self._dice.expovariate(1 / self._pace)
+
+
+class Chaos:
+    """The processes, the faults that are under way, and how each is undone."""
+
+    def __init__(self, arena: Arena, ledger: LedgerServer, seed: int, defect: str) -> None:
+        self.arena, self.ledger, self.defect = arena, ledger, defect
+        self.dice = random.Random(seed)
+        self.seed = seed
+        self.helpers: dict[int, Helper] = {}  # by place
+        self.gone: list[Helper] = []
+        self.faults: list[Fault] = []
+        self.record = Record()
+        self._read: Counter[Helper] = Counter()
+        self._busy: set[int | None] = set()  # places (None: the server) with a fault under way
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # what is to be done, and when
+        self._numbers = itertools.count()
+        self._starts = itertools.count()
+
+    def start(self, place: int) -> None:
+        threads, more = divmod(CONTENDERS, PROCESSES)
+        threads += place < more
+        self.helpers[place] = Helper(
+            "tests.faults.contender:contend",
+            self.arena.url_for(place), TTL, ",".join(NAMES), threads - 2, 2, self.ledger.path,
+            f"{self.seed}.{next(self._starts)}", self.defect,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for helper in (*self.helpers.values(), *self.gone):
+            helper.close()
+
+    def collect(self) -> None:
+        """Read what the contenders said since the last time."""
+        for helper in (*self.gone, *self.helpers.values()):
+            for line in itertools.islice(helper.lines, self._read[helper], None):
+                self.record.feed(helper.pid, line)
+                self._read[helper] += 1
+
+    def do_what_is_due(self, at: float) -> None:
+        while self._later and self._later[0][0] <= at:
+            heapq.heappop(self._later)[2]()
+
+    def streams(self) -> list[_Stream]:
+        processes: dict[Happening, int] = {
+            partial(what, holder): weight * share
+            for what, weight in ((self.freeze, 10), (self.kill, 4))
+            for holder, share in ((True, 4), (False, 1))
+        }
+        if not isinstance(self.arena, RedisArena):
+            return [_Stream(self.dice, processes, PROCESS_PACE)]
+        processes |= {partial(self.partition, True): 20, self.freeze_a_new_holder: 35}
+        server: dict[Happening, float] = {self.cut_connections: 4, self.flush_scripts: 2, self.freeze_server: 0.7}
+        return [_Stream(self.dice, processes, PROCESS_PACE), _Stream(self.dice, server, SERVER_PACE)]
+
+    def _rest(self) -> float:
+        """How long it lasts: as a rule longer than a lease lives without a renewal."""
+        return TTL * (self.dice.uniform(1.1, 1.6) if self.dice.random() < 0.85 else self.dice.uniform(0.05, 0.9))
+
+    def _pick(self, holder: bool) -> int | None:
+        """A process that is in order; ``holder``: one that holds something, and will for a while. None: not now."""
+        free = [place for place in self.helpers if place not in self._busy]
+        if len(free) <= PROCESSES - AT_ONCE:
+            return None
+        if holder:
+            at = now()
+            pids = {belief.pid for belief in self.record.held_at(None, at) if belief.began < at - SHORT_HOLD}
+            free = [place for place in free if self.helpers[place].pid in pids]
+        return self.dice.choice(free) if free else None
+
+    def _do(self, after: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._later, (now() + after, next(self._numbers), what))
+
+    def _begin(self, kind: str, place: int | None, end: Callable[[], None], after: float) -> None:
+        pid = None if place is None else self.helpers[place].pid
+        fault = Fault(kind, pid, now())
+        self.faults.append(fault)
+        self._busy.add(place)
+
+        def undo() -> None:
+            end()
+            fault.end = now()
+            self._busy.discard(place)
+
+        self._do(after, undo)
+
+    def _happened(self, kind: str, pid: int | None = None) -> None:
+        self.faults.append(Fault(kind, pid, now(), now()))
+
+    # Processes
+
+    def freeze(self, holder: bool) -> bool:
+        if (place := self._pick(holder)) is None:
+            return False
+        helper = self.helpers[place]
+        self._begin("process stopped", place, helper.resume, self._rest())
+        helper.signal(signal.SIGSTOP)
+        return True
+
+    def kill(self, holder: bool) -> bool:
+        if (place := self._pick(holder)) is None:
+            return False
+        helper = self.helpers[place]
+        self._happened("process killed", helper.pid)
+        helper.kill()
+        self.gone.append(helper)
+        self.start(place)
+        return True
+
+    def partition(self, holder: bool) -> bool:
+        if (place := self._pick(holder)) is None:
+            return False
+        assert isinstance(self.arena, RedisArena)
+        proxy = self.arena.proxies[place]
+        self._begin("partition", place, proxy.heal, self._rest())
+        proxy.black_hole(self.dice.choice(["both", "up", "down"]))
+        return True
+
+    def freeze_a_new_holder(self) -> bool:
+        """Its network is slow, and it is stopped while the answer that makes it the holder is on its way."""
+        assert isinstance(self.arena, RedisArena)
+        arena, place = self.arena, self._pick(holder=False)
+        if place is None or None in self._busy:
+            return False
+        helper, proxy = self.helpers[place], arena.proxies[place]
+        slow = self.dice.uniform(0.05, 0.12)
+        self._busy.add(place)
+        proxy.delay(slow, "down")
+        give_up = now() + 1.0
+
+        def end() -> None:
+            proxy.heal()
+            helper.resume()
+
+        def freeze() -> None:
+            self._begin("stopped as it got the lock", place, end, self._rest())
+            helper.signal(signal.SIGSTOP)
+
+        def look() -> None:
+            if now() > give_up:
+                proxy.heal()
+                self._busy.discard(place)
+            elif None not in self._busy and helper.pid in arena.holders(self.record):
+                self._do(slow * 1.5, freeze)  # the wake-up takes this time once, and so does the answer
+            else:
+                self._do(0.005, look)
+
+        look()
+        return True
+
+    # The server
+
+    def freeze_server(self) -> bool:
+        assert isinstance(self.arena, RedisArena)
+        if None in self._busy:
+            return False
+        self._begin("server stopped", None, self.arena.server.resume, self._rest())
+        self.arena.server.pause()
+        return True
+
+    def cut_connections(self) -> bool:
+        assert isinstance(self.arena, RedisArena)
+        if None in self._busy:
+            return False
+        operator = self.arena.operator
+        clients = [client["id"] for client in operator.client_list() if int(client["id"]) != operator.client_id()]
+        for client in self.dice.sample(clients, min(len(clients), 8)):
+            operator.client_kill_filter(_id=client)
+        self._happened("connections cut")
+        return True
+
+    def flush_scripts(self) -> bool:
+        assert isinstance(self.arena, RedisArena)
+        if None in self._busy:
+            return False
+        self.arena.operator.script_flush()
+        self._happened("SCRIPT FLUSH")
+        return True
+
+    # ---- the end
+
+    def calm(self, within: float) -> Iterator[str]:
+        """Everything in order again; every process ends by itself."""
+        while self._later:
+            self.do_what_is_due(self._later[0][0])
+            time.sleep(0.01)
+        time.sleep(2 * TTL)
+        for helper in self.helpers.values():
+            helper.tell("stop")
+        until = now() + within
+        for helper in self.helpers.values():
+            try:
+                helper.wait_for("end", max(0.1, until - now()))
+            except AssertionError as error:
+                yield f"O7: a process did not end: {error}"
+        self.collect()
+
+
+# ---- what came of it
+
+
+@dataclass
+class Report:
+    seconds: float
+    record: Record
+    faults: list[Fault]
+    writes: int = 0
+    refused: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def acquisitions(self) -> int:
+        return len(self.record.beliefs)
+
+    def outlived(self, fault: Fault) -> bool:
+        """Whether it took a lease away: one that was held when it began, and ended while it lasted."""
+        held = self.record.held_at(fault.pid, fault.start)
+        if fault.kind == "process killed":
+            return bool(held)
+        return any(fault.start <= lost_at <= fault.end for belief in held for _, _, lost_at in belief.losses)
+
+    @property
+    def outliving(self) -> int:
+        return sum(map(self.outlived, self.faults))
+
+    def show(self) -> None:
+        table = Table("fault", "times", "outlived a lease", title=f"{self.seconds:.0f} s of chaos")
+        kinds = Counter(fault.kind for fault in self.faults)
+        outlived = Counter(fault.kind for fault in self.faults if self.outlived(fault))
+        for kind, times in kinds.most_common():
+            table.add_row(kind, str(times), str(outlived[kind]))
+        table.add_section()
+        table.add_row("all", str(len(self.faults)), str(self.outliving))
+        console = Console()
+        console.print(table)
+        losses = sum(bool(belief.losses) for belief in self.record.beliefs.values())
+        console.print(
+            f"{self.acquisitions} acquisitions, {losses} losses ({self.record.judged_callbacks} of them noticed by a "
+            f"running process); {self.writes} fenced writes, {self.refused} refused; {len(self.violations)} violations"
+        )
+        for violation in self.violations[:20]:
+            console.print(f"  {violation}", markup=False, highlight=False)
+
+
+@contextmanager
+def _chaos(arena: type[Arena], seed: int, defect: str) -> Iterator[Chaos]:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
+        ledger = LedgerServer(Path(folder, "ledger"))
+        stack.callback(ledger.close)
+        chaos = Chaos(arena(stack), ledger, seed, defect)
+        stack.callback(chaos.close)
+        for place in range(PROCESSES):
+            chaos.start(place)
+        for helper in chaos.helpers.values():
+            helper.wait_for("ready", within=20)
+        yield chaos
+
+
+def run(arena: type[Arena], seconds: float, *, seed: int = 0, defect: str = "") -> Report:
+    """Chaos for so many seconds, or until the first violation."""
+    with _chaos(arena, seed, defect) as chaos:
+        record, ledger = chaos.record, chaos.ledger
+        started, look_at, streams = now(), now() + LOOK_EVERY, chaos.streams()
+        violations: list[str] = []
+        while (at := now()) < started + seconds and not violations:
+            chaos.collect()
+            for stream in streams:
+                stream.step(at)
+            if at >= look_at:
+                violations = [*record.overlaps(), *record.token_regressions(), *ledger.lost]
+                look_at = at + LOOK_EVERY
+            chaos.do_what_is_due(at)
+            time.sleep(0.005)
+        lasted = now() - started
+        if not violations:
+            violations += chaos.calm(within=15.0)
+            violations += record.overlaps()
+            violations += (f"O2 {lost}" for lost in ledger.lost)
+            violations += record.token_regressions()
+            violations += record.late_callbacks()
+            violations += record.slow_takeovers(chaos.faults, _bound(chaos.arena), TTL, started + lasted)
+            violations += record.miscounted_callbacks(set(record.ends))
+            violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
+            violations += record.wrong
+            violations += chaos.arena.leftovers()
+        return Report(lasted, record, chaos.faults, ledger.accepted, ledger.refused, violations)
+
+
+def _bound(arena: Arena) -> float:
+    with multilock.connect(arena.url, ttl=TTL) as client:
+        return client.capabilities.takeover_bound
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=("redis", "sqlite"), default="redis")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--defect", choices=DEFECTS, default="")
+    given = parser.parse_args()
+    arena: type[Arena] = RedisArena if given.backend == "redis" else SqliteArena
+    print(f"seed {given.seed}")
+    report = run(arena, given.seconds, seed=given.seed, defect=given.defect)
+    report.show()
+    return bool(report.violations)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

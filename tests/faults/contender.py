@@ -1,0 +1,202 @@
+"""A process of the chaos harness: contenders on threads and on a loop, who write down what they believe, and when.
+
+Each line leaves in one write to a pipe, so that a killed process has said everything it knew. Times are those of
+`multilock.now()`, a clock that all processes of a machine share::
+
+    got TIME NAME ID TOKEN HELD      acquire() returned, and is_held() said HELD after TIME
+    held TIME ID                     is_held() was asked at TIME, and said yes
+    over TIME ID                     it said no
+    lost TIME ID REASON LOST_AT      the callback began
+    release TIME ID                  release() was called
+    released TIME ID OURS            … and returned OURS
+    stall FROM TO                    this process did not run
+    wrong TEXT                       an exception nobody expected
+    end THREADS SOCKETS              both clients are closed: what is left of them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import multilock
+from multilock import AsyncClient, AsyncLease, BackendUnavailable, Client, Lease, LeaseState, Loss, now
+from multilock.lease import lost_at
+from multilock.testing import hear
+from tests.faults.defects import DEFECTS
+from tests.faults.ledger import Account
+
+PULSE = 0.005  # seconds between two looks of the thread that finds out when the process does not run
+STALLED = 0.025
+SHORT_HOLD = 0.03  # seconds at most, for all the others
+NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
+LONG_HOLD = 0.15  # the share of leases that are held for so long that most faults meet one
+
+
+def note(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def contend(url: str, ttl: str, names: str, threads: str, tasks: str, ledger: str, seed: str, defect: str = "") -> None:
+    """Contend until the harness says so."""
+    if defect:
+        DEFECTS[defect]()
+    threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
+    crew = _Crew(url, float(ttl), names.split(","), ledger, random.Random(seed))
+    blocking, asynchronous = crew.open_clients()
+    workers = [threading.Thread(target=crew.work, args=(blocking, number)) for number in range(int(threads))]
+    workers.append(threading.Thread(target=asyncio.run, args=(crew.work_on_loop(asynchronous, int(tasks)),)))
+    for worker in workers:
+        worker.start()
+    note("ready")
+    hear()
+    crew.done.set()
+    for worker in workers:
+        worker.join()
+    blocking.close()
+    note("end", _threads_left(), _sockets_left())
+
+
+class _Crew:
+    """The contenders of this process; each has its own dice."""
+
+    def __init__(self, url: str, ttl: float, names: list[str], ledger: str, dice: random.Random) -> None:
+        self.url, self.ttl, self.names, self.ledger, self.dice = url, ttl, names, ledger, dice
+        self.done = threading.Event()
+
+    def open_clients(self) -> tuple[Client, AsyncClient]:
+        place = {"url": self.url, "ttl": self.ttl, "outage_timeout": 2.0}
+        return multilock.connect(place), multilock.connect_async(place)
+
+    def _dice(self, number: int) -> random.Random:
+        return random.Random(f"{self.dice.random()} {number}")
+
+    # ---- the blocking face
+
+    def work(self, client: Client, number: int) -> None:
+        dice, account = self._dice(number), Account(self.ledger)
+        while not self.done.is_set():
+            try:
+                lock = client.lock(dice.choice(self.names), fair=dice.random() < 0.7, on_lost=_tell_loss)
+                if lease := lock.try_acquire(timeout=_patience(dice)):
+                    for pause in _hold(lease, account, dice):
+                        time.sleep(pause)
+                    _note_release(lease)
+                    _note_released(lease, lease.release())
+            except BackendUnavailable:
+                time.sleep(0.05)
+            except Exception:
+                note("wrong", repr(traceback.format_exc()))
+        account.close()
+
+    # ---- the asyncio face
+
+    async def work_on_loop(self, client: AsyncClient, tasks: int) -> None:
+        async with client:
+            await asyncio.gather(*(self._work_in_task(client, 100 + number) for number in range(tasks)))
+
+    async def _work_in_task(self, client: AsyncClient, number: int) -> None:
+        dice, account = self._dice(number), Account(self.ledger)
+        while not self.done.is_set():
+            try:
+                lock = client.lock(dice.choice(self.names), fair=dice.random() < 0.7, on_lost=_tell_loss)
+                patience = _patience(dice)
+                if dice.random() < 0.2:  # one that is cancelled leaves nothing either
+                    async with asyncio.timeout(patience):
+                        lease: AsyncLease | None = await lock.acquire()
+                else:
+                    lease = await lock.try_acquire(timeout=patience)
+                if lease:
+                    for pause in _hold(lease, account, dice):
+                        await asyncio.sleep(pause)
+                    _note_release(lease)
+                    _note_released(lease, await lease.release())
+            except BackendUnavailable:
+                await asyncio.sleep(0.05)
+            except TimeoutError:
+                pass
+            except Exception:
+                note("wrong", repr(traceback.format_exc()))
+        account.close()
+
+
+def _patience(dice: random.Random) -> float:
+    return 0 if dice.random() < 0.1 else dice.uniform(0.1, 3.0)
+
+
+def _id(lease: Lease | AsyncLease) -> str:
+    return lease.owner.partition("@")[0]
+
+
+def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> Iterator[float]:
+    """Hold this lease for a while, and count one up under it; yields the seconds to sleep."""
+    began, held = now(), lease.is_held()
+    note("got", began, lease.name, _id(lease), lease.token, int(held))
+    assert lease.token is not None
+    value = account.read(lease.name, lease.token)
+    long = dice.random() < LONG_HOLD
+    until = began + (dice.uniform(0.3, 1.0) if long else dice.uniform(0.0, SHORT_HOLD))
+    noted = 0.0
+    while True:
+        asked = now()
+        if not lease.is_held():
+            note("over", asked, _id(lease))
+            break
+        if asked - noted >= NOTE_EVERY:
+            note("held", asked, _id(lease))
+            noted = asked
+        if asked >= until and lease.state is not LeaseState.AT_RISK:  # who works on knows how it ends
+            break
+        yield dice.choice((0.0, 0.001, 0.005))
+    if value is not None:  # also when it is over: that is what the token is for
+        account.write(lease.name, lease.token, value + 1)
+
+
+def _note_release(lease: Lease | AsyncLease) -> None:
+    note("release", now(), _id(lease))
+
+
+def _note_released(lease: Lease | AsyncLease, ours: bool) -> None:
+    note("released", now(), _id(lease), int(ours))
+
+
+def _tell_loss(loss: Loss) -> None:
+    at = now()
+    lease = loss.lease
+    note("lost", at, lease.owner.partition("@")[0], loss.reason.value, lost_at(loss.valid_until, lease.ttl))
+
+
+def _watch_pulse() -> None:
+    last = now()
+    while True:
+        time.sleep(PULSE)
+        this = now()
+        if this - last > STALLED:
+            note("stall", last, this)
+        last = this
+
+
+def _threads_left() -> str:
+    """Names of threads that closed clients left behind; those that are just ending get a moment."""
+    until = now() + 3.0
+    while True:
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("multilock")]
+        if not names or now() > until:
+            return ",".join(sorted(names)) or "-"
+        time.sleep(0.01)
+
+
+def _sockets_left() -> int:
+    left = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            left += os.readlink(descriptor).startswith("socket:")
+        except OSError:  # the one that listed the folder
+            continue
+    return left

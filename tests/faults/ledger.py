@@ -1,0 +1,97 @@
+"""What the locks of the chaos harness protect: a counter for each name, guarded by fencing tokens.
+
+It lives in the harness, which is never frozen or killed. A read registers its token; after that every older token is
+refused. So a read-modify-write that is accepted has seen all before it, and the counter loses nothing: if the tokens
+of the lock keep their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import socketserver
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Account", "LedgerServer"]
+
+REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class _Counter:
+    token: int = 0
+    value: int = 0
+
+
+class LedgerServer(socketserver.ThreadingUnixStreamServer):
+    """``read NAME TOKEN`` and ``write NAME TOKEN VALUE``, each answered with a value or ``refused``."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), _Session)
+        self.path = path
+        self.accepted = 0
+        self.refused = 0
+        self.lost: list[str] = []
+        self._counters: dict[str, _Counter] = defaultdict(_Counter)
+        self._lock = threading.Lock()
+        threading.Thread(target=self.serve_forever, name="ledger", daemon=True).start()
+
+    def answer(self, what: str, name: str, token: int, *value: int) -> str:
+        with self._lock:
+            counter = self._counters[name]
+            if token < counter.token:
+                self.refused += 1
+                return REFUSED
+            counter.token = token
+            if what == "write":
+                self.accepted += 1
+                if value != (counter.value + 1,):
+                    self.lost.append(f"{name}: token {token} wrote {value[0]} over {counter.value}")
+                counter.value = value[0]
+            return str(counter.value)
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Session(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, LedgerServer)
+        with contextlib.suppress(ConnectionError):  # it was killed
+            for line in self.rfile:
+                what, name, *numbers = line.decode().split()
+                self.wfile.write(f"{self.server.answer(what, name, *map(int, numbers))}\n".encode())
+
+
+class Account:
+    """A contender's connection to the ledger."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._file = self._socket.makefile("rw")
+
+    def read(self, name: str, token: int) -> int | None:
+        """The counter of this name; None: refused."""
+        return self._ask(f"read {name} {token}")
+
+    def write(self, name: str, token: int, value: int) -> int | None:
+        return self._ask(f"write {name} {token} {value}")
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def _ask(self, question: str) -> int | None:
+        self._file.write(f"{question}\n")
+        self._file.flush()
+        answer = self._file.readline().strip()
+        return None if answer == REFUSED else int(answer)

@@ -1,0 +1,171 @@
+"""Judges a chaos run from what its contenders wrote down. Only what is certain is called a violation.
+
+Nothing here reads a clock or talks to anybody: lines in, violations out. It may be asked again and again while lines
+still arrive; what it has called a violation stays one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+__all__ = ["Belief", "Fault", "Record"]
+
+CALLBACK_SLACK = 0.05  # seconds by which a callback may start after lost_at
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something that went wrong, to one process or (``pid`` None) to the server, from ``start`` to ``end``."""
+
+    kind: str
+    pid: int | None
+    start: float
+    end: float = math.inf
+
+
+@dataclass(slots=True)
+class Belief:
+    """One lease, as the process that got it saw it."""
+
+    name: str
+    id: str
+    token: int
+    pid: int
+    began: float  #: the clock after acquire() returned; is_held() was asked after that
+    confirmed: bool  #: … and said yes
+    until: float  #: the last time at which is_held() was asked and said yes
+    over: float | None = None  #: is_held() said no
+    release: float | None = None  #: release() was called
+    released: bool | None = None  #: what it returned
+    losses: list[tuple[float, str, float]] = field(default_factory=list)  #: callback began, reason, lost_at
+
+    @property
+    def ended_well(self) -> bool:
+        return self.released is True
+
+
+class Record:
+    def __init__(self) -> None:
+        self.beliefs: dict[str, Belief] = {}
+        self.stalls: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self.ends: dict[int, tuple[str, int]] = {}
+        self.wrong: list[str] = []
+        self.judged_callbacks = 0
+        self._early_losses: dict[str, tuple[float, str, float]] = {}
+
+    def feed(self, pid: int, line: str) -> None:
+        what, *words = line.split(" ")
+        match what, words:
+            case "got", [at, name, id, token, held]:
+                began, yes = float(at), held == "1"
+                belief = Belief(name, id, int(token), pid, began, yes, began if yes else -math.inf)
+                self.beliefs[id] = belief
+                if early := self._early_losses.pop(id, None):
+                    belief.losses.append(early)
+            case "held", [at, id]:
+                self.beliefs[id].until = float(at)
+            case "over", [at, id]:
+                self.beliefs[id].over = float(at)
+            case "release", [at, id]:
+                self.beliefs[id].release = float(at)
+            case "released", [_, id, ours]:
+                self.beliefs[id].released = ours == "1"
+            case "lost", [at, id, reason, lost_at]:
+                loss = float(at), reason, float(lost_at)
+                if id in self.beliefs:
+                    self.beliefs[id].losses.append(loss)
+                else:  # lost before the thread that got it could say so
+                    self._early_losses[id] = loss
+            case "stall", [start, end]:
+                self.stalls[pid].append((float(start), float(end)))
+            case "end", [threads, sockets]:
+                self.ends[pid] = threads, int(sockets)
+            case "wrong", _:
+                self.wrong.append(f"{pid}: {' '.join(words)}")
+
+    def by_name(self) -> Iterator[tuple[str, list[Belief]]]:
+        """The leases that were certainly believed in, in the order in which they began."""
+        names: dict[str, list[Belief]] = defaultdict(list)
+        for belief in self.beliefs.values():
+            if belief.confirmed:
+                names[belief.name].append(belief)
+        for name, beliefs in names.items():
+            yield name, sorted(beliefs, key=lambda belief: belief.began)
+
+    def held_at(self, pid: int | None, at: float) -> list[Belief]:
+        """What this process (None: anybody) held for certain at that time."""
+        return [
+            belief
+            for belief in self.beliefs.values()
+            if (pid is None or belief.pid == pid)
+            and belief.began <= at
+            and (belief.release or math.inf) > at
+            and (belief.over or math.inf) > at
+        ]
+
+    # ---- the oracles
+
+    def overlaps(self) -> Iterator[str]:
+        """O1: of two holders of one name, the first never believes still when the second begins to."""
+        for name, beliefs in self.by_name():
+            latest: Belief | None = None
+            for belief in beliefs:
+                if latest and latest.until > belief.began:
+                    overlap = (latest.until - belief.began) * 1000
+                    yield f"O1 {name}: two holders for {overlap:.0f} ms, tokens {latest.token} and {belief.token}"
+                if latest is None or belief.until > latest.until:
+                    latest = belief
+
+    def token_regressions(self) -> Iterator[str]:
+        """O3: a later holder has a greater token."""
+        for name, beliefs in self.by_name():
+            for one, other in pairwise(beliefs):
+                if other.token <= one.token:
+                    yield f"O3 {name}: token {other.token} came after {one.token}"
+
+    def late_callbacks(self) -> Iterator[str]:
+        """O4: a callback starts at ``lost_at`` at the latest, and before the next holder. Time in which its process did
+        not run does not count."""
+        self.judged_callbacks = 0
+        starts = {name: [belief.began for belief in beliefs] for name, beliefs in self.by_name()}
+        for belief in self.beliefs.values():
+            for at, reason, lost_at in belief.losses:
+                since = lost_at - CALLBACK_SLACK
+                stalled = sum(max(0.0, min(at, end) - max(since, start)) for start, end in self.stalls[belief.pid])
+                late = at - lost_at
+                if late > CALLBACK_SLACK + stalled:
+                    yield f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
+                if stalled:
+                    continue
+                self.judged_callbacks += 1
+                began = starts.get(belief.name, [])
+                following = bisect_right(began, belief.began)
+                if following < len(began) and began[following] < at:
+                    yield f"O4 {belief.name}: the callback came {at - began[following]:.3f} s after the next holder"
+
+    def miscounted_callbacks(self, ended: set[int]) -> Iterator[str]:
+        """O6: one callback for a loss, none for a release. Only of processes that came to their own end is it certain
+        that a callback is missing."""
+        for belief in self.beliefs.values():
+            if belief.ended_well and belief.losses:
+                yield f"O6 {belief.name}: released, and lost too ({belief.losses[0][1]})"
+            elif len(belief.losses) > 1:
+                yield f"O6 {belief.name}: {len(belief.losses)} callbacks for one loss"
+            elif belief.pid in ended and not belief.ended_well and not belief.losses:
+                yield f"O6 {belief.name}: lost, and no callback (process {belief.pid})"
+
+    def slow_takeovers(self, faults: Iterable[Fault], bound: float, ttl: float, until: float) -> Iterator[str]:
+        """O5: a name without a holder gets one within the bound; it counts anew with each fault that may delay it."""
+        ends = sorted(min(end, until) for fault in faults for end in (fault.start, fault.end))
+        for name, beliefs in self.by_name():
+            for one, other in pairwise(beliefs):
+                free_from = max(one.until, one.release or 0.0) + (0.0 if one.ended_well else ttl)
+                disturbed = ends[bisect_right(ends, other.began) - 1] if ends and ends[0] <= other.began else 0.0
+                late = other.began - max(free_from, disturbed) - bound
+                if late > 0:
+                    yield f"O5 {name}: {bound + late:.2f} s without a holder, {late:.2f} s more than the bound"

@@ -1,0 +1,79 @@
+"""Each oracle of the chaos harness calls out what it is there for, and nothing that only looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from tests.faults.ledger import LedgerServer
+from tests.faults.oracles import Fault, Record
+
+TTL = 0.75
+Ask = Callable[[Record], Iterable[str]]
+
+
+def record(*lines: str) -> Record:
+    """``PID what …`` each."""
+    one = Record()
+    for line in lines:
+        pid, _, rest = line.partition(" ")
+        one.feed(int(pid), rest)
+    return one
+
+
+def callbacks(one: Record) -> Iterable[str]:
+    return one.miscounted_callbacks({1})
+
+
+def takeovers(one: Record) -> Iterable[str]:
+    return one.slow_takeovers([], bound=1.0, ttl=TTL, until=100.0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "lines", "number"),
+    [
+        (Record.overlaps, ["1 got 1 n a 1 1", "1 held 3 a", "2 got 2 n b 2 1"], 1),
+        (Record.overlaps, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3 n b 2 1"], 0),
+        (Record.overlaps, ["1 got 1 n a 1 1", "1 held 3 a", "2 got 2 other b 2 1"], 0),
+        (Record.overlaps, ["1 got 1 n a 1 1", "1 held 3 a", "2 got 2 n b 2 0"], 0),
+        (Record.overlaps, ["1 got 1 n a 1 1", "1 held 9 a", "2 got 2 n b 2 1", "3 got 5 n c 3 1"], 2),
+        (Record.token_regressions, ["1 got 1 n a 7 1", "2 got 2 n b 7 1"], 1),
+        (Record.token_regressions, ["1 got 1 n a 7 1", "2 got 2 n b 8 1"], 0),
+        (Record.late_callbacks, ["1 got 1 n a 1 1", "1 lost 2.04 a expired 2"], 0),
+        (Record.late_callbacks, ["1 got 1 n a 1 1", "1 lost 2.2 a expired 2"], 1),
+        (Record.late_callbacks, ["1 got 1 n a 1 1", "1 lost 2.2 a paused 2", "1 stall 1.9 2.19"], 0),
+        (Record.late_callbacks, ["1 got 1 n a 1 1", "1 lost 2.03 a expired 2", "2 got 2.02 n b 2 1"], 1),
+        (callbacks, ["1 got 1 n a 1 1", "1 release 2 a", "1 released 2 a 1"], 0),
+        (callbacks, ["1 got 1 n a 1 1", "1 release 2 a", "1 released 2 a 1", "1 lost 2 a taken 3"], 1),
+        (callbacks, ["1 got 1 n a 1 1", "1 over 2 a", "1 released 2 a 0"], 1),
+        (callbacks, ["1 lost 1 a taken 3", "1 got 1 n a 1 0", "1 released 2 a 0"], 0),
+        (callbacks, ["1 got 1 n a 1 1", "1 released 2 a 0", "1 lost 2 a taken 3", "1 lost 2 a taken 3"], 1),
+        (callbacks, ["2 got 1 n a 1 1", "2 over 2 a"], 0),
+        (takeovers, ["1 got 1 n a 1 1", "1 release 2 a", "1 released 2 a 1", "2 got 2.9 n b 2 1"], 0),
+        (takeovers, ["1 got 1 n a 1 1", "1 release 2 a", "1 released 2 a 1", "2 got 3.1 n b 2 1"], 1),
+        (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.7 n b 2 1"], 0),
+        (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.8 n b 2 1"], 1),
+    ],
+)
+def test_an_oracle_counts_violations(ask: Ask, lines: list[str], number: int) -> None:
+    assert len(list(ask(record(*lines)))) == number
+
+
+def test_a_takeover_may_be_late_after_a_fault() -> None:
+    late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1")
+    assert list(late.slow_takeovers([Fault("partition", 2, 3.0, 4.5)], bound=1.0, ttl=TTL, until=100.0)) == []
+
+
+def test_the_ledger_refuses_an_old_token_and_notices_a_lost_update(tmp_path_factory: pytest.TempPathFactory) -> None:
+    ledger = LedgerServer(tmp_path_factory.mktemp("ledger") / "socket")
+    try:
+        assert ledger.answer("read", "n", 1) == "0"
+        assert ledger.answer("read", "n", 2) == "0"
+        assert ledger.answer("write", "n", 1, 1) == "refused"
+        assert ledger.answer("write", "n", 2, 1) == "1"
+        assert ledger.lost == []
+        ledger.answer("write", "n", 2, 1)
+        assert len(ledger.lost) == 1
+    finally:
+        ledger.close()

@@ -18,6 +18,7 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from multilock.backend import Held, Notices
 from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
@@ -190,10 +191,10 @@ class Listener:
         while not self._closed.is_set():
             changed: set[str] = set()
             message = wire.receive(max(0.0, tend_at - self._now()))
-            while message is not None:  # all that came are looked at in one request
+            while message is not None:  # what came together is looked at together
                 heard = True
                 changed |= self._understand(message)
-                message = wire.receive(0.0)
+                message = wire.receive(0.0) if len(changed) < READ_AT_ONCE else None
             if changed:
                 self._look_again(changed)
             if self._now() >= tend_at:
@@ -204,15 +205,14 @@ class Listener:
                 self._look_again(())
                 tend_at = self._now() + TEND_EVERY
 
-    def _understand(self, message: list[object]) -> set[str]:
+    def _understand(self, message: list[Any]) -> set[str]:
         """Wake who is meant; return the names that may have changed."""
         match message:
-            case [b"message", channel, payload] if channel == INVALIDATED:
-                ours = self._watched.keys() | self._followed.keys()
-                if payload is None:  # the whole database
-                    return ours
-                assert isinstance(payload, list)
-                return ours & {self._keys.name(key) for key in payload}
+            case [b"message", channel, None] if channel == INVALIDATED:  # the whole database
+                return self._watched.keys() | self._followed.keys()
+            case [b"message", channel, [*keys]] if channel == INVALIDATED:
+                names = {self._keys.name(key) for key in keys}
+                return {name for name in names if name in self._watched or name in self._followed}
             case [b"message", _, bytes(payload)]:
                 claim_id = payload.decode()
                 self._notices.wake(claim_id)

@@ -43,6 +43,8 @@ def test_an_append_only_file_that_is_written_once_a_second_is_found() -> None:
 
 
 def test_a_replica_and_its_primary_are_found(us: Ours, server: RedisServer, redis_server: RedisServer) -> None:
+    with redis.Redis(port=server.port) as primary:
+        primary.config_set("repl-diskless-sync-delay", 0)
     with redis.Redis(port=redis_server.port) as bare:
         bare.replicaof("127.0.0.1", server.port)
         replica = Ours(redis_server.url)

@@ -197,6 +197,8 @@ def test_a_server_that_accepts_and_says_nothing_ends_in_time(connect: Connect, p
 def test_a_replica_is_a_silence_that_says_so(us: Ours, server: RedisServer, redis_server: RedisServer) -> None:
     replica = Ours(redis_server.url)
     claim, _ = replica.take()
+    with redis.Redis(port=server.port) as primary:
+        primary.config_set("repl-diskless-sync-delay", 0)
     with redis.Redis(port=redis_server.port) as bare:
         bare.replicaof("127.0.0.1", server.port)
         with silent(unknown=False) as caught:

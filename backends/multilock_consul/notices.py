@@ -139,21 +139,23 @@ class Listener:
 
     def close(self) -> None:
         with self._starting:
-            self._closed = True
-            if self._bell:
+            if self._bell and not self._closed:
                 self._bell.close()  # which rings
+            self._closed = True
 
-    def _post(self, job: Callable[[], None]) -> None:
-        self._jobs.append(job)
+    def _post(self, job: Callable[[], None]) -> bool:
+        """False: the thread has ended, and nothing is pushed any more."""
         with self._starting:
             if self._closed:
-                return
+                return False
+            self._jobs.append(job)
             if self._bell is None:
                 self._bell, ear = socket.socketpair()
                 self._bell.setblocking(False)
                 ear.setblocking(False)
                 threading.Thread(target=self._run, args=(ear,), name="multilock-consul-notices", daemon=True).start()
             self._ring()
+            return True
 
     def _ring(self) -> None:
         assert self._bell is not None
@@ -264,6 +266,9 @@ class Listener:
             if not self._closed:
                 logger.exception("nothing is pushed by Consul any more; timers and renewals go on")
         finally:
+            self.close()
+            while self._jobs:  # a connection may have been made for one of them
+                self._jobs.popleft()()
             for query in self._queries.values():
                 self._hang_up(query)
             for wire in self._spare:
@@ -332,7 +337,8 @@ class Listener:
                 outcome = self._agents.dial(CONNECT_WITHIN)
             except Exception as error:
                 outcome = error
-            self._post(lambda: self._dialed(query, outcome))
+            if not self._post(lambda: self._dialed(query, outcome)) and isinstance(outcome, Wire):
+                outcome.close()
 
         try:
             threading.Thread(target=dial, name="multilock-consul-connect", daemon=True).start()

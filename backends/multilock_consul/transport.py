@@ -157,15 +157,19 @@ class Agents:
         """A new connection to the first agent that takes one, in ``within`` seconds.
 
         On a thread of its own, since neither the look-up of a host name nor a handshake takes a limit. One that comes
-        too late is closed as soon as nobody refers to it.
+        too late is closed.
         """
+        within = max(within, 0.001)  # whoever calls may have waited too long already
         result: SimpleQueue[Wire | BaseException] = SimpleQueue()
+        done = threading.Event()  # nobody waits for the result any more
 
         def dial() -> None:
             try:
                 result.put(self.dial(within))
             except BaseException as error:
                 result.put(error)
+            if done.is_set():
+                _close_late(result)
 
         try:
             threading.Thread(target=dial, name="multilock-consul-connect", daemon=True).start()
@@ -176,6 +180,9 @@ class Agents:
         except Empty:
             self._leave(self._address())
             outcome = TimeoutError(f"not connected within {within:g} s")
+        finally:
+            done.set()
+            _close_late(result)
         if isinstance(outcome, BaseException):
             raise self._unreachable(outcome) from outcome
         return outcome
@@ -246,6 +253,13 @@ class Agents:
         if isinstance(error, ssl.SSLCertVerificationError):
             return BackendRejected(f"{where} is not trusted: {error} (see ca=)", backend="consul")
         return BackendUnavailable(f"{where} cannot be reached: {error}", unknown=False, backend="consul")
+
+
+def _close_late(result: SimpleQueue[Wire | BaseException]) -> None:
+    """Close the connection that is still in there; whoever of both sides comes last finds it."""
+    with suppress(Empty):
+        if isinstance(late := result.get_nowait(), Wire):
+            late.close()
 
 
 def judged(response: Response) -> Response:

@@ -109,11 +109,14 @@ class Stop:
     """Calls off an acquire from another thread or task: it raises Stopped, and leaves nothing behind."""
 
     def __init__(self) -> None:
-        self.called = False
+        self._called = False
         self.bell: Waiter | None = None
 
+    def called(self) -> bool:
+        return self._called
+
     def call(self) -> None:
-        self.called = True
+        self._called = True
         if self.bell:
             self.bell.set()
 
@@ -220,7 +223,7 @@ class _Contender:
 
     def _check_wanted(self) -> None:
         self.kernel.check_open()
-        if self.stop and self.stop.called:
+        if self.stop and self.stop.called():
             raise Stopped
 
     # The present claim

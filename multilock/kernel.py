@@ -257,7 +257,11 @@ class Kernel:
                 return
             lease._state = RELEASED
             lease._callbacks = None
-        self.end(lease)
+            hooks, lease._hooks = lease._hooks, None
+        if lease._scope is not None:
+            lease._scope.discard(lease)
+        for hook in hooks or ():
+            hook()
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("released the lock %r", lease.name, extra=self.extra(lease))
         if self.events.listened:
@@ -270,15 +274,6 @@ class Kernel:
             if lease := self.held.get(claim.id):
                 self.forget(lease)
                 lease._state = RELEASED
-
-    def end(self, lease: Holding) -> None:
-        """It was released or lost: tell those who wait for that."""
-        with self.lock:
-            hooks, lease._hooks = lease._hooks, None
-        if lease._state == RELEASED and lease._scope is not None:
-            lease._scope.discard(lease)
-        for hook in hooks or ():
-            hook()
 
     # The ticking thread
 

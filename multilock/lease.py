@@ -6,6 +6,7 @@ Times are seconds on one clock; nothing here reads a clock, waits or locks.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from multilock.model import LossReason
 
@@ -78,6 +79,7 @@ def urgency(left: float, timeout: float) -> int:
     return 0 if left >= timeout else 1 + int(math.log2(timeout / max(left, 1e-3)))
 
 
+@lru_cache(maxsize=256)
 def request_timeout(option: float | None, ttl: float) -> float:
     """Seconds for one request: what the user set, else a fifth of the ttl, so that several fit before the deadline."""
     return min(ttl / 5, REQUEST_TIMEOUT_MAX) if option is None else option

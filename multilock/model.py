@@ -6,6 +6,7 @@ import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -180,9 +181,14 @@ OWNER_BYTES = 512
 
 def owner_text(claim_id: str, kind: str, host: str, pid: int, identity: str, ttl: float) -> str:
     """``<id>@kind:host:pid:identity:ttl`` in at most 512 bytes of UTF-8, without a space; the host is cut to fit."""
-    head = f"{claim_id}@{kind}:"
+    return claim_id + _who(len(claim_id), kind, host, pid, identity, ttl)
+
+
+@lru_cache(maxsize=1024)  # the same for every acquisition through one lock object
+def _who(after: int, kind: str, host: str, pid: int, identity: str, ttl: float) -> str:
+    head = f"@{kind}:"
     tail = f":{pid}:{identity.translate(_ENCODE)}:{ttl:g}"
-    room = OWNER_BYTES - len(head) - len(tail.encode())
+    room = OWNER_BYTES - after - len(head) - len(tail.encode())
     host = host.translate(_ENCODE).encode()[:room].decode(errors="ignore")
     return head + host + tail
 

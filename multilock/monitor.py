@@ -89,10 +89,12 @@ class Monitor:
             lease._loss = loss
             lease._state = LOST
             callbacks, lease._callbacks = lease._callbacks, None
+            hooks, lease._hooks = lease._hooks, None
             kernel.forget(lease)
         for callback in callbacks or ():  # before anything that could block
             kernel.callbacks.start(callback, loss)
-        kernel.end(lease)
+        for hook in hooks or ():
+            hook()
         logger.warning("lost the lock %r (%s): %s", lease.name, reason.value, message, extra=kernel.extra(lease))
         if kernel.events.listened:
             kernel.events.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss))

@@ -211,7 +211,7 @@ class Standing(Generic[T]):
         """Campaign, lead, stand again, until ``stop`` is called or ``work`` ends by itself."""
         kernel = self._kernel
         try:
-            while not stop.called:
+            while not stop.called():
                 await self._callbacks_ended(stop)
                 try:
                     term = await self._campaign(None, stop)
@@ -219,9 +219,9 @@ class Standing(Generic[T]):
                     if work is not None:
                         raise
                     logger.error("the election %r is refused, and tried again: %s", self._want.name, error)
-                    await self._until(lambda: stop.called, REJECTED_PAUSE)
+                    await self._until(lambda: stop.called(), REJECTED_PAUSE)
                     continue
-                if stop.called:  # it came while the grant was on its way: stop() saw no term to end
+                if stop.called():  # it came while the grant was on its way: stop() saw no term to end
                     await self._resign(term.leadership)
                     break
                 if work is None:
@@ -230,7 +230,7 @@ class Standing(Generic[T]):
                     ended, result = await self._lead(term, work, stop)
                     if ended:
                         return result
-                if term.resigning and not stop.called and not kernel.backend.capabilities.fair:
+                if term.resigning and not stop.called() and not kernel.backend.capabilities.fair:
                     await self._callbacks_ended(stop)
                     await self._let_others(stop)
         except (Stopped, ClientClosed):
@@ -270,7 +270,7 @@ class Standing(Generic[T]):
     async def _callbacks_ended(self, stop: Stop) -> None:
         term = self._term
         if term is not None:
-            await self._until(lambda: stop.called or (term.elected_done and term.lost_done))
+            await self._until(lambda: stop.called() or (term.elected_done and term.lost_done))
 
     async def _let_others(self, stop: Stop) -> None:
         """Where there is no queue to stand at the end of: wait until another has led, for 2 s at most."""
@@ -278,7 +278,7 @@ class Standing(Generic[T]):
         mine = self._term.leadership.owner if self._term else None
         end = self._kernel.now() + POLITE
         try:
-            while not stop.called and self._kernel.now() < end:
+            while not stop.called() and self._kernel.now() < end:
                 info = await self._kernel.ask(self._kernel.backend.inspect, self._want.name, name=self._want.name)
                 if info and info.owner != mine:
                     return

@@ -36,6 +36,9 @@ class LoopFace:
         self._kernel = kernel
         self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._open: dict[_Request, float] = {}  # requests under way, and when each is over on the loop's clock
+        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_at = math.inf
         self.callbacks: Callbacks = LoopCallbacks(self, kernel)
 
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -45,16 +48,40 @@ class LoopFace:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("this AsyncClient belongs to another event loop: make one for each loop")
             self._loop = running
+            self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
         return running
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._loop
 
     async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        job = _Request(self.loop(), self._kernel, within, call, args)
-        self._workers.submit(job.carry)
-        result: R = await job.answer()
-        return result
+        loop = self.loop()
+        request = _Request(loop, self._kernel, within, call, args)
+        self._open[request] = due = loop.time() + within + GRACE
+        if due < self._sweep_at:
+            self._plan_sweep(loop, due)
+        try:
+            self._workers.submit(request.carry)
+            result: R = await request.future
+            return result
+        finally:
+            del self._open[request]
+
+    def _plan_sweep(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        if self._sweep:
+            self._sweep.cancel()
+        self._sweep_at = due
+        self._sweep = loop.call_at(due, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all requests: a timer for each would cost more than most of them take."""
+        now = loop.time()
+        self._sweep, self._sweep_at = None, math.inf
+        for request, due in self._open.items():
+            if due <= now:
+                request.expire()
+        if rest := [due for due in self._open.values() if due > now]:
+            self._plan_sweep(loop, min(rest))
 
     def waiter(self) -> Waiter:
         return LoopWaiter(self.loop())
@@ -66,7 +93,7 @@ class LoopFace:
 class _Request:
     """One call on its way through a worker. Its caller waits no longer than ``within``, whatever the worker does."""
 
-    __slots__ = ("_args", "_call", "_deadline", "_future", "_kernel", "_loop", "_within")
+    __slots__ = ("_args", "_call", "_deadline", "_kernel", "_loop", "_within", "future")
 
     def __init__(
         self,
@@ -82,18 +109,11 @@ class _Request:
         self._deadline = kernel.now() + within
         self._call = call
         self._args = args
-        self._future: asyncio.Future[Any] = loop.create_future()
-
-    async def answer(self) -> Any:
-        timer = self._loop.call_later(self._within + GRACE, self._expire)
-        try:
-            return await self._future
-        finally:
-            timer.cancel()
+        self.future: asyncio.Future[Any] = loop.create_future()
 
     def carry(self) -> None:
         """In the worker."""
-        if self._future.cancelled():
+        if self.future.cancelled():
             return
         left = self._deadline - self._kernel.now()
         try:
@@ -108,14 +128,14 @@ class _Request:
             logger.debug("an answer came after its event loop was closed")
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
-        if self._future.done():
+        if self.future.done():
             return
         if error is not None:
-            self._future.set_exception(error)
+            self.future.set_exception(error)
         else:
-            self._future.set_result(result)
+            self.future.set_result(result)
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         self._settle(None, BackendUnavailable(f"no answer within {self._within:.3f} s"))
 
 

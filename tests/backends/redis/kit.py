@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import pytest
+
 from multilock import now
 from multilock.model import Claim, Granted, LossReason, owner_text
 from multilock_redis import RedisBackend, open_backend
 
-__all__ = ["Bare", "Ear", "Ours", "eventually", "holder_of"]
+__all__ = ["Bare", "Ear", "Ours", "eventually", "holder_of", "since"]
 
 Bare = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
@@ -109,6 +111,13 @@ def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
     while not condition():
         assert now() < until, "it did not become true"
         pause.wait(0.005)
+
+
+def since(bare: Bare, version: str, what: str) -> None:
+    """Skip where the server is older: it does not have ``what`` yet."""
+    present = bare.info("server")["redis_version"]
+    if [int(part) for part in present.split(".")] < [int(part) for part in version.split(".")]:
+        pytest.skip(f"{present} has no {what}")
 
 
 def holder_of(bare: Bare, name: str = "a") -> str | None:

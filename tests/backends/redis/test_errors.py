@@ -17,7 +17,7 @@ from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
 from multilock_redis.transport import pack, refusal
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, since
 from tests.servers import RedisServer, free_port
 
 SECRET = "correct-horse"
@@ -89,6 +89,7 @@ def test_a_user_without_these_keys_is_rejected(server: RedisServer, bare: Bare, 
 def test_a_user_with_exactly_the_documented_rights_can_do_everything(
     server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
+    since(bare, "6.2", "rights on channels")
     bare.execute_command("ACL", "SETUSER", "app", "reset", "on", "nopass", *RIGHTS)
     us, them = connect(server.url.replace("//", "//app:x@")), connect(server.url.replace("//", "//app:x@"))
     held = us.take()
@@ -209,7 +210,8 @@ def test_a_replica_is_a_silence_that_says_so(us: Ours, server: RedisServer, redi
     replica.close()
 
 
-def test_a_server_that_is_loading() -> None:
+def test_a_server_that_is_loading(bare: Bare) -> None:
+    since(bare, "7.0", "way to load slowly")
     slow = ("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024")
     with RedisServer("--enable-debug-command", "yes", *slow) as server:
         ours = Ours(server.url)
@@ -235,7 +237,7 @@ def test_a_server_busy_with_a_script(redis_server: RedisServer) -> None:
     ours = Ours(redis_server.url)
     ours.take(ours.claim("before"))
     with redis.Redis(port=redis_server.port) as bare, socket.create_connection(("127.0.0.1", redis_server.port)) as it:
-        bare.config_set("busy-reply-threshold", 50)
+        bare.config_set("lua-time-limit", 50)
         it.sendall(pack("EVAL", "while true do end", 0))
         eventually(lambda: says(ours, "BUSY"), within=10)
         bare.script_kill()
@@ -245,6 +247,7 @@ def test_a_server_busy_with_a_script(redis_server: RedisServer) -> None:
 
 
 def test_too_few_replicas(us: Ours, bare: Bare) -> None:
+    since(bare, "7.0", "such check in scripts")
     bare.config_set("min-replicas-to-write", 1)
     try:
         with silent(unknown=False):

@@ -12,7 +12,7 @@ from multilock.errors import BackendUnavailable
 from multilock.model import Busy, Granted
 from multilock.testing import FaultProxy, Helper, hear, say
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, since
 from tests.servers import RedisServer
 
 QUEUE, LIVE = "{multilock/a}:queue", "{multilock/a}:live"
@@ -133,6 +133,7 @@ def test_no_subscription_is_made_for_a_name_that_is_free(us: Ours, bare: Bare) -
 
 
 def test_who_may_not_subscribe_waits_by_timers_and_is_served(server: RedisServer, bare: Bare, connect: Connect) -> None:
+    since(bare, "7.0", "rights on channels by default")
     bare.acl_setuser("deaf", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset=True)
     url = server.url.replace("redis://", "redis://deaf:x@")
     holder, deaf = connect(), connect(url)

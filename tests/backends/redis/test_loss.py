@@ -11,7 +11,7 @@ from multilock import now
 from multilock.model import LossReason
 from multilock.testing import FaultProxy
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours, eventually
+from tests.backends.redis.kit import Bare, Ours, eventually, since
 from tests.servers import RedisServer
 
 TAKEN = LossReason.TAKEN
@@ -85,6 +85,7 @@ def test_a_renewal_over_another_connection_is_no_loss_and_the_watch_goes_on(us: 
 
 
 def test_renewals_over_the_tracked_connection_push_nothing(us: Ours, bare: Bare) -> None:
+    since(bare, "7.0", "NOLOOP for scripts: renewals are looked at")
     held = us.take()
     us.watch(held)
     before = reads(bare)
@@ -138,6 +139,7 @@ def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare
 def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_says_what_is_missing(
     server: RedisServer, bare: Bare, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
+    since(bare, "6.2", "rights on channels")
     bare.acl_setuser(
         "managed", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-client"], reset=True
     )

@@ -1,3 +1,5 @@
+"""``python -m multilock``: the command line."""
+
 from multilock.cli import main
 
 if __name__ == "__main__":

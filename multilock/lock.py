@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from multilock.acquire import acquire, run
 from multilock.errors import LockTimeout, NotHeld
@@ -50,7 +50,7 @@ class Lease(Holding):
             self._not_at_end(ended.set)
         return self._loss if self._is_lost() else None
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         self.check()
         return self
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from multilock.acquire import acquire
 from multilock.errors import LockTimeout, NotHeld
@@ -63,7 +63,7 @@ class AsyncLease(Holding):
                 self._not_at_end(tell)
         return self._loss if self._is_lost() else None
 
-    async def __aenter__(self) -> AsyncLease:
+    async def __aenter__(self) -> Self:
         self.check()
         body = _Body(self)
         if self._bodies is None:

@@ -1,0 +1,50 @@
+"""Who imports whom, read from the source: imports for type checkers only do not count, those inside functions do."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["ROOT", "imports_of", "module_name", "sources"]
+
+ROOT = Path(__file__).parents[2]
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """``multilock/aio/face.py`` → ``multilock.aio.face``; the folder ``backends`` is on the path itself."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "backends" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, *, everywhere: bool = True) -> set[str]:
+    """The modules that running this file imports; ``everywhere=False``: those that importing it imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return {name for node in _statements(tree, everywhere) for name in _modules(node)}
+
+
+def _statements(node: ast.AST, everywhere: bool) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if not everywhere and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        yield child
+        yield from _statements(child, everywhere)
+
+
+def _modules(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        assert node.module
+        # `from multilock import lease` imports a module, `from multilock import now` a name of one.
+        for alias in node.names:
+            inner = ROOT / (node.module.replace(".", "/")) / f"{alias.name}.py"
+            yield f"{node.module}.{alias.name}" if inner.exists() else node.module

@@ -1,0 +1,103 @@
+"""The house: who may import whom."""
+
+from __future__ import annotations
+
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from multilock.registry import OURS
+from tests.architecture.imports import imports_of, module_name, sources
+
+# A module may import those of its own layer and of the layers before.
+LAYERS = [
+    {"errors", "model", "names"},
+    {"backend", "lease", "runtime", "workers", "values"},
+    {"events", "callbacks", "timers", "process", "registry", "urls", "config", "decorate"},
+    {"holding", "scopes", "gate", "acquire", "watchdog", "monitor", "cleanup", "followers", "kernel"},
+    {"standing", "lock", "election", "client", "aio"},
+    {"__init__"},
+    {"cli", "testing", "contrib", "__main__"},
+]
+
+CORE = [path for path in sources("multilock") if path.parent.name not in ("cli", "testing", "conformance", "contrib")]
+BACKENDS = sorted({ours.module for ours in OURS.values()})
+
+# What a backend may know of multilock: the interface, the words, and how options and values are written.
+FOR_BACKENDS = {
+    "multilock",
+    *(f"multilock.{name}" for name in ("backend", "config", "errors", "model", "names", "values")),
+}
+LIBRARIES = {"multilock_redis": {"redis"}, "multilock_etcd": {"grpc", "google"}, "multilock_consul": {"consul"}}
+
+HEAVY = ["asyncio", "secrets", "importlib.metadata", "typing_extensions", "urllib.request", "tomllib", "subprocess"]
+
+
+def layer_of(module: str) -> int:
+    name = module.partition(".")[2].partition(".")[0] or "__init__"
+    [layer] = [number for number, names in enumerate(LAYERS) if name in names]
+    return layer
+
+
+@pytest.mark.parametrize("path", CORE, ids=module_name)
+def test_a_module_imports_only_its_own_layer_and_those_before(path: Path) -> None:
+    module = module_name(path)
+    later = {
+        name for name in imports_of(path) if name.split(".")[0] == "multilock" and layer_of(name) > layer_of(module)
+    }
+    # The package hands out the asyncio face when it is first asked for; a backend's module is found by its name.
+    assert later == set()
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {module_name(path): imports_of(path, everywhere=False) for path in CORE}
+    graph["multilock"].discard("multilock")
+    list(graphlib.TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("path", CORE, ids=module_name)
+def test_the_core_imports_no_backend_and_nothing_outside_the_standard_library(path: Path) -> None:
+    foreign = {name.split(".")[0] for name in imports_of(path)} - sys.stdlib_module_names - {"multilock"}
+    assert foreign == set()
+
+
+@pytest.mark.parametrize("path", CORE, ids=module_name)
+def test_only_the_asyncio_face_imports_asyncio(path: Path) -> None:
+    if not module_name(path).startswith("multilock.aio"):
+        assert "asyncio" not in imports_of(path)
+
+
+@pytest.mark.parametrize("path", sources("backends"), ids=module_name)
+def test_a_backend_imports_the_interface_its_own_library_and_itself(path: Path) -> None:
+    package = module_name(path).split(".")[0]
+    allowed = sys.stdlib_module_names | {package} | LIBRARIES.get(package, set())
+    names = {name for name in imports_of(path) if name.split(".")[0] not in allowed}
+    assert names - FOR_BACKENDS == set()
+
+
+def test_every_backend_has_the_same_shape() -> None:
+    packages = {module_name(path).split(".")[0] for path in sources("backends")}
+    assert packages == set(BACKENDS)
+
+
+def test_importing_multilock_imports_nothing_heavy_and_nothing_foreign() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import multilock; "
+        "print(*sorted(name for name in set(sys.modules) - before))"
+    )
+    run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
+    if run.returncode:  # -S leaves out what site adds; an installation that needs it is asked without
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = run.stdout.split()
+    assert [name for name in HEAVY if name in loaded] == []
+    assert {name.split(".")[0] for name in loaded} - sys.stdlib_module_names == {"multilock"}
+
+
+@pytest.mark.parametrize("path", sources("multilock", "backends"), ids=module_name)
+def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith('"""')
+    assert "\n__all__" in text or "\nif __name__ == " in text  # a program exports nothing

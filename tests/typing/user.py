@@ -1,0 +1,135 @@
+"""What a typical user writes, for mypy and pyright in their strict modes. Never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import assert_type
+
+import multilock
+from multilock import (
+    AsyncClient,
+    AsyncDistributedLock,
+    AsyncLease,
+    Client,
+    DistributedLock,
+    LeaderInfo,
+    Leadership,
+    Lease,
+    LeaseState,
+    LockInfo,
+    Loss,
+    LossReason,
+)
+
+client = multilock.connect("redis://localhost:6379/0", ttl=15, requires={"fencing"})
+by_mapping = multilock.connect({"url": "memory://", "ttl": 15})
+configured = multilock.connect(profile="prod", config="multilock.toml")
+
+
+def blocking(client: Client) -> None:
+    lock = client.lock("invoices/42", ttl=30.0, on_lost=stop)
+    assert_type(lock, DistributedLock)
+    with lock as lease:
+        assert_type(lease, Lease)
+        assert_type(lease.fence(), int)
+        assert_type(lease.token, int | None)
+        assert_type(lease.state, LeaseState)
+        assert_type(lease.remaining(), float)
+    with lock.acquire(timeout=5) as lease:
+        lease.check()
+    if taken := lock.try_acquire(timeout=2):
+        assert_type(taken, Lease)
+        assert_type(taken.wait_lost(1.0), Loss | None)
+        assert_type(taken.release(), bool)
+    assert_type(client.inspect("invoices/42"), LockInfo | None)
+    for info in client.inspect_all("invoices/"):
+        assert_type(info, LockInfo)
+    assert_type(client.capabilities.fencing, bool)
+    assert_type(client.ping(), float)
+    assert_type(client.current_lease(), Lease)
+    threading_lock = lock.as_threading_lock()
+    if threading_lock.acquire(timeout=1):
+        threading_lock.release()
+    unsubscribe = client.events.subscribe(heard)
+    unsubscribe()
+
+
+def stop(loss: Loss) -> None:
+    if loss.reason is LossReason.EXPIRED and not loss.confirmed:
+        print(loss.lease.name, loss.time_left, loss.message)
+
+
+def heard(event: multilock.Event) -> None:
+    if isinstance(event, multilock.Acquired):
+        assert_type(event.waited, float)
+
+
+@client.locked("order/{order_id}", timeout=0, skip=True)
+def report(order_id: int) -> str:
+    return str(order_id)
+
+
+def election(client: Client) -> None:
+    election = client.election("scheduler", identity="node-1", on_elected=elected, on_lost=stop, on_leader_changed=seen)
+    assert_type(election.run(work), int | None)
+    with election.campaign(timeout=5) as leadership:
+        assert_type(leadership.term, int | None)
+    with election:
+        assert_type(election.is_leader(), bool)
+        assert_type(election.observe(), Iterator[LeaderInfo | None])
+
+
+def elected(leadership: Leadership) -> None:
+    print(leadership.term, leadership.identity)
+
+
+def seen(leader: LeaderInfo | None) -> None:
+    print(leader.identity if leader else None)
+
+
+def work(leadership: Leadership) -> int:
+    while leadership.is_held():
+        pass
+    return 1
+
+
+def errors(lock: DistributedLock) -> None:
+    try:
+        lock.acquire(timeout=1)
+    except multilock.LockTimeout as late:
+        assert_type(late.name, str | None)
+    except multilock.LockLost as lost:
+        assert_type(lost.loss, Loss | None)
+    except multilock.BackendUnavailable as silent:
+        assert_type(silent.backend, str | None)
+
+
+async def asynchronous() -> None:
+    async with multilock.connect_async("memory://") as client:
+        assert_type(client, AsyncClient)
+        lock = client.lock("invoices/42", cancel_on_lost=False, on_lost=stop_soon)
+        assert_type(lock, AsyncDistributedLock)
+        async with lock as lease:
+            assert_type(lease, AsyncLease)
+            assert_type(await lease.wait_lost(1.0), Loss | None)
+        async with lock.acquire(timeout=5) as lease:
+            assert_type(lease.fence(), int)
+        lease = await lock.acquire()
+        assert_type(lease, AsyncLease)
+        assert_type(await lock.try_acquire(), AsyncLease | None)
+        assert_type(await client.inspect("invoices/42"), LockInfo | None)
+        async for info in client.inspect_all():
+            assert_type(info, LockInfo)
+        election = client.election("scheduler")
+        assert_type(await election.run(lead), str | None)
+        assert_type(election.observe(), AsyncIterator[LeaderInfo | None])
+        leadership = await election.campaign(timeout=5)
+        assert_type(leadership.term, int | None)
+
+
+async def stop_soon(loss: Loss) -> None:
+    print(loss)
+
+
+async def lead(leadership: multilock.AsyncLeadership) -> str:
+    return leadership.identity

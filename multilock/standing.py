@@ -142,14 +142,20 @@ class Standing(Generic[T]):
             )
         term: Term[T] = lease._term  # type: ignore[attr-defined]
         self._term = term
-        if not lease._at_end(self._ring):
-            self._ring()
+        self._kernel.closers[self._close] = None
+        if not lease._at_end(self._term_ended):
+            self._term_ended()
         kernel = self._kernel
         if kernel.events.listened:
             identity = self._want.identity or kernel.identity
             kernel.events.emit(events.Elected(lease.name, lease.owner, kernel.now(), identity, lease.token))
         kernel.callbacks.start(self._run_elected, term)
         return term
+
+    def _term_ended(self) -> None:
+        if self._stop is None:
+            self._kernel.closers.pop(self._close, None)
+        self._ring()
 
     def _begin(self, term: Term[T]) -> None:
         """on_elected is being called: from here on on_lost may be."""
@@ -181,19 +187,23 @@ class Standing(Generic[T]):
                 return
         self._kernel.callbacks.start(self._run_lost, term, loss)
 
-    async def _resign(self, leadership: Holding) -> bool:
-        """on_lost (RESIGNED) first, while the lease is still renewed, one ttl at most; then give it back."""
-        kernel = self._kernel
-        term: Term[T] = leadership._term  # type: ignore[attr-defined]
+    def _renounce(self, term: Term[T], why: str) -> bool:
+        """Lead no more: ``is_held()`` is False from here on, and on_lost (RESIGNED) begins; the lease is still kept."""
+        lease = term.leadership
         with self._lock:
             again, term.resigning = term.resigning, True
-        if again or not leadership._alive():
+        if again or not lease._alive():
             return False
-        loss = Loss(
-            leadership, LossReason.RESIGNED, False, "this node stepped down", kernel.now(), leadership._valid_until
-        )
-        self._tell_lost(term, loss)
+        self._tell_lost(term, Loss(lease, LossReason.RESIGNED, False, why, self._kernel.now(), lease._valid_until))
         self._ring()
+        return True
+
+    async def _resign(self, leadership: Holding) -> bool:
+        """on_lost first, while the lease is still renewed, one ttl at most; then give it back."""
+        kernel = self._kernel
+        term: Term[T] = leadership._term  # type: ignore[attr-defined]
+        if not self._renounce(term, "this node stepped down"):
+            return False
         try:
             await self._until(lambda: term.lost_done, leadership.ttl)
         except BaseException:
@@ -257,15 +267,8 @@ class Standing(Generic[T]):
 
     def _abdicate(self, term: Term[T]) -> None:
         """Resign without waiting: we are unwinding."""
-        with self._lock:
-            term.resigning = True
-        lease = term.leadership
-        if lease._alive():
-            loss = Loss(
-                lease, LossReason.RESIGNED, False, "its work was interrupted", self._kernel.now(), lease._valid_until
-            )
-            self._tell_lost(term, loss)
-            self._kernel.release_later(lease)
+        if self._renounce(term, "its work was interrupted"):
+            self._kernel.release_later(term.leadership)
 
     async def _callbacks_ended(self, stop: Stop) -> None:
         term = self._term
@@ -278,11 +281,11 @@ class Standing(Generic[T]):
         mine = self._term.leadership.owner if self._term else None
         end = self._kernel.now() + POLITE
         try:
-            while not stop.called() and self._kernel.now() < end:
+            while not stop.called() and (left := end - self._kernel.now()) > 0:
                 info = await self._kernel.ask(self._kernel.backend.inspect, self._want.name, name=self._want.name)
                 if info and info.owner != mine:
                     return
-                await observer.bell.wait(0.1)
+                await observer.bell.wait(min(0.1, left))  # who resigned first is the first to stand again
         except BackendUnavailable:
             pass
         finally:
@@ -309,19 +312,25 @@ class Standing(Generic[T]):
             if self._stop is not None:
                 raise RuntimeError(f"the election {self.name!r} is running already: stop() it first")
             stop = self._stop = Stop()
-            self._kernel.closers[self._call_off] = None
+            self._kernel.closers[self._close] = None
         return stop
 
     def _end_standing(self, stop: Stop) -> None:
         with self._lock:
             if self._stop is stop:
                 self._stop = None
-        self._kernel.closers.pop(self._call_off, None)
+        self._kernel.closers.pop(self._close, None)
         self._end_observing()
         self._ring()
 
+    def _close(self) -> None:
+        """The client is being closed: resign, and let it give back the lease once on_lost has ended."""
+        self._call_off()
+        if self._term:
+            self._renounce(self._term, "the client was closed")
+
     def _call_off(self) -> None:
-        """No further term; called by stop() and by the client's close()."""
+        """No further term."""
         if self._stop:
             self._stop.call()
         self._ring()

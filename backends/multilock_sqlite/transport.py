@@ -122,6 +122,7 @@ class Database:
             connection.close()  # the file was deleted or replaced: what is in the old one is nobody's any more
 
     def _give_back(self, connection: Connection) -> None:
+        # Kept during a fork, it would be taken again at once by another thread, and the fork would wait for long.
         if connection.in_transaction or _forking is not None or len(self._idle) >= IDLE:
             connection.close()
         else:

@@ -47,6 +47,7 @@ class LoopFace:
         if self._loop is not running:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("this AsyncClient belongs to another event loop: make one for each loop")
+            self._kernel.events.begin(self.callbacks)  # what was still to be told on a closed loop never will be
             self._loop = running
             self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
         return running

@@ -51,7 +51,8 @@ class AsyncLease(Holding):
         ended = asyncio.Event()
 
         def tell() -> None:
-            loop.call_soon_threadsafe(ended.set)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
 
         if self._at_end(tell):
             try:

@@ -1,0 +1,620 @@
+"""The asyncio face: what differs from the blocking one, and that nothing of it can cost a lock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from multilock import (
+    AsyncClient,
+    BackendRejected,
+    BackendUnavailable,
+    ClientClosed,
+    Event,
+    LeaseState,
+    LockLost,
+    LockTimeout,
+    Loss,
+    LossReason,
+    NotHeld,
+)
+from tests.unit.kit import Call, Scripted, eventually, executed_but_unanswered, refused, silence
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(20):
+            return await main()
+
+    return asyncio.run(limited())
+
+
+@pytest.fixture
+def backend() -> Scripted:
+    return Scripted()
+
+
+def take(backend: Scripted) -> None:
+    claim = backend.called("attempt")[-1].claims[0]
+    backend.holders[claim.name] = "an operator"
+    backend.notices.gone(claim.id, LossReason.TAKEN, "an operator took it")
+
+
+async def until(ready: Callable[[], object], within: float = 5.0) -> None:
+    end = time.monotonic() + within
+    while not ready():
+        assert time.monotonic() < end, f"it did not become true within {within:g} s"
+        await asyncio.sleep(0.002)
+
+
+# The same members, awaited
+
+
+def test_a_lock_is_taken_kept_and_given_back(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend, ttl=0.5) as client:
+            lock = client.lock("n")
+            async with lock as lease:
+                assert lease.is_held()
+                assert lock.is_held()
+                assert await lock.is_locked()
+                assert client.current_lease() is lease
+                await until(lambda: len(backend.called("renew")) >= 2)
+                await lease.renew()
+            assert not lease.is_held()
+            assert backend.holders == {}
+            lease = await lock.acquire(timeout=1)
+            assert await lock.try_acquire(0.02) is None
+            with pytest.raises(LockTimeout):
+                await lock.acquire(0.02)
+            assert await lock.release() is True
+            with pytest.raises(NotHeld):
+                await lock.release()
+            assert await lease.release() is False
+
+    run(main)
+
+
+def test_a_client_may_be_awaited_and_entered(backend: Scripted) -> None:
+    async def main() -> None:
+        client = await AsyncClient(backend)
+        async with client:
+            assert await client.ping() >= 0
+        with pytest.raises(ClientClosed):
+            await client.ping()
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["await", "task", "enter", "wait_for", "gather"])
+def test_acquire_gives_a_coroutine_that_may_also_be_entered(backend: Scripted, how: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lock = client.lock("n")
+            if how == "enter":
+                async with lock.acquire(timeout=5) as lease:
+                    assert client.current_lease() is lease
+                assert not lease.is_held()
+                return
+            if how == "await":
+                lease = await lock.acquire()
+            elif how == "task":
+                lease = await asyncio.create_task(lock.acquire())
+            elif how == "wait_for":
+                lease = await asyncio.wait_for(lock.acquire(), 5)
+            else:
+                [lease] = await asyncio.gather(lock.acquire())
+            assert client.current_lease() is lease, "the task that called holds it"
+            assert await lock.release() is True
+
+    run(main)
+
+
+def test_the_lease_of_one_task_is_not_that_of_another(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lock = client.lock("n", reentrant=True)
+            lease = await lock.acquire()
+            assert await lock.acquire() is lease
+
+            async def other() -> None:
+                with pytest.raises(NotHeld):
+                    client.current_lease()
+                assert await lock.try_acquire() is None
+                assert await lease.release() is True
+
+            await asyncio.create_task(other())
+            assert lease.is_held()
+            assert await lock.release()
+            assert backend.holders == {}
+
+    run(main)
+
+
+def test_a_decorated_coroutine_function(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+
+            @client.locked("order/{order_id}", timeout=0, skip=True)
+            async def work(order_id: int) -> str:
+                return client.current_lease().name
+
+            assert await work(5) == "order/5"
+            backend.holders["order/6"] = "somebody"
+            assert await work(6) is None
+            with pytest.raises(TypeError, match="coroutine"):
+                client.locked("n")(lambda: None)
+
+            @client.locked("n")
+            async def loses() -> None:
+                take(backend)
+                await asyncio.sleep(10)
+
+            with pytest.raises(LockLost):
+                await loses()
+
+    run(main)
+
+
+# Lost inside async with
+
+
+@pytest.mark.parametrize("cancel_on_lost", [True, False])
+@pytest.mark.parametrize("body", ["normal end", "own error", "return"])
+def test_a_loss_inside_async_with(backend: Scripted, body: str, cancel_on_lost: bool) -> None:
+    async def lose_inside(client: AsyncClient) -> str:
+        async with client.lock("n", cancel_on_lost=cancel_on_lost):
+            take(backend)
+            if body == "own error":
+                raise KeyError("the body's own")
+            if body == "return":
+                return "not exclusive"
+        return "after"
+
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            with pytest.raises(KeyError if body == "own error" else LockLost) as caught:
+                await lose_inside(client)
+            if body == "own error":
+                assert "lock 'n' was lost" in caught.value.__notes__[0]
+            await asyncio.sleep(0)
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0, "no cancellation is left behind"
+
+    run(main)
+
+
+def test_a_waiting_body_is_cancelled_at_the_moment_of_the_loss(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+
+            async def body() -> None:
+                async with client.lock("n"):
+                    asyncio.get_running_loop().call_later(0.02, take, backend)
+                    await asyncio.sleep(15)
+
+            with pytest.raises(LockLost):
+                await body()
+
+    began = time.monotonic()
+    run(main)
+    assert time.monotonic() - began < 5
+
+
+def test_without_cancel_on_lost_the_body_goes_on_to_its_end(backend: Scripted) -> None:
+    async def main() -> None:
+        reached: list[bool] = []
+        async with AsyncClient(backend) as client:
+
+            async def body() -> None:
+                async with client.lock("n", cancel_on_lost=False) as lease:
+                    take(backend)
+                    await asyncio.sleep(0.02)
+                    reached.append(lease.is_held())
+
+            with pytest.raises(LockLost):
+                await body()
+        assert reached == [False]
+
+    run(main)
+
+
+def test_a_cancellation_from_outside_stays_a_cancellation(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            inside = asyncio.Event()
+
+            async def hold() -> None:
+                async with client.lock("n"):
+                    inside.set()
+                    await asyncio.sleep(15)
+
+            for lost_too in (False, True):
+                task = asyncio.create_task(hold())
+                await inside.wait()
+                inside.clear()
+                if lost_too:
+                    take(backend)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await until(lambda: client._kernel.held == {})
+                backend.holders.clear()
+
+    run(main)
+
+
+def test_a_timeout_around_the_body_stays_a_timeout(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.03), client.lock("n"):
+                    await asyncio.sleep(15)
+            await until(lambda: backend.holders == {})
+
+    run(main)
+
+
+def test_a_body_that_swallows_the_cancellation_still_gets_lock_lost(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+
+            async def body() -> None:
+                async with client.lock("n"):
+                    take(backend)
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(15)
+
+            with pytest.raises(LockLost):
+                await body()
+            await asyncio.sleep(0.01)
+
+    run(main)
+
+
+def test_a_release_by_hand_inside_is_no_loss(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client, client.lock("n") as lease:
+            await lease.release()
+            await asyncio.sleep(0.01)
+
+    run(main)
+
+
+# Callbacks run on the loop; a blocked loop delays them and nothing else
+
+
+def test_callbacks_run_on_the_loop_and_may_be_coroutine_functions(backend: Scripted) -> None:
+    async def main() -> None:
+        heard: list[tuple[str, int, LossReason]] = []
+
+        def plain(loss: Loss) -> None:
+            heard.append(("plain", threading.get_ident(), loss.reason))
+
+        async def coroutine(loss: Loss) -> None:
+            await asyncio.sleep(0)
+            heard.append(("async", threading.get_ident(), loss.reason))
+
+        async with AsyncClient(backend) as client:
+            lease = await client.lock("n", on_lost=plain).acquire()
+            lease.on_lost(coroutine)
+            take(backend)
+            await until(lambda: len(heard) == 2)
+            lease.on_lost(coroutine)
+            await until(lambda: len(heard) == 3)
+        here = threading.get_ident()
+        assert heard == [(kind, here, LossReason.TAKEN) for kind in ("plain", "async", "async")]
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_callback_that_raises_is_logged(backend: Scripted, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def plain(loss: Loss) -> None:
+        raise ValueError("the user's bug")
+
+    async def coroutine(loss: Loss) -> None:
+        raise ValueError("the user's bug")
+
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            await client.lock("n", on_lost=plain if kind == "plain" else coroutine).acquire()
+            take(backend)
+            await until(lambda: "the user's bug" in caplog.text)
+
+    run(main)
+
+
+def test_a_blocked_loop_costs_no_lock(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend, ttl=0.5) as client:
+            lease = await client.lock("n").acquire()
+            time.sleep(1.2)  # noqa: ASYNC251
+            assert lease.is_held()
+            assert len(backend.called("renew")) >= 4
+            assert await lease.release() is True
+
+    run(main)
+
+
+def test_a_loss_is_known_in_time_while_the_loop_is_blocked(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend, ttl=0.4) as client:
+            heard: list[float] = []
+            lease = await client.lock("n", on_lost=lambda loss: heard.append(time.monotonic())).acquire()
+            backend.always("renew", silence(0.05))
+            time.sleep(0.6)  # noqa: ASYNC251
+            assert not lease.is_held()
+            assert lease.state is LeaseState.LOST
+            assert heard == []
+            await until(lambda: heard)
+            loss = await lease.wait_lost()
+            assert loss is not None
+            assert loss.reason is LossReason.EXPIRED, "the watchdog was not blocked"
+
+    run(main)
+
+
+def test_wait_lost(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lease = await client.lock("n").acquire()
+            assert await lease.wait_lost(0.01) is None
+            waiting = [asyncio.create_task(lease.wait_lost()) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            take(backend)
+            losses = await asyncio.gather(*waiting)
+            assert [loss.reason for loss in losses if loss] == [LossReason.TAKEN] * 3
+            backend.holders.clear()
+            lease = await client.lock("n").acquire()
+            task = asyncio.create_task(lease.wait_lost())
+            await asyncio.sleep(0.01)
+            await lease.release()
+            assert await task is None
+
+    run(main)
+
+
+def test_a_loop_that_was_closed_with_a_wait_under_way_does_not_stop_the_watchdog(backend: Scripted) -> None:
+    loop = asyncio.new_event_loop()
+    client = AsyncClient(backend)
+
+    async def leave_behind() -> Any:
+        lease = await client.lock("n").acquire()
+        task = loop.create_task(lease.wait_lost())
+        await asyncio.sleep(0.01)
+        return lease, task
+
+    lease, task = loop.run_until_complete(leave_behind())
+    loop.close()
+    take(backend)
+    assert not lease.is_held()
+    assert client.is_healthy()
+    task._log_destroy_pending = False
+    client._kernel.close()
+
+
+# Nothing left behind
+
+
+@pytest.mark.parametrize("world", ["free", "taken", "silent", "lost reply", "slow"])
+def test_a_cancelled_acquire_leaves_nothing_behind(backend: Scripted, world: str) -> None:
+    hold = threading.Event()
+
+    def slow(backend: Scripted, call: Call) -> Any:
+        answer = call.execute()
+        hold.wait(0.01)
+        return answer
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=0.2) as client:
+            for delay in [0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.03]:
+                if world == "taken":
+                    backend.holders["n"] = "somebody"
+                elif world == "silent":
+                    backend.script("attempt", silence(0.05))
+                elif world == "lost reply":
+                    backend.script("attempt", executed_but_unanswered)
+                elif world == "slow":
+                    backend.script("attempt", slow)
+                task = asyncio.create_task(client.lock("n").acquire())
+                await asyncio.sleep(delay)
+                task.cancel()
+                await asyncio.wait([task])
+                if not task.cancelled():
+                    await task.result().release()
+                backend._scripts["attempt"].clear()
+                backend.holders = {name: who for name, who in backend.holders.items() if who != "somebody"}
+                await until(lambda: backend.holders == {} and backend.queues["n"] == [])
+                kernel = client._kernel
+                assert kernel.held == {}
+                assert kernel.gate._lines == {}
+                assert kernel.monitor.waiting == {}
+
+    run(main)
+
+
+def test_a_cancelled_release_goes_on_in_the_background(backend: Scripted) -> None:
+    def slow(backend: Scripted, call: Call) -> Any:
+        time.sleep(0.02)
+        return call.execute()
+
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            for delay in (0, 0.001, 0.01):
+                lease = await client.lock("n").acquire()
+                backend.script("release", slow)
+                task = asyncio.create_task(lease.release())
+                await asyncio.sleep(delay)
+                task.cancel()
+                await asyncio.wait([task])
+                await until(lambda: backend.holders == {})
+                if delay:
+                    assert lease.state is LeaseState.RELEASED
+
+    run(main)
+
+
+def test_a_timeout_does_not_wait_for_workers_that_are_stuck(backend: Scripted) -> None:
+    stuck = threading.Event()
+
+    def hang(backend: Scripted, call: Call) -> Any:
+        stuck.wait(10)
+        raise BackendUnavailable("at last")
+
+    async def main() -> None:
+        client = AsyncClient(backend, request_timeout=0.1)
+        backend.always("attempt", hang)
+        began = time.monotonic()
+        results = await asyncio.gather(
+            *(client.lock(f"n{number}").acquire(0.3) for number in range(20)), return_exceptions=True
+        )
+        assert time.monotonic() - began < 1.5
+        assert all(isinstance(result, BackendUnavailable) for result in results)
+        stuck.set()
+        await client.close()
+
+    run(main)
+
+
+def test_an_error_of_the_backend_is_passed_on(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            backend.script("attempt", refused(BackendRejected("NOAUTH")))
+            with pytest.raises(BackendRejected):
+                await client.lock("n").acquire()
+
+    run(main)
+
+
+def test_many_tasks_take_turns(backend: Scripted) -> None:
+    async def main() -> None:
+        inside = 0
+        async with AsyncClient(backend) as client:
+            lock = client.lock("n")
+
+            async def work() -> None:
+                nonlocal inside
+                for _ in range(5):
+                    async with lock:
+                        inside += 1
+                        assert inside == 1
+                        await asyncio.sleep(0)
+                        inside -= 1
+
+            await asyncio.gather(*(work() for _ in range(10)))
+        assert backend.holders == {}
+
+    run(main)
+
+
+# Loops and the end
+
+
+def test_a_client_belongs_to_one_loop_at_a_time(backend: Scripted) -> None:
+    client = AsyncClient(backend)
+
+    async def use() -> bool:
+        return await (await client.lock("n").acquire()).release()
+
+    assert asyncio.run(use()) is True
+    assert asyncio.run(use()) is True, "the former loop is closed"
+
+    async def use_in_two_loops() -> None:
+        await use()
+        errors: list[BaseException] = []
+
+        def other() -> None:
+            try:
+                asyncio.run(use())
+            except RuntimeError as error:
+                errors.append(error)
+
+        await asyncio.to_thread(other)
+        assert "another event loop" in str(errors)
+        await client.close()
+
+    asyncio.run(use_in_two_loops())
+
+
+def test_events_are_heard_on_a_second_loop_too(backend: Scripted) -> None:
+    client = AsyncClient(backend)
+    heard: list[Event] = []
+    client.events.subscribe(heard.append)
+
+    async def leave_while_it_is_held() -> None:
+        await client.lock("n").acquire()
+
+    async def use() -> None:
+        await (await client.lock("other").acquire()).release()
+        await until(lambda: [event.name for event in heard[-2:]] == ["other", "other"])
+        await client.close()
+
+    asyncio.run(leave_while_it_is_held())
+    take(backend)  # its Lost finds the loop closed
+    asyncio.run(use())
+
+
+def test_close_loses_what_is_held_and_ends_every_wait(backend: Scripted) -> None:
+    async def main() -> None:
+        heard: list[LossReason] = []
+        before = set(threading.enumerate())
+        client = AsyncClient(backend)
+        lease = await client.lock("held", on_lost=lambda loss: heard.append(loss.reason)).acquire()
+        backend.holders["n"] = "somebody"
+        waiters = [asyncio.create_task(client.lock("n").acquire()) for _ in range(3)]
+        await until(lambda: backend.queues["n"])
+        await client.close()
+        await client.close()
+        assert heard == [LossReason.CLOSED]
+        assert not lease.is_held()
+        ends = await asyncio.gather(*waiters, return_exceptions=True)
+        assert [type(end) for end in ends] == [ClientClosed] * 3
+        assert backend.holders == {"n": "somebody"}
+        assert backend.queues["n"] == []
+        await until(lambda: set(threading.enumerate()) <= before)
+
+    run(main)
+
+
+def test_a_callback_may_close_the_client(backend: Scripted) -> None:
+    async def main() -> None:
+        closed = asyncio.Event()
+        client = AsyncClient(backend, request_timeout=0.2)
+
+        async def close(loss: Loss) -> None:
+            await client.close()
+            closed.set()
+
+        await client.lock("n", on_lost=close).acquire()
+        take(backend)
+        await closed.wait()
+
+    run(main)
+
+
+def test_inspect_all_is_an_async_iterator(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            for number in range(3):
+                await client.lock(f"n{number}").acquire()
+            listed: AsyncIterator[Any] = client.inspect_all("n")
+            assert [info.name async for info in listed] == ["n0", "n1", "n2"]
+            info = await client.inspect("n1")
+            assert info is not None
+            assert await client.force_release("n1") is True
+
+    run(main)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_of_a_request_is_left() -> Iterator[None]:
+    yield
+    eventually(lambda: not any(thread.name == "multilock-close" for thread in threading.enumerate()))

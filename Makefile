@@ -4,6 +4,7 @@ PYTHON ?= python3
 URL ?= sqlite:///$(CURDIR)/.state/demo.db
 VENV := .venv
 BIN := $(VENV)/bin
+SERVERS := redis,consul,etcd
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -14,8 +15,8 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 	@mkdir -p .state
 	$(BIN)/multilock demo --url "$(URL)"
 
-test: $(VENV)/.dev redis etcd lint types ## everything that must be green: style, types, all tests on real servers
-	MULTILOCK_REQUIRE=redis,etcd $(BIN)/python -m pytest
+test: $(VENV)/.dev servers lint types ## everything that must be green: style, types, all tests on real servers
+	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest
 
 quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server
 	$(BIN)/python -m pytest -m "not slow"
@@ -37,13 +38,10 @@ mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python
 
-# The server for the tests: nothing to do where one is installed or MULTILOCK_TEST_REDIS_URL names one.
-redis:
-	@tests/install-redis.sh
-
-# etcd and etcdctl likewise.
-etcd:
-	@tests/bootstrap/etcd.sh >/dev/null
+# The servers for the tests: nothing to do for those that are installed or that MULTILOCK_TEST_<NAME>_URL names.
+servers: redis consul etcd
+redis consul etcd:
+	@tests/bootstrap/$@.sh >/dev/null
 
 clean: ## forget the environment and the state of the demo
 	rm -rf $(VENV) .state dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -70,4 +68,4 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
-.PHONY: help demo test quick lint types bench mutants versions redis etcd clean
+.PHONY: help demo test quick lint types bench mutants versions servers redis consul etcd clean

@@ -1,0 +1,84 @@
+#!/bin/sh
+# See to it that a redis-server can be started: the one on the PATH, else Debian's package. Prints its path.
+#
+# With a Debian release and the name of a server (tests/bootstrap/redis.sh trixie valkey) it is that release's, unpacked
+# under .state with the libraries it needs, its libc included; nothing is installed. This machine's own source of
+# packages is read under the other name, by a second set of package lists.
+set -eu
+cd "$(dirname "$0")/../.."
+
+suite=${1:-}
+server=${2:-redis}
+
+found() {
+    printf '%s\n' "$1"
+    exit 0
+}
+missing() {
+    echo "The tests need a Redis: install redis-server (Debian: apt-get install redis-server)," >&2
+    echo "or name one that may be emptied: MULTILOCK_TEST_REDIS_URL=redis://127.0.0.1:6379/0" >&2
+    exit 1
+}
+
+if [ -z "$suite" ]; then
+    [ -z "${MULTILOCK_TEST_REDIS_URL:-}" ] || found "$MULTILOCK_TEST_REDIS_URL"
+    on_path=$(command -v redis-server || true)
+    [ -z "$on_path" ] || found "$on_path"
+    command -v apt-get >/dev/null 2>&1 || missing
+    if [ "$(id -u)" = 0 ]; then
+        sudo=
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+        sudo=sudo
+    else
+        missing
+    fi
+    # RUNLEVEL=1: the tests start servers of their own, the package's service need not run.
+    install() {
+        $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
+            install -y -qq --no-install-recommends redis-server
+    }
+    { install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+    found "$(command -v redis-server)"
+fi
+
+home=.state/servers/$server-$suite
+[ ! -x "$home/bin/redis-server" ] || found "$PWD/$home/bin/redis-server"
+command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
+
+# Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
+work=$home.$$
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/sources" "$work/lists/partial" "$work/archives/partial" "$work/root" "$work/home/bin"
+release=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
+    if [ -n "$release" ] && grep -qs "$release" "$file"; then
+        sed -e "s/$release-\(updates\|backports\)//g" -e "s/$release/$suite/g" "$file" \
+            >"$work/sources/${file##*/}"
+    fi
+done
+options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$PWD/$work/sources
+    -o Dir::State::Lists=$PWD/$work/lists -o Dir::Cache::Archives=$PWD/$work/archives -o Dir::State::status=/dev/null
+    -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User= -o Debug::NoLocking=true"
+{
+    # shellcheck disable=SC2086
+    apt-get $options update || true # a source without this suite is no matter if another has the package
+    # shellcheck disable=SC2086
+    packages=$(apt-cache $options depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+        --no-replaces --no-enhances "$server-server" | grep -E "^(lib|lua|$server)" | sort -u)
+    # shellcheck disable=SC2086
+    (cd "$work" && apt-get $options download $packages) || missing
+    for package in "$work"/*.deb; do dpkg -x "$package" "$work/root"; done
+} >&2
+# A release's program needs its own libc, and is started by its own loader.
+loader=$(cd "$work/root" && find . -type f \( -name 'ld-linux*.so*' -o -name 'ld-[0-9]*.so' \) | head -n 1)
+[ -n "$loader" ] || missing
+cat >"$work/home/bin/redis-server" <<WRAPPER
+#!/bin/sh
+root=\$(dirname "\$0")/../root
+libraries=\$(echo "\$root"/usr/lib/*-linux-gnu "\$root"/lib/*-linux-gnu | tr ' ' ':')
+exec "\$root/$loader" --library-path "\$libraries" "\$root/usr/bin/$server-server" "\$@"
+WRAPPER
+chmod +x "$work/home/bin/redis-server"
+mv "$work/root" "$work/home/root"
+mv -T "$work/home" "$home" 2>/dev/null || [ -x "$home/bin/redis-server" ] || missing
+found "$PWD/$home/bin/redis-server"

@@ -324,12 +324,20 @@ class Kernel:
         self.followers.changed(None)
         leases = list(self.held.values())
         for lease in leases:
-            self.monitor.lose(
-                lease, LossReason.CLOSED, "the client was closed while it was held", confirmed=False, give_back=False
-            )
+            if lease.is_held():  # a leadership is not any more: it was resigned, and is kept until on_lost has ended
+                self.monitor.lose(
+                    lease,
+                    LossReason.CLOSED,
+                    "the client was closed while it was held",
+                    confirmed=False,
+                    give_back=False,
+                )
         self.callbacks.wait(budget)
         for lease in leases:
-            self.cleanup.add(lease._claim, lease._granted, lease._unsure)
+            if lease._loss:
+                self.cleanup.add(lease._claim, lease._granted, lease._unsure)
+            else:
+                self.release_later(lease)
         self._wait_for_requests(budget)
         self.cleanup.wait(budget)
         self._finish()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from multilock import Client, LeaderInfo, LockTimeout, Loss, LossReason, now
+from multilock.events import Waiting
 from multilock.testing.conformance.base import SOON, Conformance, Recorder, eventually
 from multilock.testing.conformance.faces import AsyncioFace, Face, background
 from multilock.testing.conformance.places import Place
@@ -210,17 +211,18 @@ class ElectionConformance(Conformance):
     def test_a_node_that_resigned_stands_again_behind_those_waiting(
         self, client: Client, other: Client, diary: Diary
     ) -> None:
-        elected = Recorder[str]()
+        elected, waiting = Recorder[str](), Recorder[Waiting]()
+        for each in (client, other):
+            each.events.subscribe(lambda event: waiting(event) if isinstance(event, Waiting) else None)
         first = client.election(NAME, on_elected=lambda _: elected("first"))
         second = other.election(NAME, on_elected=lambda _: elected("second"))
         first.start()
         elected.wait(1)
         second.start()
-        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        waiting.wait(1)
         assert first.resign()
         assert elected.wait(2) == "second"
-        if other.capabilities.fair:
-            eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        waiting.wait(2)
         second.resign()
         assert elected.wait(3) == "first"
         first.stop()

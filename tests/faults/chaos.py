@@ -2,12 +2,14 @@
 
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
+python -m tests.faults.chaos --backend etcd
 python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in: ends when it is seen
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import heapq
 import itertools
 import random
@@ -16,11 +18,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import redis
 from rich.console import Console
@@ -28,21 +31,22 @@ from rich.table import Table
 
 import multilock
 from multilock import now
-from multilock.model import parse_owner
+from multilock.model import LockInfo, parse_owner
 from multilock.testing import FaultProxy, Helper
+from multilock.values import decode_value
 from tests.faults.contender import SHORT_HOLD
 from tests.faults.defects import DEFECTS
 from tests.faults.ledger import LedgerServer
 from tests.faults.oracles import Fault, Record
 from tests.servers import RedisServer
+from tests.servers_etcd import EtcdServer, etcdctl
 
-__all__ = ["RedisArena", "Report", "SqliteArena", "run"]
+__all__ = ["Arena", "EtcdArena", "RedisArena", "Report", "ServerArena", "SqliteArena", "run"]
 
 NAMES = ("red", "green", "blue")
 KEYS = [f"multilock/{name}" for name in NAMES]
 PROCESSES = 8
 CONTENDERS = 50
-TTL = 0.75
 PROCESS_PACE, SERVER_PACE = 0.07, 0.45  # seconds between two faults, on average
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
 AT_ONCE = 4  # processes that are out of order at the same time
@@ -52,31 +56,94 @@ LOOK_EVERY = 0.5
 # ---- where it happens
 
 
-class RedisArena:
-    """A Redis of its own, and a proxy before it for each process."""
+class Arena:
+    """A place to contend in. ``ttl`` is as short as its timing allows."""
 
-    scheme = "redis"
+    scheme: ClassVar[str]
+    ttl: ClassVar[float] = 0.75
+    url: str
 
     def __init__(self, stack: ExitStack) -> None:
-        self.server = stack.enter_context(RedisServer())
-        self.proxies = [stack.enter_context(FaultProxy.before(self.server.url)) for _ in range(PROCESSES)]
-        self.operator = stack.enter_context(redis.Redis(port=self.server.port))
+        """Whatever is started ends with ``stack``."""
 
+    def url_for(self, place: int) -> str:
+        """Where the process at this place finds it."""
+        return self.url
+
+    def leftovers(self) -> Iterator[str]:
+        """O7: what a run may leave ends by itself, and says when."""
+        raise NotImplementedError
+
+
+class SqliteArena(Arena):
+    """One file. Its only faults are those of processes."""
+
+    scheme = "sqlite"
+
+    def __init__(self, stack: ExitStack) -> None:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
+        self.url = f"sqlite://{folder}/locks.db"
+
+    def leftovers(self) -> Iterator[str]:
+        with multilock.connect(self.url) as client:
+            until = now() + self.ttl + 1.0
+            while (left := list(client.inspect_all())) and now() < until:
+                time.sleep(0.02)
+        if left:
+            yield f"O7: {left} are left"
+
+
+class Pausable(Protocol):
     @property
-    def url(self) -> str:
-        return self.server.url
+    def url(self) -> str: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class ServerArena(Arena):
+    """A server of its own, and a proxy before it for each process."""
+
+    server: Pausable
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.url = self.server.url
+        self.proxies = [stack.enter_context(FaultProxy.before(self.url)) for _ in range(PROCESSES)]
+        self.mishaps: dict[str, tuple[float, Callable[[random.Random], None]]] = {}
+        """What else goes wrong with the server: how often, compared with a pause (0.7), and how it is done."""
 
     def url_for(self, place: int) -> str:
         return self.proxies[place].url
 
     def holders(self, record: Record) -> set[int | None]:
         """Processes to which the server has given a lock that they do not know of yet."""
-        owners = [parse_owner(owner.decode()) for owner in self.operator.mget(KEYS) if owner]
-        return {owner.pid for owner in owners if (owner.owner or "").partition("@")[0] not in record.beliefs}
+        infos = [info for info in self.held() if (info.owner or "").partition("@")[0] not in record.beliefs]
+        return {info.pid for info in infos}
+
+    def held(self) -> Iterable[LockInfo]:
+        """Who holds each name, as the server tells it now, without multilock's help."""
+        raise NotImplementedError
+
+
+class RedisArena(ServerArena):
+    scheme = "redis"
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.server = server = stack.enter_context(RedisServer())
+        super().__init__(stack)
+        self.operator = stack.enter_context(redis.Redis(port=server.port))
+        self.mishaps = {"connections cut": (4, self.cut), "SCRIPT FLUSH": (2, lambda _: self.operator.script_flush())}
+
+    def held(self) -> list[LockInfo]:
+        return [parse_owner(owner.decode()) for owner in self.operator.mget(KEYS) if owner]
+
+    def cut(self, dice: random.Random) -> None:
+        operator = self.operator
+        clients = [client["id"] for client in operator.client_list() if int(client["id"]) != operator.client_id()]
+        for client in dice.sample(clients, min(len(clients), 8)):
+            operator.client_kill_filter(_id=client)
 
     def leftovers(self) -> Iterator[str]:
-        """O7: what a run may leave ends by itself, and says when."""
-        until = now() + TTL + 2.0
+        until = now() + self.ttl + 2.0
         while (clients := len(self.operator.client_list())) > 1 and now() < until:
             time.sleep(0.05)
         if clients > 1:
@@ -90,28 +157,47 @@ class RedisArena:
                 yield f"O7: the key {key!r} is left, and ends in {left} ms"
 
 
-class SqliteArena:
-    """One file. Its only faults are those of processes."""
+class EtcdArena(ServerArena):
+    """One member, which is also killed and started again with its data."""
 
-    scheme = "sqlite"
+    scheme = "etcd"
+    ttl = 2.0
 
     def __init__(self, stack: ExitStack) -> None:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
-        self.url = f"sqlite://{folder}/locks.db"
+        self.server: EtcdServer = stack.enter_context(EtcdServer())
+        super().__init__(stack)
+        self.mishaps = {"connections cut": (1.5, self.cut), "server killed": (0.7, lambda _: self.server.restart())}
 
-    def url_for(self, place: int) -> str:
-        return self.url
+    def held(self) -> Iterator[LockInfo]:
+        for name in NAMES:
+            queue = {"key": f"multilock/{name}/", "range_end": f"multilock/{name}0"}
+            coded = {part: base64.b64encode(key.encode()).decode() for part, key in queue.items()}
+            try:
+                rows = self.server.post("kv/range", {**coded, "limit": 1, "sort_target": "CREATE"}, 0.2).get("kvs", [])
+            except OSError:
+                return
+            yield from (decode_value(base64.b64decode(row["value"])) for row in rows)
+
+    def cut(self, dice: random.Random) -> None:
+        for proxy in self.proxies:
+            for connection in proxy.connections:
+                if dice.random() < 0.4:
+                    connection.cut()
 
     def leftovers(self) -> Iterator[str]:
-        with multilock.connect(self.url) as client:
-            until = now() + TTL + 1.0
-            while (left := list(client.inspect_all())) and now() < until:
-                time.sleep(0.02)
-        if left:
-            yield f"O7: {left} are left"
+        until = now() + self.ttl + 2.0
+        while True:
+            keys = etcdctl(self.server.endpoint, "get", "--prefix", "--keys-only", "multilock/").split()
+            leases = etcdctl(self.server.endpoint, "lease", "list").split()[3:]
+            if not keys and not leases:
+                return
+            if now() > until:
+                yield f"O7: the keys {keys} and leases {leases} are left"
+                return
+            time.sleep(0.05)
 
 
-Arena = RedisArena | SqliteArena
+ARENAS: dict[str, type[Arena]] = {each.scheme: each for each in (RedisArena, SqliteArena, EtcdArena)}
 
 
 # ---- what happens
@@ -163,7 +249,7 @@ class Chaos:
         threads += place < more
         self.helpers[place] = Helper(
             "tests.faults.contender:contend",
-            self.arena.url_for(place), TTL, ",".join(NAMES), threads - 2, 2, self.ledger.path,
+            self.arena.url_for(place), self.arena.ttl, ",".join(NAMES), threads - 2, 2, self.ledger.path,
             f"{self.seed}.{next(self._starts)}", self.defect,
         )  # fmt: skip
 
@@ -188,15 +274,19 @@ class Chaos:
             for what, weight in ((self.freeze, 10), (self.kill, 4))
             for holder, share in ((True, 4), (False, 1))
         }
-        if not isinstance(self.arena, RedisArena):
+        if not isinstance(self.arena, ServerArena):
             return [_Stream(self.dice, processes, PROCESS_PACE)]
         processes |= {partial(self.partition, True): 20, self.freeze_a_new_holder: 35}
-        server: dict[Happening, float] = {self.cut_connections: 4, self.flush_scripts: 2, self.freeze_server: 0.7}
+        server: dict[Happening, float] = {self.freeze_server: 0.7}
+        for kind, (weight, what) in self.arena.mishaps.items():
+            server[partial(self.hurt_server, kind, what)] = weight
         return [_Stream(self.dice, processes, PROCESS_PACE), _Stream(self.dice, server, SERVER_PACE)]
 
     def _rest(self) -> float:
         """How long it lasts: as a rule longer than a lease lives without a renewal."""
-        return TTL * (self.dice.uniform(1.1, 1.6) if self.dice.random() < 0.85 else self.dice.uniform(0.05, 0.9))
+        return self.arena.ttl * (
+            self.dice.uniform(1.1, 1.6) if self.dice.random() < 0.85 else self.dice.uniform(0.05, 0.9)
+        )
 
     def _pick(self, holder: bool) -> int | None:
         """A process that is in order; ``holder``: one that holds something, and will for a while. None: not now."""
@@ -251,7 +341,7 @@ class Chaos:
     def partition(self, holder: bool) -> bool:
         if (place := self._pick(holder)) is None:
             return False
-        assert isinstance(self.arena, RedisArena)
+        assert isinstance(self.arena, ServerArena)
         proxy = self.arena.proxies[place]
         self._begin("partition", place, proxy.heal, self._rest())
         proxy.black_hole(self.dice.choice(["both", "up", "down"]))
@@ -259,7 +349,7 @@ class Chaos:
 
     def freeze_a_new_holder(self) -> bool:
         """Its network is slow, and it is stopped while the answer that makes it the holder is on its way."""
-        assert isinstance(self.arena, RedisArena)
+        assert isinstance(self.arena, ServerArena)
         arena, place = self.arena, self._pick(holder=False)
         if place is None or None in self._busy:
             return False
@@ -292,30 +382,20 @@ class Chaos:
     # The server
 
     def freeze_server(self) -> bool:
-        assert isinstance(self.arena, RedisArena)
+        assert isinstance(self.arena, ServerArena)
         if None in self._busy:
             return False
         self._begin("server stopped", None, self.arena.server.resume, self._rest())
         self.arena.server.pause()
         return True
 
-    def cut_connections(self) -> bool:
-        assert isinstance(self.arena, RedisArena)
+    def hurt_server(self, kind: str, what: Callable[[random.Random], None]) -> bool:
         if None in self._busy:
             return False
-        operator = self.arena.operator
-        clients = [client["id"] for client in operator.client_list() if int(client["id"]) != operator.client_id()]
-        for client in self.dice.sample(clients, min(len(clients), 8)):
-            operator.client_kill_filter(_id=client)
-        self._happened("connections cut")
-        return True
-
-    def flush_scripts(self) -> bool:
-        assert isinstance(self.arena, RedisArena)
-        if None in self._busy:
-            return False
-        self.arena.operator.script_flush()
-        self._happened("SCRIPT FLUSH")
+        fault = Fault(kind, None, now())
+        self.faults.append(fault)
+        what(self.dice)
+        fault.end = now()
         return True
 
     # ---- the end
@@ -325,7 +405,7 @@ class Chaos:
         while self._later:
             self.do_what_is_due(self._later[0][0])
             time.sleep(0.01)
-        time.sleep(2 * TTL)
+        time.sleep(2 * self.arena.ttl)
         for helper in self.helpers.values():
             helper.tell("stop")
         until = now() + within
@@ -420,7 +500,7 @@ def run(arena: type[Arena], seconds: float, *, seed: int = 0, defect: str = "") 
             violations += (f"O2 {lost}" for lost in ledger.lost)
             violations += record.token_regressions()
             violations += record.late_callbacks()
-            violations += record.slow_takeovers(chaos.faults, _bound(chaos.arena), TTL, started + lasted)
+            violations += record.slow_takeovers(chaos.faults, _bound(chaos.arena), chaos.arena.ttl, started + lasted)
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
             violations += record.wrong
@@ -429,18 +509,18 @@ def run(arena: type[Arena], seconds: float, *, seed: int = 0, defect: str = "") 
 
 
 def _bound(arena: Arena) -> float:
-    with multilock.connect(arena.url, ttl=TTL) as client:
+    with multilock.connect(arena.url, ttl=arena.ttl) as client:
         return client.capabilities.takeover_bound
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=("redis", "sqlite"), default="redis")
+    parser.add_argument("--backend", choices=ARENAS, default="redis")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--defect", choices=DEFECTS, default="")
     given = parser.parse_args()
-    arena: type[Arena] = RedisArena if given.backend == "redis" else SqliteArena
+    arena = ARENAS[given.backend]
     print(f"seed {given.seed}")
     report = run(arena, given.seconds, seed=given.seed, defect=given.defect)
     report.show()

@@ -141,7 +141,7 @@ def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> I
     assert lease.token is not None
     value = account.read(lease.name, lease.token)
     long = dice.random() < LONG_HOLD
-    until = began + (dice.uniform(0.3, 1.0) if long else dice.uniform(0.0, SHORT_HOLD))
+    until = began + (lease.ttl * dice.uniform(0.4, 1.3) if long else dice.uniform(0.0, SHORT_HOLD))
     noted = 0.0
     while True:
         asked = now()

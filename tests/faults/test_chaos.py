@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.chaos import RedisArena, SqliteArena, run
-from tests.faults.defects import DEFECTS
+from tests.faults.chaos import Arena, EtcdArena, RedisArena, SqliteArena, run
+from tests.faults.defects import ETCD_DEFECTS, REDIS_DEFECTS
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +30,21 @@ def test_twenty_seconds_of_chaos_on_sqlite_break_no_promise() -> None:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_the_same_chaos_sees_a_defect_within_a_minute(defect: str) -> None:
-    report = run(RedisArena, 60.0, defect=defect)
+def test_a_minute_of_chaos_on_etcd_breaks_no_promise() -> None:
+    report = run(EtcdArena, 60.0)
+    report.show()
+    assert report.violations == []
+    assert report.acquisitions >= 150
+    assert len(report.faults) >= 80
+    assert report.outliving >= 5
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("arena", "defect"),
+    [(RedisArena, defect) for defect in REDIS_DEFECTS] + [(EtcdArena, defect) for defect in ETCD_DEFECTS],
+)
+def test_the_same_chaos_sees_a_defect_within_a_minute(arena: type[Arena], defect: str) -> None:
+    report = run(arena, 60.0, defect=defect)
     report.show()
     assert any(violation.startswith(("O1", "O3")) for violation in report.violations)

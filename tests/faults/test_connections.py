@@ -7,8 +7,11 @@ import threading
 import pytest
 from redis.connection import Connection
 
-from multilock import BackendUnavailable, now
+from multilock import BackendUnavailable, LeaseState, Loss, now
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
 from multilock_redis.transport import Endpoint
+from tests.faults.conftest import Connect, Operator
 
 
 def test_a_connection_that_is_made_too_late_is_closed(redis_url: str) -> None:
@@ -28,3 +31,47 @@ def test_a_connection_that_is_made_too_late_is_closed(redis_url: str) -> None:
     go_on.set()
     dial.join(5)
     assert made[0]._sock is None
+
+
+def test_a_holder_and_its_waiter_survive_the_end_of_every_connection(connect: Connect, operator: Operator) -> None:
+    losses: Recorder[Loss] = Recorder()
+    client, other = connect(ttl=1.0), connect(ttl=1.0)
+    lease = client.lock("n", on_lost=losses).acquire(timeout=5)
+    waiting = background(lambda: other.lock("n").acquire(timeout=20))
+    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
+    until = now() + 2.0
+    while now() < until:
+        _cut(operator)
+        eventually(lambda: lease.state is LeaseState.HELD)
+    assert losses.calls == []
+    assert lease.release()
+    assert waiting.result(5).is_held()
+
+
+def test_twenty_waiters_whose_subscription_is_cut_are_all_served_at_once(connect: Connect, operator: Operator) -> None:
+    client, other = connect(), connect()
+    lease = client.lock("n").acquire(timeout=5)
+    served: Recorder[int] = Recorder()
+
+    def wait() -> None:
+        with other.lock("n", fair=True).acquire(timeout=20) as its:
+            served(its.fence())
+
+    waiting = [background(wait) for _ in range(20)]
+    eventually(lambda: (info := client.inspect("n")) and info.waiting == 20)
+    operator.client_kill_filter(_type="pubsub")
+    assert lease.release()
+    released = now()
+    served.wait(20)
+    assert now() - released < 1.5  # by their heartbeats alone it would be 20 times 2 s
+    assert served.calls == sorted(served.calls)
+    for one in waiting:
+        one.result(5)
+    eventually(lambda: operator.zcard("{multilock/n}:queue") == 0)
+
+
+def _cut(operator: Operator) -> None:
+    me = operator.client_id()
+    for each in operator.client_list():
+        if int(each["id"]) != me:
+            operator.client_kill_filter(_id=each["id"])

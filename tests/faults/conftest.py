@@ -1,0 +1,57 @@
+"""A Redis of the test's own, a proxy before it, an operator behind it, and clients of both faces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from multilock import Client
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.faces import FACES, Face
+from multilock_redis import open_backend
+from tests.servers import RedisServer
+
+Connect = Callable[..., Client]
+
+Operator = Any
+"""A `redis.Redis`: its commands are typed for both of its faces at once."""
+
+
+@pytest.fixture(params=sorted(FACES))
+def face(request: pytest.FixtureRequest) -> Iterator[Face]:
+    face = FACES[request.param]()
+    yield face
+    face.close()
+
+
+@pytest.fixture
+def operator(redis_server: RedisServer) -> Iterator[Operator]:
+    with redis.Redis(port=redis_server.port) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
+    with FaultProxy.before(redis_server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect(face: Face, redis_server: RedisServer) -> Iterator[Connect]:
+    """Makes clients of this face (a test sees the blocking interface), each of which has used its connection."""
+    made: list[Client] = []
+
+    def connect(url: str | None = None, *, ttl: float = 10.0, warm: bool = True, **options: Any) -> Client:
+        shared = {"ttl": ttl, "prefix": "multilock/", "identity": "test", "request_timeout": None}
+        client = face.client(open_backend(url or redis_server.url, shared), ttl=ttl, **options)
+        made.append(client)
+        if warm:
+            client.lock("warm-up").acquire(timeout=5).release()
+        return client
+
+    yield connect
+    for client in made:
+        client.close()

@@ -1,0 +1,133 @@
+"""What a program can do to its own leases: hang in a callback, hog the interpreter, close, use unequal ttls."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+
+import multilock
+from multilock import ClientClosed, LeaseState, Loss, LossReason, now
+from multilock.testing import FaultProxy, Helper, hear, say
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import BlockingFace, Face, background
+from tests.faults.conftest import Connect, Operator
+
+
+def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(
+    connect: Connect, face: Face, operator: Operator
+) -> None:
+    if not isinstance(face, BlockingFace):
+        pytest.skip("on a loop a callback that blocks is the program's own loop that blocks")
+    go_on, hanging = threading.Event(), threading.Event()
+
+    def hang(loss: Loss) -> None:
+        hanging.set()
+        go_on.wait(20)
+
+    losses: Recorder[Loss] = Recorder()
+    client = connect(ttl=1.0)
+    stays = client.lock("stays", on_lost=losses).acquire(timeout=5)
+    hangs = [client.lock(f"hangs/{n}", on_lost=hang).acquire(timeout=5) for n in range(70)]  # more than 64 at once
+    last = client.lock("last", on_lost=losses).acquire(timeout=5)
+    try:
+        operator.delete(*(f"multilock/hangs%2F{n}" for n in range(70)))
+        assert hanging.wait(5)
+        eventually(lambda: not any(lease.is_held() for lease in hangs))
+        operator.delete("multilock/last")
+        losses.wait()
+        assert losses.calls[0].lease is last
+        assert losses.stays_at(1, during=1.5)
+        assert stays.state is LeaseState.HELD
+    finally:
+        go_on.set()
+
+
+def test_a_hog_of_the_interpreter_costs_the_lease_and_is_told_when_it_ends(connect: Connect) -> None:
+    """C code that never lets the interpreter go: nothing can run meanwhile, and is_held() is False right after."""
+    losses: Recorder[Loss] = Recorder()
+    lease = connect(ttl=0.6).lock("n", on_lost=losses).acquire(timeout=5)
+    ctypes.PyDLL(None).usleep(900_000)
+    assert not lease.is_held()
+    assert losses.wait().reason is LossReason.PAUSED
+    assert not lease.release()
+    assert losses.stays_at(1)
+
+
+def test_a_thread_that_never_rests_costs_no_lease(connect: Connect) -> None:
+    losses: Recorder[Loss] = Recorder()
+    lease = connect(ttl=0.9).lock("n", on_lost=losses).acquire(timeout=5)
+    until = now() + 2.0
+    while now() < until:
+        sum(range(1000))
+    assert lease.is_held()
+    assert losses.calls == []
+
+
+def test_close_sends_every_waiter_away_and_leaves_nothing(connect: Connect, operator: Operator) -> None:
+    client, other = connect(), connect()
+    lease = other.lock("n").acquire(timeout=5)
+    waiting = [background(lambda fair=fair: client.lock("n", fair=fair).acquire()) for fair in (True, False) * 10]  # type: ignore[misc]
+    eventually(lambda: (info := other.inspect("n")) and info.waiting == 11)  # ten fair ones, and one of the others
+    began = now()
+    client.close()
+    for one in waiting:
+        with pytest.raises(ClientClosed):
+            one.result(5)
+    assert now() - began < 4.0
+    assert operator.zcard("{multilock/n}:queue") == 0
+    assert lease.release()
+    assert operator.get("multilock/n") is None
+
+
+def test_close_ends_every_connection(connect: Connect, operator: Operator) -> None:
+    client = connect(ttl=1.0)
+    losses: Recorder[Loss] = Recorder()
+    client.lock("n", on_lost=losses).acquire(timeout=5)
+    background(lambda: client.lock("n", fair=True).try_acquire(timeout=5))
+    eventually(lambda: operator.info("stats")["tracking_total_keys"])
+    client.close()
+    assert losses.wait().reason is LossReason.CLOSED
+    eventually(lambda: len(operator.client_list()) == 1)
+    assert operator.get("multilock/n") is None
+
+
+def test_of_two_locks_of_one_client_the_shorter_is_lost_earlier(connect: Connect, proxy: FaultProxy) -> None:
+    shorter: Recorder[Loss] = Recorder()
+    longer: Recorder[Loss] = Recorder()
+    client = connect(proxy.url, ttl=10.0)
+    one = client.lock("short", ttl=0.8, on_lost=shorter).acquire(timeout=5)
+    other = client.lock("long", ttl=3.0, on_lost=longer).acquire(timeout=5)
+    proxy.black_hole()
+    began = now()
+    shorter.wait()
+    assert now() - began <= 0.8
+    assert not one.is_held()
+    assert other.is_held()
+    longer.wait()
+    assert 1.5 <= longer.times[0] - began <= 3.0
+
+
+def hold_two(url: str) -> None:
+    client = multilock.connect(url, ttl=10.0)
+    client.lock("short", ttl=0.8).acquire()
+    client.lock("long", ttl=2.5).acquire()
+    say("held")
+    hear()
+
+
+def test_of_two_locks_of_one_killed_process_the_shorter_is_free_earlier(connect: Connect, operator: Operator) -> None:
+    client = connect()
+    with Helper(
+        "tests.faults.test_holders:hold_two",
+        f"redis://127.0.0.1:{operator.connection_pool.connection_kwargs['port']}/0",
+    ) as helper:
+        helper.wait_for("held", within=10)
+        helper.kill()
+    killed = now()
+    with client.lock("short").acquire(timeout=5):
+        assert now() - killed <= 0.8 + 0.2
+        assert client.lock("long").try_acquire() is None
+    with client.lock("long").acquire(timeout=5):
+        assert 1.5 <= now() - killed <= 2.5 + 0.2

@@ -1,0 +1,83 @@
+"""A request that is executed after it was given up, and even after its cancel: it must take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from multilock import BackendUnavailable, Client, now
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.faces import AsyncioFace, Face
+from tests.faults.conftest import Connect, Operator
+from tests.servers import RedisServer
+
+KEY = "multilock/n"
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+def test_an_acquire_into_a_frozen_server_leaves_no_orphan(
+    connect: Connect, redis_server: RedisServer, operator: Operator, timeout: float
+) -> None:
+    client = connect(ttl=2.0)
+    with redis_server.paused(), pytest.raises(BackendUnavailable):
+        client.lock("n", ttl=6.0).try_acquire(timeout=timeout)
+    _nothing_is_taken(operator)
+
+
+def test_a_cancelled_task_leaves_no_orphan_at_a_frozen_server(
+    face: Face, connect: Connect, redis_server: RedisServer, operator: Operator
+) -> None:
+    if not isinstance(face, AsyncioFace):
+        pytest.skip("asyncio only")
+    client = connect(ttl=2.0)
+
+    async def give_up(client: Client) -> None:
+        target = client._target.lock("n", ttl=6.0)  # type: ignore[attr-defined]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await target.acquire()
+
+    with redis_server.paused():
+        face.run(give_up(client))
+    _nothing_is_taken(operator)
+
+
+def test_a_release_into_a_frozen_server_frees_the_lock_when_it_runs_again(
+    connect: Connect, redis_server: RedisServer, operator: Operator
+) -> None:
+    lease = connect(ttl=2.0).lock("n", ttl=6.0).acquire(timeout=5)
+    with redis_server.paused():
+        began = now()
+        assert lease.release()  # it goes on in the background
+        assert now() - began < 2.0
+        assert not lease.is_held()
+    _nothing_is_taken(operator)
+
+
+def test_an_acquire_that_is_executed_after_its_cancel_takes_nothing(
+    connect: Connect, proxy: FaultProxy, operator: Operator
+) -> None:
+    client, other = connect(proxy.url, ttl=2.0), connect()
+    late = proxy.hold_request(b"EVALSHA")
+    with pytest.raises(BackendUnavailable):
+        client.lock("n", ttl=6.0).try_acquire()
+    eventually(lambda: operator.keys("*:gone:*"))  # the cancel has been executed
+    executed = _calls(operator)
+    late.release()
+    eventually(lambda: _calls(operator) > executed)
+    assert operator.get(KEY) is None
+    with other.lock("n").acquire(timeout=1):
+        pass
+
+
+def _nothing_is_taken(operator: Operator) -> None:
+    """The cancel is final: once its tombstone stands, nothing of that id ever takes the lock."""
+    eventually(lambda: operator.keys("*:gone:*"))
+    assert operator.get(KEY) is None
+    assert operator.exists("{multilock/n}:queue") == 0
+
+
+def _calls(operator: Operator) -> int:
+    return int(operator.info("commandstats")["cmdstat_evalsha"]["calls"])

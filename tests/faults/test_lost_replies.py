@@ -1,0 +1,64 @@
+"""The server executed a request, and its reply never came."""
+
+from __future__ import annotations
+
+import pytest
+
+from multilock import BackendUnavailable, LeaseState
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import Recorder, eventually
+from tests.faults.conftest import Connect, Operator
+
+KEY = "multilock/n"
+
+
+def test_an_acquire_whose_reply_is_lost_is_held_once_and_given_back_for_good(
+    connect: Connect, proxy: FaultProxy, operator: Operator
+) -> None:
+    client = connect(proxy.url)
+    lost = proxy.drop_reply(b"EVALSHA")
+    lease = client.lock("n").acquire(timeout=5)
+    lost.wait(5)
+    assert operator.get(KEY).decode() == lease.owner
+    assert lease.release()
+    assert operator.get(KEY) is None
+    [tombstone] = operator.keys("*:gone:*")  # the request that was not answered never counts again
+    assert 0 < operator.ttl(tombstone) <= 60
+
+
+def test_a_single_try_whose_reply_is_lost_leaves_the_lock_free(
+    connect: Connect, proxy: FaultProxy, operator: Operator
+) -> None:
+    client, other = connect(proxy.url), connect()
+    lost = proxy.drop_reply(b"EVALSHA")
+    with pytest.raises(BackendUnavailable):
+        client.lock("n").try_acquire()
+    lost.wait(5)
+    with other.lock("n").acquire(timeout=5):
+        assert operator.get(KEY) is not None
+
+
+def test_a_renewal_whose_reply_is_lost_costs_nothing(connect: Connect, proxy: FaultProxy, operator: Operator) -> None:
+    losses: Recorder[object] = Recorder()
+    lease = connect(proxy.url).lock("n", ttl=0.9, renew=True, on_lost=losses).acquire(timeout=5)
+    lost = proxy.drop_reply(b"EVALSHA")
+    lost.wait(5)
+    assert losses.stays_at(0, during=1.0)
+    assert lease.state is LeaseState.HELD
+    assert operator.get(KEY).decode() == lease.owner
+    assert lease.release()
+
+
+def test_a_release_whose_reply_is_lost_never_frees_the_next_holders_lock(
+    connect: Connect, proxy: FaultProxy, operator: Operator
+) -> None:
+    client, other = connect(proxy.url), connect()
+    lease = client.lock("n", renew=False).acquire(timeout=5)
+    lost = proxy.drop_reply(b"EVALSHA")
+    assert lease.release()
+    lost.wait(5)
+    following = other.lock("n").acquire(timeout=5)
+    eventually(lambda: operator.keys("*:gone:*"))  # it was sent again, and executed
+    assert operator.get(KEY).decode() == following.owner
+    assert following.fence() > (lease.token or 0)
+    following.renew()

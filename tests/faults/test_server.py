@@ -1,0 +1,116 @@
+"""The server is stopped, frozen, restarted without its data, or forgets its scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from multilock import BackendUnavailable, LeaseState, Loss, LossReason, now
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
+from tests.faults.conftest import Connect, Operator
+from tests.servers import RedisServer
+
+TTL = 1.0
+SLACK = 0.05  # seconds by which a callback may start after the deadline
+
+
+def test_a_frozen_server_costs_the_lease_before_anybody_else_can_have_it(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    losses: Recorder[Loss] = Recorder()
+    client, other = connect(ttl=TTL), connect(ttl=TTL)
+    lease = client.lock("n", on_lost=losses).acquire(timeout=5)
+    waiting = background(lambda: other.lock("n").acquire(timeout=20))
+    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
+    with redis_server.paused():
+        loss = losses.wait()
+        assert losses.times[0] <= loss.valid_until - TTL / 10 + SLACK
+        assert (loss.reason, loss.confirmed) == (LossReason.EXPIRED, False)
+        assert loss.time_left > 0
+        assert not lease.is_held()
+    following = waiting.result(10)
+    assert following.fence() > (lease.token or 0)
+    assert not lease.release()
+    following.renew()
+    assert losses.stays_at(1)
+
+
+def test_a_server_that_is_frozen_for_less_than_the_lease_costs_nothing(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    losses: Recorder[Loss] = Recorder()
+    lease = connect(ttl=2.0).lock("n", on_lost=losses).acquire(timeout=5)
+    before = lease.remaining()
+    with redis_server.paused():
+        eventually(lambda: lease.state is LeaseState.AT_RISK)
+    eventually(lambda: lease.state is LeaseState.HELD and lease.remaining() > before - 0.1)
+    assert losses.calls == []
+    assert lease.release()
+
+
+def test_a_server_that_is_gone_costs_the_lease_in_time(connect: Connect, redis_server: RedisServer) -> None:
+    losses: Recorder[Loss] = Recorder()
+    connect(ttl=TTL).lock("n", on_lost=losses).acquire(timeout=5)
+    redis_server.kill()
+    loss = losses.wait()
+    assert losses.times[0] <= loss.valid_until - TTL / 10 + SLACK
+    assert loss.reason is LossReason.EXPIRED
+
+
+def test_a_server_restarted_without_its_data_is_told_as_a_loss_and_served_on(
+    connect: Connect, redis_server: RedisServer
+) -> None:
+    losses: Recorder[Loss] = Recorder()
+    client, other = connect(ttl=3.0), connect(ttl=3.0)
+    lease = client.lock("n", on_lost=losses).acquire(timeout=5)
+    waiting = background(lambda: other.lock("n").acquire(timeout=20))
+    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
+    redis_server.restart()
+    following = waiting.result(10)
+    assert losses.wait().reason is LossReason.TAKEN
+    assert losses.calls[0].confirmed
+    assert following.fence() > (lease.token or 0)
+    assert following.is_held()
+
+
+def test_forgotten_scripts_are_loaded_again_by_whatever_comes_next(connect: Connect, operator: Operator) -> None:
+    losses: Recorder[Loss] = Recorder()
+    client, other = connect(ttl=TTL), connect(ttl=TTL)
+    operator.script_flush()
+    lease = client.lock("n", on_lost=losses).acquire(timeout=5)
+    until = now() + 2 * TTL
+    while now() < until:  # every renewal of this time, and every look of the other
+        operator.script_flush()
+        assert other.lock("n").try_acquire() is None
+    operator.script_flush()
+    assert lease.release()
+    assert losses.calls == []
+    with other.lock("n").acquire(timeout=5):
+        pass
+
+
+def test_a_wait_outlasts_a_server_that_comes_back_in_time(connect: Connect, redis_server: RedisServer) -> None:
+    client = connect(ttl=TTL, outage_timeout=10.0)
+    redis_server.kill()
+    waiting = background(lambda: client.lock("n").acquire(timeout=20))
+    assert not _ends(waiting, within=1.0)
+    redis_server.start()
+    assert waiting.result(5).is_held()
+
+
+def test_a_wait_ends_when_the_server_stays_away_for_too_long(connect: Connect, redis_server: RedisServer) -> None:
+    client = connect(ttl=TTL, outage_timeout=0.8)
+    redis_server.kill()
+    began = now()
+    waiting = background(lambda: client.lock("n").acquire())
+    with pytest.raises(BackendUnavailable, match="no answer"):
+        waiting.result(10)
+    assert 0.8 <= now() - began < 2.5
+
+
+def _ends(waiting: object, within: float) -> bool:
+    try:
+        waiting.result(within)  # type: ignore[attr-defined]
+    except TimeoutError:
+        return False
+    return True

@@ -68,7 +68,7 @@ def check_timeout(value: object) -> float | None:
     return None if math.isinf(seconds) else seconds
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def escape(name: str) -> str:
     """The part of a key that stands for ``name``: injective, so distinct names never collide, and readable.
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-import tomllib
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,8 +15,6 @@ from multilock import registry
 from multilock.backend import Backend
 from multilock.errors import ConfigurationError
 from multilock.registry import OURS, open_backend, register_backend
-
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -125,18 +121,6 @@ def test_registering_what_cannot_be_called_is_a_type_error() -> None:
         register_backend("mine", "mine:open")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         register_backend(3, opener)  # type: ignore[arg-type]
-
-
-def test_table_entry_points_wheel_and_extras_agree() -> None:
-    points = PROJECT["project"]["entry-points"][registry.GROUP]
-    assert points == {scheme: f"{ours.module}:open_backend" for scheme, ours in OURS.items()}
-    packages = {Path(package).name for package in PROJECT["tool"]["hatch"]["build"]["packages"]}
-    assert packages == {"multilock", *(ours.module for ours in OURS.values())}
-    extras = PROJECT["project"]["optional-dependencies"]
-    for ours in OURS.values():
-        if ours.extra is not None:
-            assert any(str(ours.library) in line for line in extras[ours.extra])
-            assert ours.extra in extras["all"][0]
 
 
 @pytest.mark.parametrize("ours", list(dict.fromkeys(OURS.values())), ids=lambda ours: ours.module)

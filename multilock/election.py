@@ -22,6 +22,7 @@ __all__ = ["Election", "Leadership"]
 logger = logging.getLogger("multilock")
 
 R = TypeVar("R")
+HEAD_START = 0.01  # seconds that on_elected, on its own thread, has to begin before on_lost begins on another
 
 
 class Leadership(Lease):
@@ -162,6 +163,9 @@ class Election(Standing[Leadership]):
             run(self._resign(term.leadership))
 
     def _run_lost(self, term: Term[Leadership], loss: Loss) -> None:
+        kernel = self._kernel
+        if term.begun_at and not term.elected_done and (rest := term.begun_at + HEAD_START - kernel.now()) > 0:
+            kernel.runtime.event().wait(rest)
         if self._on_lost:
             call_safely(self._on_lost, loss)
         self._lost_ended(term)

@@ -36,7 +36,7 @@ class Term(Generic[T]):
 
     def __init__(self) -> None:
         self.leadership: T
-        self.begun = False  # on_elected was called
+        self.begun_at: float | None = None  # when on_elected was called
         self.resigning = False
         self.loss: Loss | None = None  # what on_lost was, or is to be, called with
         self.elected_task: Any = None  # asyncio: on_elected, to be cancelled at the loss
@@ -160,7 +160,7 @@ class Standing(Generic[T]):
     def _begin(self, term: Term[T]) -> None:
         """on_elected is being called: from here on on_lost may be."""
         with self._lock:
-            term.begun = True
+            term.begun_at = self._kernel.now()
             waiting = term.loss
         if waiting:
             self._kernel.callbacks.start(self._run_lost, term, waiting)
@@ -183,7 +183,7 @@ class Standing(Generic[T]):
             if term.loss is not None:
                 return
             term.loss = loss
-            if not term.begun:
+            if term.begun_at is None:
                 return
         self._kernel.callbacks.start(self._run_lost, term, loss)
 

@@ -147,7 +147,7 @@ class AsyncElection(Standing[AsyncLeadership]):
         self._begin(term)
         failed = False
         try:
-            if self._on_elected and not term.over():
+            if self._on_elected:  # also where it is over already: on_lost comes next, and they come in pairs
                 result = self._on_elected(term.leadership)
                 if inspect.isawaitable(result):
                     await result

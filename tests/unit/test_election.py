@@ -1,0 +1,607 @@
+"""Leader election on both faces: callbacks in pairs and in order, and nobody leads who should not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from multilock import (
+    AsyncClient,
+    AsyncLeadership,
+    BackendRejected,
+    Client,
+    Elected,
+    Event,
+    LeaderChanged,
+    LeaderInfo,
+    Leadership,
+    LockTimeout,
+    Loss,
+    LossReason,
+)
+from multilock.runtime import Threads
+from multilock.testing import HandRuntime
+from tests.unit.kit import Call, Scripted, client_on, eventually, refused, silence
+
+
+@pytest.fixture
+def server() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def client(server: Scripted) -> Iterator[Client]:
+    client = client_on(server, Threads(), ttl=5.0)
+    yield client
+    client.close()
+
+
+class Diary:
+    """What the callbacks of one candidate were called with, in order."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def elected(self, leadership: Leadership | AsyncLeadership) -> None:
+        self.entries.append(f"elected {leadership.term}")
+
+    def lost(self, loss: Loss) -> None:
+        self.entries.append(f"lost {loss.lease.token} {loss.reason.value}")
+
+    def reaches(self, *entries: str) -> None:
+        eventually(lambda: len(self.entries) >= len(entries))
+        assert self.entries == list(entries)
+
+
+def take(server: Scripted) -> None:
+    """The present leader loses its place to nobody."""
+    claim_id = server.holders.pop("e")
+    server.notices.gone(claim_id, LossReason.TAKEN, "an operator took it")
+
+
+# campaign()
+
+
+def test_a_campaign_is_one_leadership_with_its_callbacks(client: Client, server: Scripted) -> None:
+    diary = Diary()
+    election = client.election("e", identity="me", on_elected=diary.elected, on_lost=diary.lost)
+    assert not election.is_leader()
+    leadership = election.campaign()
+    assert election.is_leader()
+    assert leadership.is_held()
+    assert (leadership.term, leadership.identity, leadership.name) == (1, "me", "e")
+    diary.reaches("elected 1")
+    assert leadership.release() is True
+    assert not election.is_leader()
+    assert leadership.release() is False
+    diary.reaches("elected 1", "lost 1 resigned")
+    assert server.holders == {}
+    assert election.resign() is False
+
+
+def test_a_campaign_has_a_timeout(client: Client, server: Scripted) -> None:
+    server.holders["e"] = "another"
+    with pytest.raises(LockTimeout, match="another leader"):
+        client.election("e").campaign(0.05)
+    with pytest.raises(LockTimeout):
+        client.election("e").campaign(0)
+
+
+def test_a_campaign_outlasts_every_outage(server: Scripted) -> None:
+    runtime = HandRuntime(start=1000.0)
+    server.runtime = runtime
+    client = client_on(server, runtime, outage_timeout=3.0)
+    server.always("attempt", silence())
+    client._kernel.timers.at(1500.0, lambda: server.always("attempt", None))
+    assert client.election("e").campaign().is_held()
+    assert runtime.now() > 1500
+
+
+def test_who_leads_is_told_from_the_clock(server: Scripted) -> None:
+    runtime = HandRuntime(start=1000.0)
+    server.runtime = runtime
+    diary = Diary()
+    client = client_on(server, runtime)
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    leadership = election.campaign()
+    runtime.jump(100)
+    assert not election.is_leader()
+    assert not leadership.is_held()
+    assert diary.entries == ["elected 1", "lost 1 paused"]
+
+
+def test_on_lost_is_never_called_before_on_elected(client: Client, server: Scripted) -> None:
+    order: list[str] = []
+    start = threading.Event()
+
+    def elected(leadership: Leadership) -> None:
+        order.append("elected")
+        start.set()
+
+    for _ in range(50):
+        order.clear()
+        start.clear()
+        election = client.election("e", on_elected=elected, on_lost=lambda loss: order.append("lost"))
+        election.campaign()
+        take(server)
+        eventually(lambda: len(order) == 2)
+        assert order == ["elected", "lost"]
+
+
+def test_an_on_elected_that_still_runs_does_not_delay_on_lost(client: Client, server: Scripted) -> None:
+    inside, hang, lost = threading.Event(), threading.Event(), threading.Event()
+
+    def elected(leadership: Leadership) -> None:
+        inside.set()
+        hang.wait(10)
+
+    client.election("e", on_elected=elected, on_lost=lambda loss: lost.set()).campaign()
+    assert inside.wait(5)
+    take(server)
+    assert lost.wait(1)
+    hang.set()
+
+
+# resign()
+
+
+def test_on_lost_has_ended_before_the_lease_is_given_back_and_it_is_renewed_meanwhile(server: Scripted) -> None:
+    client = client_on(server, Threads(), ttl=0.6)
+    held_during: list[bool] = []
+    renewals: list[int] = []
+
+    def lost(loss: Loss) -> None:
+        before = len(server.called("renew"))
+        time.sleep(0.4)
+        held_during.append("e" in server.holders and not election.is_leader() and not leadership.is_held())
+        renewals.append(len(server.called("renew")) - before)
+
+    election = client.election("e", on_lost=lost)
+    leadership = election.campaign()
+    assert election.resign() is True
+    assert held_during == [True]
+    assert renewals[0] >= 1
+    assert server.holders == {}
+    client.close()
+
+
+def test_an_on_lost_that_hangs_keeps_the_lease_for_one_ttl_at_most(server: Scripted) -> None:
+    client = client_on(server, Threads(), ttl=0.5)
+    hang = threading.Event()
+    election = client.election("e", on_lost=lambda loss: hang.wait(10))
+    election.campaign()
+    began = time.monotonic()
+    assert election.resign() is True
+    assert 0.4 <= time.monotonic() - began < 2
+    assert server.holders == {}
+    hang.set()
+    client.close()
+
+
+def test_callbacks_of_the_leadership_itself_do_not_hear_of_a_resignation(client: Client, server: Scripted) -> None:
+    heard: list[Loss] = []
+    election = client.election("e")
+    leadership = election.campaign()
+    leadership.on_lost(heard.append)
+    election.resign()
+    assert heard == []
+    leadership = election.campaign()
+    leadership.on_lost(heard.append)
+    take(server)
+    eventually(lambda: len(heard) == 1)
+
+
+def test_two_resignations_at_once_are_one(client: Client) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    election.campaign()
+    answers: list[bool] = []
+    threads = [threading.Thread(target=lambda: answers.append(election.resign())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(answers) == [False, False, False, True]
+    diary.reaches("elected 1", "lost 1 resigned")
+
+
+# run() and start()
+
+
+def test_work_that_ends_resigns_and_its_result_is_passed_on(client: Client, server: Scripted) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    assert election.run(lambda leadership: leadership.fence() + 41) == 42
+    diary.reaches("elected 1", "lost 1 resigned")
+    assert server.holders == {}
+
+
+def test_work_that_raises_resigns_and_its_exception_is_passed_on(client: Client, server: Scripted) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+
+    def work(leadership: Leadership) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        election.run(work)
+    diary.reaches("elected 1", "lost 1 resigned")
+    assert server.holders == {}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_work_that_is_interrupted_leaves_nothing_behind(
+    client: Client, server: Scripted, error: type[BaseException]
+) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+
+    def work(leadership: Leadership) -> None:
+        raise error
+
+    with pytest.raises(error):
+        election.run(work)
+    eventually(lambda: server.holders == {})
+    diary.reaches("elected 1", "lost 1 resigned")
+    assert not election.is_leader()
+
+
+def test_after_a_loss_the_node_stands_again_once_work_and_callbacks_have_ended(
+    client: Client, server: Scripted
+) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    terms: list[int | None] = []
+
+    def work(leadership: Leadership) -> str:
+        terms.append(leadership.term)
+        if len(terms) < 3:
+            take(server)
+            assert not leadership.is_held()
+            return "of no use"
+        return "done"
+
+    assert election.run(work) == "done"
+    assert terms == [1, 2, 3]
+    diary.reaches("elected 1", "lost 1 taken", "elected 2", "lost 2 taken", "elected 3", "lost 3 resigned")
+
+
+def test_a_node_stands_again_only_when_its_callbacks_have_ended(client: Client, server: Scripted) -> None:
+    hang, calls = threading.Event(), []
+
+    def lost(loss: Loss) -> None:
+        calls.append(loss)
+        hang.wait(10)
+
+    election = client.election("e", on_lost=lost)
+    election.start()
+    eventually(election.is_leader)
+    take(server)
+    eventually(lambda: calls)
+    time.sleep(0.05)
+    assert len(server.called("attempt")) == 1
+    hang.set()
+    eventually(election.is_leader)
+    election.stop()
+
+
+def test_stop_ends_the_standing_and_the_leading(client: Client, server: Scripted) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    with election:
+        eventually(election.is_leader)
+    diary.reaches("elected 1", "lost 1 resigned")
+    assert server.holders == {}
+    server.holders["e"] = "another"
+    election.start()
+    election.start()
+    eventually(lambda: server.queues["e"])
+    election.stop()
+    election.stop()
+    eventually(lambda: server.queues["e"] == [])
+    assert diary.entries == ["elected 1", "lost 1 resigned"]
+
+
+def test_stop_ends_run_with_none(client: Client, server: Scripted) -> None:
+    server.holders["e"] = "another"
+    election = client.election("e")
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(election.run(lambda leadership: "led")))
+    thread.start()
+    eventually(lambda: server.queues["e"])
+    with pytest.raises(RuntimeError, match="running already"):
+        election.run(lambda leadership: None)
+    election.stop()
+    thread.join(5)
+    assert results == [None]
+
+
+def test_a_stop_that_meets_the_grant_leaves_no_leader(client: Client, server: Scripted) -> None:
+    election = client.election("e")
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(backend: Scripted, call: Call) -> Any:
+        granted = call.execute()
+        asked.set()
+        answer.wait(5)
+        return granted
+
+    server.script("attempt", slow)
+    election.start()
+    assert asked.wait(5)
+    stopping = threading.Thread(target=election.stop)
+    stopping.start()
+    eventually(lambda: election._stop is None or election._stop.called)
+    answer.set()
+    stopping.join(5)
+    eventually(lambda: server.holders == {})
+    assert not election.is_leader()
+
+
+def test_an_on_elected_that_raises_is_logged_and_resigns(
+    client: Client, server: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    diary = Diary()
+
+    def elected(leadership: Leadership) -> None:
+        diary.elected(leadership)
+        if leadership.term == 1:
+            raise ValueError("the user's bug")
+
+    election = client.election("e", on_elected=elected, on_lost=diary.lost)
+    with caplog.at_level(logging.ERROR, "multilock"), election:
+        eventually(lambda: len(diary.entries) == 3)
+    assert diary.entries == ["elected 1", "lost 1 resigned", "elected 2", "lost 2 resigned"]
+    assert "the user's bug" in caplog.text
+
+
+def test_a_background_election_that_is_refused_tries_again(client: Client, server: Scripted) -> None:
+    server.script("attempt", refused(BackendRejected("NOAUTH")))
+    election = client.election("e")
+    with election:
+        eventually(election.is_leader)
+    server.script("attempt", refused(BackendRejected("NOAUTH")))
+    with pytest.raises(BackendRejected):
+        election.run(lambda leadership: None)
+
+
+def test_close_ends_an_election_callback_first(client: Client, server: Scripted) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    election.start()
+    eventually(election.is_leader)
+    diary.reaches("elected 1")
+    client.close()
+    assert server.holders == {}
+    eventually(lambda: len(diary.entries) == 2)
+    assert diary.entries[1] in ("lost 1 closed", "lost 1 resigned")
+    assert not election.is_leader()
+
+
+# Who leads, as others see it
+
+
+def test_observe_begins_with_the_present_leader_and_tells_each_change(client: Client, server: Scripted) -> None:
+    server.holders["e"] = "first"
+    seen: list[LeaderInfo | None] = []
+
+    def observe() -> None:
+        for leader in client.election("e").observe():
+            seen.append(leader)
+
+    thread = threading.Thread(target=observe)
+    thread.start()
+
+    def who() -> list[str | None]:
+        return [leader.identity if leader else None for leader in seen]
+
+    eventually(lambda: who() == ["first"])
+    server.script("inspect", silence(0.0), silence(0.0))
+    server.holders["e"] = "second"
+    for _ in range(3):
+        server.notices.changed("e")
+        time.sleep(0.01)
+    eventually(lambda: who() == ["first", "second"])
+    del server.holders["e"]
+    server.notices.changed("e")
+    server.notices.changed("e")
+    eventually(lambda: who() == ["first", "second", None])
+    client.close()
+    thread.join(5)
+    assert not thread.is_alive(), "close ends it"
+    assert len(seen) == 3
+
+
+def test_a_change_of_leader_is_told_once_each_and_as_an_event(client: Client, server: Scripted) -> None:
+    told: list[str | None] = []
+    events: list[Event] = []
+    client.events.subscribe(events.append)
+    election = client.election(
+        "e", identity="me", on_leader_changed=lambda leader: told.append(leader.identity if leader else None)
+    )
+    election.campaign()
+    server.notices.changed("e")
+    eventually(lambda: len(told) == 1)
+    election.resign()
+    server.notices.changed("e")
+    eventually(lambda: told[1:] == [None])
+    eventually(lambda: len([event for event in events if isinstance(event, LeaderChanged)]) == 2)
+    assert [(event.identity, event.term) for event in events if isinstance(event, Elected)] == [("me", 1)]
+    assert election.leader() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"identity": ""}, ValueError),
+        ({"identity": "x" * 65}, ValueError),
+        ({"on_elected": 3}, TypeError),
+        ({"ttl": 0}, ValueError),
+    ],
+)
+def test_wrong_options_are_said_before_any_request(
+    client: Client, server: Scripted, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        client.election("e", **options)
+    assert server.calls == []
+
+
+# asyncio
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(20):
+            return await main()
+
+    return asyncio.run(limited())
+
+
+async def until(ready: Callable[[], object]) -> None:
+    end = time.monotonic() + 5
+    while not ready():
+        assert time.monotonic() < end, "it did not become true"
+        await asyncio.sleep(0.002)
+
+
+def test_async_work_is_cancelled_on_loss_and_the_node_stands_again(server: Scripted) -> None:
+    diary = Diary()
+
+    async def main() -> None:
+        async with AsyncClient(server, ttl=5.0) as client:
+            election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+            cancelled = 0
+
+            async def work(leadership: AsyncLeadership) -> str:
+                nonlocal cancelled
+                if leadership.term == 2:
+                    return "done"
+                try:
+                    take(server)
+                    await asyncio.sleep(15)
+                except asyncio.CancelledError:
+                    cancelled += 1
+                    raise
+                return "never"
+
+            assert await election.run(work) == "done"
+            assert cancelled == 1
+            await until(lambda: len(diary.entries) == 4)
+            assert diary.entries == ["elected 1", "lost 1 taken", "elected 2", "lost 2 resigned"]
+            assert server.holders == {}
+
+    run(main)
+
+
+def test_an_async_on_elected_is_cancelled_by_the_loss(server: Scripted) -> None:
+    async def main() -> None:
+        order: list[str] = []
+
+        async def elected(leadership: AsyncLeadership) -> None:
+            order.append("elected")
+            try:
+                await asyncio.sleep(15)
+            finally:
+                order.append("cancelled")
+
+        async def lost(loss: Loss) -> None:
+            order.append("lost")
+
+        async with AsyncClient(server, ttl=5.0) as client:
+            election = client.election("e", on_elected=elected, on_lost=lost)
+            async with election:
+                await until(lambda: order == ["elected"])
+                take(server)
+                await until(lambda: len(order) >= 4)
+                assert sorted(order[1:3]) == ["cancelled", "lost"]
+                assert order[3] == "elected"
+
+    run(main)
+
+
+def test_a_cancelled_run_resigns(server: Scripted) -> None:
+    diary = Diary()
+
+    async def main() -> None:
+        async with AsyncClient(server, ttl=5.0) as client:
+            election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+
+            async def work(leadership: AsyncLeadership) -> None:
+                await asyncio.sleep(15)
+
+            task = asyncio.create_task(election.run(work))
+            await until(election.is_leader)
+            await until(lambda: diary.entries)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await until(lambda: server.holders == {})
+            assert not election.is_leader()
+            await until(lambda: len(diary.entries) == 2)
+            assert diary.entries == ["elected 1", "lost 1 resigned"]
+
+    run(main)
+
+
+def test_async_stop_resigns_and_waits_for_on_lost(server: Scripted) -> None:
+    async def main() -> None:
+        order: list[str] = []
+
+        async def lost(loss: Loss) -> None:
+            await asyncio.sleep(0.02)
+            order.append("lost" if "e" in server.holders else "too late")
+
+        async with AsyncClient(server, ttl=5.0) as client:
+            election = client.election("e", on_lost=lost)
+            election.start()
+            election.start()
+            await until(election.is_leader)
+            await election.stop()
+            assert order == ["lost"]
+            assert server.holders == {}
+            await election.stop()
+
+    run(main)
+
+
+def test_async_observe(server: Scripted) -> None:
+    async def main() -> None:
+        seen: list[str | None] = []
+        client = AsyncClient(server, ttl=5.0)
+
+        async def observe() -> None:
+            async for leader in client.election("e").observe():
+                seen.append(leader.identity if leader else None)
+
+        task = asyncio.create_task(observe())
+        await until(lambda: seen == [None])
+        server.holders["e"] = "somebody"
+        server.notices.changed("e")
+        await until(lambda: seen == [None, "somebody"])
+        await client.close()
+        await asyncio.wait_for(task, 5)
+
+    run(main)
+
+
+def test_async_campaign_can_be_entered(server: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=5.0) as client:
+            election = client.election("e")
+            async with election.campaign(timeout=1) as leadership:
+                assert election.is_leader()
+                assert leadership.term == 1
+            assert not election.is_leader()
+            assert server.holders == {}
+            server.holders["e"] = "another"
+            with pytest.raises(LockTimeout):
+                await election.campaign(0.05)
+
+    run(main)

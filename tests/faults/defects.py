@@ -1,9 +1,8 @@
-"""Classic defects of lock clients, built into a running contender: the chaos harness must see each of them."""
+"""Three classic defects of lock clients, built into a running contender: the chaos harness must see each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import multilock_redis.recipe as recipe
@@ -13,7 +12,7 @@ from multilock.holding import HELD, Holding
 from multilock.model import Claim, Granted
 from multilock_redis.transport import pack
 
-__all__ = ["DEFECTS", "ETCD_DEFECTS", "REDIS_DEFECTS"]
+__all__ = ["DEFECTS"]
 
 
 def deadline_from_receipt() -> None:
@@ -45,24 +44,8 @@ def cached_is_held() -> None:
         face.is_held = is_held  # type: ignore[method-assign]
 
 
-def validity_from_the_acquire() -> None:
-    """A lock on a session counts from its own acquire, as if that had renewed the session."""
-    import multilock_etcd.sessions as sessions
-
-    proven = sessions.Session.granted
-
-    def granted(self: sessions.Session, revision: int | None) -> Granted:
-        return replace(proven(self, revision), sent_at=now())
-
-    sessions.Session.granted = granted  # type: ignore[method-assign]
-
-
-REDIS_DEFECTS: dict[str, Callable[[], None]] = {
+DEFECTS: dict[str, Callable[[], None]] = {
     "deadline from receipt": deadline_from_receipt,
     "plain DEL": plain_del,
     "cached is_held": cached_is_held,
 }
-
-ETCD_DEFECTS: dict[str, Callable[[], None]] = {"validity from the acquire": validity_from_the_acquire}
-
-DEFECTS = {**REDIS_DEFECTS, **ETCD_DEFECTS}

@@ -6,18 +6,20 @@ import base64
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import multilock_etcd.recipe
-from multilock import BackendUnavailable, Client, LeaseState, Loss, LossReason
+from multilock import BackendUnavailable, Client, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_etcd import open_backend
+from multilock_etcd.sessions import Session
 from multilock_etcd.transport import Transport, calls
 from tests.backends.etcd.conftest import Connect
 from tests.servers_etcd import EtcdServer, etcdctl
@@ -254,6 +256,35 @@ def test_a_watch_armed_after_a_compaction_still_finds_the_loss(server: EtcdServe
     etcdctl(server.endpoint, "put", "something", "else")
     compact(server)
     assert lost.wait().reason is LossReason.TAKEN
+
+
+def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
+    """Seconds for which two believe to hold a lock that was taken late in the life of its lease, whose holder was then
+    cut off; negative: as many passed between the two."""
+    client, other = connect(proxy.url, ttl=5), connect(server.url, ttl=5)
+    client.lock("first").acquire()
+    time.sleep(1.3)  # the first renewal comes after 1.5
+    lease = client.lock("job").acquire()
+    proxy.black_hole()
+    waits = background(lambda: (other.lock("job").acquire(timeout=20), now())[1])
+    while lease.is_held():
+        believed = now()
+        time.sleep(0.001)
+    return believed - waits.result(20)
+
+
+def test_a_lock_taken_late_ends_with_its_lease_and_no_later(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    assert overlap(server, proxy, connect) < 0
+
+
+def test_the_overlap_is_seen_if_validity_counts_from_the_acquire(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proven = Session.granted
+    monkeypatch.setattr(Session, "granted", lambda *its: replace(proven(*its), sent_at=now()))
+    assert overlap(server, proxy, connect) > 0
 
 
 # ---- keys and leases

@@ -1,0 +1,218 @@
+"""What the helper processes of these tests do; each is started by `multilock.testing.Helper`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import multilock
+from multilock import Client, Lease, LeaseState, Loss, NotHeld
+from multilock.aio import AsyncClient
+from multilock.testing import hear, say
+
+NAME = "n"
+
+
+def _say_loss(loss: Loss) -> None:
+    say("lost", loss.reason.value)
+
+
+# ---- one that holds, and is told what to do
+
+
+def hold(url: str, ttl: str, ending: str = "told") -> None:
+    """Hold until told, or end in some way while holding."""
+    client = multilock.connect(url, ttl=float(ttl))
+    lease = client.lock(NAME, on_lost=_say_loss).acquire(timeout=20)
+    say("held", lease.token)
+    if ending == "return":
+        return
+    if ending == "raise":
+        raise RuntimeError("the program ends with an error")
+    if ending == "sys.exit":
+        sys.exit(3)
+    if ending == "os._exit":
+        os._exit(4)
+    while (word := hear()) is not None:
+        if word == "report":
+            say("report", lease.is_held(), lease.state.value)
+        elif word == "release":
+            say("released", lease.release())
+
+
+def hold_on_loop(url: str, ttl: str, ending: str = "told") -> None:
+    asyncio.run(_hold_on_loop(url, float(ttl), ending))
+
+
+async def _hold_on_loop(url: str, ttl: float, ending: str) -> None:
+    client = multilock.connect_async(url, ttl=ttl)
+    lease = await client.lock(NAME, on_lost=_say_loss).acquire(timeout=20)
+    say("held", lease.token)
+    if ending == "return":
+        return
+    if ending == "raise":
+        raise RuntimeError("the program ends with an error")
+    if ending == "sys.exit":
+        sys.exit(3)
+    if ending == "os._exit":
+        os._exit(4)
+    while (word := await asyncio.to_thread(hear)) is not None:
+        if word == "report":
+            say("report", lease.is_held(), lease.state.value)
+        elif word == "release":
+            say("released", await lease.release())
+
+
+def wait(url: str, ttl: str) -> None:
+    """Stand in the queue; hold for a moment; say when."""
+    client = multilock.connect(url, ttl=float(ttl))
+    threading.Thread(target=_tell_when_queued, args=(client,), daemon=True).start()
+    with client.lock(NAME, fair=True).acquire(timeout=60) as lease:
+        say("got", multilock.now(), lease.token)
+    hear()
+
+
+def _tell_when_queued(client: Client) -> None:
+    while (info := client.inspect(NAME)) is not None and not info.waiting:
+        time.sleep(0.005)
+    say("queued")
+
+
+# ---- contention
+
+
+def count(url: str, path: str, rounds: str) -> None:
+    """Read, add one, write: without a lock some of it would be lost."""
+    counter = Path(path)
+    with multilock.connect(url, ttl=5.0) as client:
+        lock = client.lock(NAME)
+        for _ in range(int(rounds)):
+            with lock as lease:
+                number = _read(counter)
+                time.sleep(0)
+                counter.write_text(str(number + 1))
+                say("token", lease.token)
+    say("done")
+
+
+def _read(counter: Path) -> int:
+    return int(counter.read_text() or 0)
+
+
+def count_on_loop(url: str, path: str, rounds: str) -> None:
+    asyncio.run(_count_on_loop(url, Path(path), int(rounds)))
+
+
+async def _count_on_loop(url: str, counter: Path, rounds: int) -> None:
+    async with multilock.connect_async(url, ttl=5.0) as client:
+        lock, write = client.lock(NAME), counter.write_text
+
+        async def work() -> None:
+            for _ in range(rounds // 2):
+                async with lock.acquire() as lease:
+                    number = _read(counter)
+                    await asyncio.sleep(0)
+                    write(str(number + 1))
+                    say("token", lease.token)
+
+        await asyncio.gather(work(), work())
+    say("done")
+
+
+# ---- forks
+
+
+def serve(url: str, workers: str) -> None:
+    """As gunicorn does with a preloaded application: the client is a global, used and holding, when workers fork."""
+    client = multilock.connect(url, ttl=1.0)
+    losses: list[Loss] = []
+    lease = client.lock("master", on_lost=losses.append).acquire(timeout=20)
+    client.lock(NAME).acquire(timeout=20).release()
+    children = [_fork(lambda: _work(client, lease, losses)) for _ in range(int(workers))]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    time.sleep(1.5 * lease.ttl)  # and whatever the children did, the master's lease is renewed
+    say("master", lease.is_held(), lease.release(), len(losses), *codes)
+
+
+def _work(client: Client, inherited: Lease, losses: list[Loss]) -> None:
+    assert inherited.state is LeaseState.RELEASED
+    assert not inherited.is_held()
+    assert not inherited.release()
+    assert client.lock("master").try_acquire() is None
+    for _ in range(20):
+        with client.lock(NAME).acquire(timeout=20) as lease:
+            say("worker", os.getpid(), lease.token)
+    assert losses == []
+    client.close()
+
+
+def serve_on_loops(url: str, workers: str) -> None:
+    """The asyncio face: the loop ends before the fork, its client lives on in each worker's own loop."""
+    client = multilock.connect_async(url, ttl=1.0)
+    asyncio.run(_use(client))
+    children = [_fork(lambda: asyncio.run(_work_on_loop(client))) for _ in range(int(workers))]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    asyncio.run(_use(client))
+    say("master", *codes)
+
+
+async def _use(client: AsyncClient) -> None:
+    async with client.lock(NAME).acquire(timeout=20):
+        pass
+
+
+async def _work_on_loop(client: AsyncClient) -> None:
+    for _ in range(20):
+        async with client.lock(NAME).acquire(timeout=20) as lease:
+            say("worker", os.getpid(), lease.token)
+    await client.close()
+
+
+def fork_while_waiting(url: str, ending: str) -> None:
+    """One thread waits for the lock, another forks; the child ends as it likes."""
+    client = multilock.connect(url, ttl=2.0)
+    waiter = threading.Thread(target=lambda: say("waited", client.lock(NAME).acquire(timeout=30).token))
+    waiter.start()
+    _tell_when_queued(client)
+
+    def child() -> None:
+        try:
+            client.current_lease()
+        except NotHeld:
+            say("child", client.lock(NAME).try_acquire() is None, client.lock("other").acquire(timeout=5).is_held())
+        if ending == "sys.exit":
+            sys.exit(0)
+
+    os.waitpid(_fork(child), 0)
+    say("forked")
+    hear()
+    waiter.join()
+
+
+def _fork(work: object) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()  # type: ignore[operator]
+            code = 0
+        except SystemExit:  # with all that belongs to the end of an interpreter
+            raise
+        finally:
+            if not isinstance(sys.exc_info()[1], SystemExit):
+                if error := sys.exc_info()[1]:
+                    say("error", repr(error))
+                os._exit(code)
+    return pid
+
+
+def die_by_sigterm(url: str, ttl: str) -> None:
+    client = multilock.connect(url, ttl=float(ttl))
+    say("held", client.lock(NAME).acquire(timeout=20).token)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)

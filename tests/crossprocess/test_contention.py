@@ -1,0 +1,21 @@
+"""Processes of both faces take turns: no update is lost, tokens only grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.crossprocess.conftest import Start
+
+START = 20.0
+
+
+def test_what_processes_count_together_is_all_there(start: Start, tmp_path: Path) -> None:
+    counter = tmp_path / "counter"
+    counter.touch()
+    helpers = [start(function, counter, 30) for function in ("count", "count_on_loop") * 2]
+    for helper in helpers:
+        helper.wait_for("done", 2 * START)
+    assert int(counter.read_text()) == 4 * 30
+    tokens = [[int(line.split()[1]) for line in helper.lines if line.startswith("token")] for helper in helpers]
+    assert all(its == sorted(its) for its in tokens)
+    assert len({token for its in tokens for token in its}) == 4 * 30

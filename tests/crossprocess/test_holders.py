@@ -1,0 +1,115 @@
+"""Holders in other processes that are killed, stopped, or end."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from multilock import Client, now
+from multilock.testing import Helper
+from tests.crossprocess.conftest import Start
+
+START = 20.0  # seconds for a process to start on a busy machine
+SOON = 5.0
+FACES = pytest.mark.parametrize("hold", ["hold", "hold_on_loop"])
+
+
+@FACES
+def test_the_lock_of_a_killed_holder_is_free_within_its_ttl(client: Client, start: Start, hold: str) -> None:
+    holder = start(hold, 1.0)
+    token = int(holder.wait_for("held", START)[1])
+    holder.kill()
+    killed = now()
+    with client.lock("n").acquire(timeout=START) as lease:
+        assert now() - killed <= client.capabilities.takeover_bound + 0.2
+        assert lease.fence() > token
+
+
+def test_on_one_host_a_killed_holder_costs_no_ttl(client: Client, start: Start) -> None:
+    if client.capabilities.cross_host:
+        pytest.skip("only a backend of one host can see that a process is gone")
+    holder = start("hold", 30.0)
+    holder.wait_for("held", START)
+    holder.kill()
+    killed = now()
+    with client.lock("n").acquire(timeout=START):
+        assert now() - killed < 1.0
+
+
+@FACES
+def test_a_holder_stopped_past_its_ttl_knows_when_it_runs_again(client: Client, start: Start, hold: str) -> None:
+    holder = start(hold, 0.8)
+    holder.wait_for("held", START)
+    with holder.paused():
+        following = client.lock("n").acquire(timeout=START)
+        time.sleep(0.2)  # past the tenth of a ttl after which a late look is a pause
+    holder.tell("report")
+    assert holder.wait_for("report", SOON)[1:] == ["False", "lost"]
+    assert holder.wait_for("lost", SOON)[1:] == ["paused"]
+    holder.tell("release")
+    assert holder.wait_for("released", SOON)[1:] == ["False"]
+    following.renew()  # and its release did not touch the lock of the next one
+    assert [line for line in holder.lines if line.startswith("lost")] == ["lost paused"]
+
+
+@FACES
+def test_a_holder_stopped_for_less_than_its_ttl_goes_on(client: Client, start: Start, hold: str) -> None:
+    holder = start(hold, 3.0)
+    holder.wait_for("held", START)
+    with holder.paused():
+        time.sleep(0.5)
+    holder.tell("report")
+    assert holder.wait_for("report", SOON)[1] == "True"
+    assert client.lock("n").try_acquire() is None
+    holder.tell("release")
+    assert holder.wait_for("released", SOON)[1:] == ["True"]
+
+
+@FACES
+@pytest.mark.parametrize("ending", ["return", "raise", "sys.exit"])
+def test_a_program_that_ends_gives_back_what_it_holds(client: Client, start: Start, hold: str, ending: str) -> None:
+    holder = start(hold, 30.0, ending)
+    holder.wait_for("held", START)
+    holder.wait(START)
+    assert client.lock("n").try_acquire() is not None
+    assert not [line for line in holder.lines if line.startswith("lost")]
+
+
+@pytest.mark.parametrize(("function", "arguments"), [("hold", ["os._exit"]), ("die_by_sigterm", [])])
+def test_an_end_without_a_farewell_costs_the_ttl_and_no_more(
+    client: Client, start: Start, function: str, arguments: list[str]
+) -> None:
+    holder = start(function, 1.0, *arguments)
+    holder.wait_for("held", START)
+    assert holder.wait(START) in (4, -signal.SIGTERM)
+    ended = now()
+    with client.lock("n").acquire(timeout=START):
+        assert now() - ended <= client.capabilities.takeover_bound + 0.2
+
+
+def test_a_killed_waiter_delays_nobody(client: Client, start: Start) -> None:
+    lease = client.lock("n").acquire(timeout=SOON)
+    first, second = _queued(start), _queued(start)
+    first.kill()
+    released = now()
+    lease.release()
+    assert float(second.wait_for("got", START)[1]) - released < 0.5
+
+
+def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_at_most(client: Client, start: Start) -> None:
+    lease = client.lock("n").acquire(timeout=SOON)
+    first, second = _queued(start), _queued(start)
+    with first.paused():
+        released = now()
+        lease.release()
+        got = float(second.wait_for("got", START)[1])
+        assert got - released <= client.capabilities.takeover_bound + 0.2
+    first.wait_for("got", START)  # and it lost no more than its turn
+
+
+def _queued(start: Start) -> Helper:
+    helper = start("wait", 1.0)
+    helper.wait_for("queued", START)
+    return helper

@@ -346,11 +346,11 @@ def test_a_blocked_loop_costs_no_lock(backend: Scripted) -> None:
 
 def test_a_loss_is_known_in_time_while_the_loop_is_blocked(backend: Scripted) -> None:
     async def main() -> None:
-        async with AsyncClient(backend, ttl=0.4) as client:
+        async with AsyncClient(backend, ttl=1.0) as client:
             heard: list[float] = []
             lease = await client.lock("n", on_lost=lambda loss: heard.append(time.monotonic())).acquire()
             backend.always("renew", silence(0.05))
-            time.sleep(0.6)  # noqa: ASYNC251
+            time.sleep(1.1)  # noqa: ASYNC251
             assert not lease.is_held()
             assert lease.state is LeaseState.LOST
             assert heard == []

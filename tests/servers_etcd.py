@@ -62,6 +62,7 @@ class EtcdServer:
         self.options = options
         self.member = member
         self.tls = tls
+        self.host = "127.0.0.1"
         self.port = self.peer_port = 0
         self.initial = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -69,7 +70,7 @@ class EtcdServer:
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
@@ -85,9 +86,13 @@ class EtcdServer:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def prefix(self) -> list[str]:
+        """What its command line begins with."""
+        return []
+
     def take_ports(self) -> None:
         self.port, self.peer_port = free_port(), free_port()
-        self.initial = f"{self.member}=http://127.0.0.1:{self.peer_port}"
+        self.initial = f"{self.member}=http://{self.host}:{self.peer_port}"
 
     def start(self) -> None:
         """With the data and on the ports it had before, if any."""
@@ -129,7 +134,7 @@ class EtcdServer:
         """Whether a write through this member is agreed to; with TLS, whether it listens at all."""
         try:
             if self.tls:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.peer_port}/version", timeout=1.0):
+                with urllib.request.urlopen(f"http://{self.host}:{self.peer_port}/version", timeout=1.0):
                     return True
             self.post("kv/put", {"key": "IXJlYWR5", "value": ""}, 1.0)
         except OSError as error:
@@ -184,7 +189,7 @@ class EtcdServer:
 
     def _command(self, folder: str) -> list[str]:
         client = f"http{'s' if self.tls else ''}://{self.endpoint}"
-        peer = f"http://127.0.0.1:{self.peer_port}"
+        peer = f"http://{self.host}:{self.peer_port}"
         named = {
             "--name": self.member,
             "--data-dir": str(Path(folder, "data")),
@@ -194,7 +199,7 @@ class EtcdServer:
             "--initial-advertise-peer-urls": peer,
             "--initial-cluster": self.initial,
         }
-        return [program(), *(word for pair in named.items() for word in pair), *FAST, *self.options]
+        return [*self.prefix(), program(), *(word for pair in named.items() for word in pair), *FAST, *self.options]
 
     def _log(self) -> Path:
         assert self._folder is not None

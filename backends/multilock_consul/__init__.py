@@ -163,6 +163,7 @@ class ConsulBackend:
         self._ttl = ttl
         self._identity = identity
         self._lock_delay = lock_delay
+        self._opened = False
         self.capabilities = Capabilities(
             fencing=True,
             fencing_scope="unless the servers lose their data: a snapshot was restored, a dev server ended",
@@ -184,6 +185,9 @@ class ConsulBackend:
         return f"<ConsulBackend {self.scheme}://{','.join(map(str, self._place.addresses))}>"
 
     def open(self, notices: Notices) -> None:
+        if self._opened:
+            self._agents.close()  # in a forked child: descriptors only, nothing is shut down or said
+        self._opened = True
         place = self._place
         self._agents = Agents(place.addresses, tls=place.tls, token=place.token, dc=place.dc, now=notices.now)
         keys = Keys(self._prefix, self._agents)

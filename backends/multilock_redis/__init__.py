@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from redis.client import Redis
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.sentinel import SentinelManagedConnection
 
 from multilock.backend import Held, Notices
 from multilock.config import reject_unknown
@@ -89,8 +90,9 @@ def _endpoint_of_client(scheme: str, options: Mapping[str, object]) -> Endpoint:
     if given := [name for name in OPTIONS if name in options and name != "client"]:
         raise ConfigurationError(f"{', '.join(given)}: client= has its own, give one or the other")
     pool = client.connection_pool
-    if not issubclass(pool.connection_class, (Connection, UnixDomainSocketConnection)):
-        raise ConfigurationError(f"client= connects by {pool.connection_class.__qualname__}, which is not supported")
+    kind = pool.connection_class
+    if not issubclass(kind, (Connection, UnixDomainSocketConnection)) or issubclass(kind, SentinelManagedConnection):
+        raise ConfigurationError(f"client= connects by {kind.__qualname__}: only one fixed server is supported")
     settings = {
         name: value
         for name, value in pool.connection_kwargs.items()
@@ -99,7 +101,7 @@ def _endpoint_of_client(scheme: str, options: Mapping[str, object]) -> Endpoint:
     shown = _place(scheme, settings.get("host", "localhost"), settings.get("port", 6379), settings.get("db") or 0)
     if path := settings.get("path"):
         shown = f"unix://{path}"
-    return Endpoint(shown, pool.connection_class, settings)
+    return Endpoint(shown, kind, settings)
 
 
 def _text(name: str, value: object) -> str:

@@ -256,7 +256,7 @@ class Listener:
         before = [(name, self._watched.get(name)) for name in names]
         requests = [PING]
         for start in range(0, len(before), READ_AT_ONCE):
-            keys = [self._keys.of(name).lock for name, _ in before[start : start + READ_AT_ONCE]]
+            keys = [self._keys.lock(name) for name, _ in before[start : start + READ_AT_ONCE]]
             requests += [CACHING, pack("MGET", *keys)] if wire else [pack("MGET", *keys)]
         owners: list[bytes | None] = []
         for answer, _ in (wire or self._connections).exchange(requests, within):

@@ -74,8 +74,6 @@ def _how(ttl: float, join: bool, fair: bool) -> bytes:
 class Keys:
     """The keys of one name, as they go over the wire."""
 
-    lock: bytes
-    token: bytes
     first_four: bytes  # packed: lock, queue, live, token
     gone: bytes  # what the key of a tombstone begins with
 
@@ -92,15 +90,23 @@ class Keyspace:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self.of = lru_cache(maxsize=4096)(self._keys)
+        # For names that are taken again and again; a renewal of thousands, each once in a while, would only flush it.
+        self.of = lru_cache(maxsize=1024)(self._keys)
+
+    def lock(self, name: str) -> bytes:
+        return (self.prefix + escape(name)).encode()
 
     def name(self, key: bytes) -> str:
         return unescape(key.decode(errors="replace").removeprefix(self.prefix))
 
     def _keys(self, name: str) -> Keys:
-        lock = (self.prefix + escape(name)).encode()
-        queue, live, token = (b"{%b}:%b" % (lock, part) for part in (b"queue", b"live", b"token"))
-        return Keys(lock, token, bulks(lock, queue, live, token), b"{%b}:gone:" % lock)
+        lock = self.lock(name)
+        queue, live, gone = (b"{%b}:%b" % (lock, part) for part in (b"queue", b"live", b"gone:"))
+        return Keys(bulks(lock, queue, live, token_of(lock)), gone)
+
+
+def token_of(lock: bytes) -> bytes:
+    return b"{%b}:token" % lock
 
 
 class Recipe:
@@ -144,8 +150,8 @@ class Recipe:
         keys: list[bytes] = []
         values: list[bytes] = []
         for claim, _ in held:
-            its = self._keys.of(claim.name)
-            keys += (its.lock, its.token)
+            lock = self._keys.lock(claim.name)
+            keys += (lock, token_of(lock))
             values += (claim.owner.encode(), b"%d" % round(claim.ttl * 1000))
         return RENEW.head_for(2 * len(keys), len(keys)) + bulks(*keys, *values)
 

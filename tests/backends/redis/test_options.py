@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis.sentinel import Sentinel
 
 from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError
 from multilock.model import LossReason
@@ -45,6 +46,7 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("redis://h", {"client": "redis"}, "redis.Redis"),
         ("redis://h", {"client": redis.asyncio.Redis()}, "blocking client"),
         ("redis://", {"client": redis.Redis(), "db": 1}, "one or the other"),
+        ("redis://", {"client": Sentinel([("h", 1)]).master_for("m")}, "one fixed server"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[str, object], message: str) -> None:

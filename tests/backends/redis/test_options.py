@@ -21,6 +21,9 @@ from tests.backends.redis.kit import Bare, Ours
 from tests.servers import RedisServer, free_port
 
 
+MANAGED = Sentinel([("h", 1)]).master_for("m")  # type: ignore[no-untyped-call]
+
+
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"'colour'.*\bca\b.*\bclient\b.*\bdb\b.*\bpassword\b"):
         open_backend("redis://h", {"colour": "red"})
@@ -46,7 +49,7 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("redis://h", {"client": "redis"}, "redis.Redis"),
         ("redis://h", {"client": redis.asyncio.Redis()}, "blocking client"),
         ("redis://", {"client": redis.Redis(), "db": 1}, "one or the other"),
-        ("redis://", {"client": Sentinel([("h", 1)]).master_for("m")}, "one fixed server"),
+        ("redis://", {"client": MANAGED}, "one fixed server"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[str, object], message: str) -> None:

@@ -20,7 +20,6 @@ from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours
 from tests.servers import RedisServer, free_port
 
-
 MANAGED = Sentinel([("h", 1)]).master_for("m")  # type: ignore[no-untyped-call]
 
 

@@ -140,13 +140,18 @@ class ConsulServer:
 
     def ask(self, method: str, path: str, body: object = None, within: float = 5.0) -> Any:
         """A request to its API by a client that is none of ours; None for an answer without a body."""
-        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        said = self.raw(
+            method, path, body if isinstance(body, bytes) or body is None else json.dumps(body).encode(), within
+        )
+        return json.loads(said) if said else None
+
+    def raw(self, method: str, path: str, data: bytes | None = None, within: float = 5.0) -> bytes:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/{path}", data, method=method)
         if self.token:
             request.add_header("X-Consul-Token", self.token)
         with urllib.request.urlopen(request, timeout=within) as answer:
-            said = answer.read()
-        return json.loads(said) if said else None
+            said: bytes = answer.read()
+        return said
 
     def key(self, path: str) -> dict[str, Any] | None:
         """The entry of this key; ``path`` is quoted as in a URL."""

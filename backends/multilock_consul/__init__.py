@@ -163,6 +163,7 @@ class ConsulBackend:
         self._ttl = ttl
         self._identity = identity
         self._lock_delay = lock_delay
+        self._agents: Agents
         self._opened = False
         self.capabilities = Capabilities(
             fencing=True,

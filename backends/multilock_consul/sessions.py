@@ -137,6 +137,8 @@ class Sessions:
 
     def _answered(self, session: Session, claim: Claim) -> None:
         with self._lock:
+            if claim.id not in session.open:  # the session is gone
+                return
             session.open.remove(claim.id)
             self._forget_open(session, claim.id)
             if claim.id not in session.open:

@@ -1,0 +1,331 @@
+"""What goes wrong between a client and Consul, each on a real server, and what must not follow from it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import LossReason, now
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import Recorder, eventually
+from tests.servers_consul import ConsulCluster, ConsulServer
+
+Connect = Callable[..., multilock.Client]
+WITHIN = 10.0
+NOTICE = 0.05  # seconds that a pushed loss may take on top of a round trip
+KEY = "multilock/job/.lock"
+
+
+def session_of(server: ConsulServer, key: str = KEY) -> str:
+    entry = server.key(key)
+    assert entry is not None
+    session: str = entry["Session"]
+    return session
+
+
+# ---- requests whose answer is lost, or that are executed after their cancel
+
+
+def test_an_acquire_that_is_executed_after_its_cancel_finds_no_session(
+    server: ConsulServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    client = connect(proxy.url, request_timeout=0.3)
+    with client.lock("warm-up"):
+        pass
+    held = proxy.hold_request(b'"lock"')
+    with pytest.raises(multilock.BackendUnavailable):
+        client.lock("job").try_acquire()
+    held.wait(WITHIN)
+    eventually(lambda: server.sessions() == [])  # the cancel: what holds nothing is ended
+    held.release()
+    time.sleep(0.3)
+    assert server.key(KEY) is None
+    assert connect(server.url).lock("job").try_acquire() is not None
+
+
+def test_an_acquire_that_is_executed_after_its_cancel_is_given_back_where_others_hold_locks(
+    server: ConsulServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    client = connect(proxy.url, request_timeout=0.3)
+    other_lease = client.lock("other").acquire()
+    held = proxy.hold_request(b'"lock"')
+    with pytest.raises(multilock.BackendUnavailable):
+        client.lock("job").try_acquire()
+    held.wait(WITHIN)
+    time.sleep(0.5)  # its cancel was answered: there was nothing to give back
+    held.release()
+    eventually(lambda: server.key(KEY) is not None)
+    with connect(server.url).lock("job").acquire(timeout=WITHIN):
+        assert other_lease.is_held()
+
+
+def test_a_grant_whose_answer_was_lost_is_found_again(
+    server: ConsulServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    client = connect(proxy.url, request_timeout=0.3)
+    lost = proxy.drop_reply(b'"lock"')
+    with client.lock("job").acquire(timeout=WITHIN) as lease:
+        lost.wait(WITHIN)
+        entry = server.key(KEY)
+        assert entry is not None
+        assert entry["ModifyIndex"] == lease.token
+    assert server.key(KEY) is None
+
+
+def test_a_release_whose_answer_was_lost_releases(server: ConsulServer, proxy: FaultProxy, connect: Connect) -> None:
+    client = connect(proxy.url, request_timeout=0.3)
+    lease = client.lock("job").acquire()
+    proxy.drop_reply(b'"delete-cas"')
+    assert lease.release()
+    with connect(server.url).lock("job").acquire(timeout=WITHIN):
+        pass
+
+
+def test_an_unanswered_session_is_not_used(server: ConsulServer, proxy: FaultProxy, connect: Connect) -> None:
+    client = connect(proxy.url, request_timeout=0.3)
+    proxy.drop_reply(b"/v1/session/create")
+    with client.lock("job").acquire(timeout=WITHIN):
+        assert len(server.sessions()) == 2
+    client.close()
+    eventually(lambda: len(server.sessions()) == 1)  # it holds nothing, and ends by itself
+
+
+# ---- an operator
+
+
+def test_a_destroyed_session_loses_all_its_locks_at_once_and_no_other(server: ConsulServer, connect: Connect) -> None:
+    client = connect(server.url)
+    lost = [Recorder[multilock.Loss]() for _ in range(20)]
+    for number, recorder in enumerate(lost):
+        client.lock(f"job-{number}", on_lost=recorder).acquire()
+    other = client.lock("other", ttl=5).acquire()
+    time.sleep(0.6)  # until they are watched
+    begun = now()
+    server.ask("PUT", f"session/destroy/{session_of(server, 'multilock/job-0/.lock')}")
+    for recorder in lost:
+        assert recorder.wait(1, WITHIN).reason is LossReason.SESSION_LOST
+    assert max(recorder.times[0] for recorder in lost) - begun < NOTICE + 0.05  # twenty threads are started
+    assert other.is_held()
+    assert all(recorder.calls[0].confirmed and recorder.stays_at(1, 0.0) for recorder in lost)
+
+
+def test_a_deleted_key_loses_that_lock_alone_at_once(server: ConsulServer, connect: Connect) -> None:
+    client = connect(server.url)
+    lost = Recorder[multilock.Loss]()
+    client.lock("job", on_lost=lost).acquire()
+    other = client.lock("other").acquire()
+    time.sleep(0.6)
+    begun = now()
+    server.ask("DELETE", f"kv/{KEY}")
+    assert lost.wait(1, WITHIN).reason is LossReason.TAKEN
+    assert lost.times[0] - begun < NOTICE
+    assert other.is_held()
+
+
+def test_a_deleted_key_that_is_not_watched_is_found_by_the_next_renewal(server: ConsulServer, connect: Connect) -> None:
+    client = connect(server.url)
+    lost = Recorder[multilock.Loss]()
+    leases = [client.lock(f"job-{number}", on_lost=lost).acquire() for number in range(30)]
+    time.sleep(0.6)
+    server.ask("DELETE", "kv/multilock/job-29/.lock")
+    assert lost.wait(1, WITHIN).lease is leases[29]
+    assert lost.stays_at(1)
+
+
+def test_a_key_that_an_operator_overwrites_stays_ours_until_we_release(server: ConsulServer, connect: Connect) -> None:
+    client = connect(server.url)
+    lost = Recorder[multilock.Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    time.sleep(0.6)
+    server.ask("PUT", f"kv/{KEY}?flags={0x2DDCCBC058A50C18}", b"nobody knows why")
+    lease.renew()
+    assert lost.stays_at(0, 0.3)
+    assert connect(server.url).lock("job").try_acquire() is None
+    assert lease.release()
+    assert server.key(KEY) is None
+
+
+def test_the_lock_delay_keeps_others_out_until_the_holder_has_heard(server: ConsulServer, connect: Connect) -> None:
+    lost = Recorder[multilock.Loss]()
+    connect(server.url, ttl=10).lock("job", on_lost=lost).acquire()
+    time.sleep(0.6)
+    begun = now()
+    server.ask("PUT", f"session/destroy/{session_of(server)}")
+    with connect(server.url, ttl=10).lock("job").acquire(timeout=WITHIN):
+        assert 0.9 < now() - begun < 2.0
+        lost.wait(1, WITHIN)
+        assert lost.times[0] - begun < NOTICE + 0.02
+
+
+def test_no_lock_delay_where_none_is_wanted(server: ConsulServer, connect: Connect) -> None:
+    connect(server.url, lock_delay=0).lock("job").acquire()
+    begun = now()
+    server.ask("PUT", f"session/destroy/{session_of(server)}")
+    with connect(server.url).lock("job").acquire(timeout=WITHIN):
+        assert now() - begun < 0.5
+
+
+def test_a_restored_snapshot_makes_the_index_go_back_and_waiters_are_woken_all_the_same(
+    server: ConsulServer, connect: Connect
+) -> None:
+    holder, waiter = connect(server.url, ttl=10), connect(server.url, ttl=10)
+    lease = holder.lock("job").acquire()
+    request_body = server.raw("GET", "snapshot")
+    for number in range(50):
+        server.ask("PUT", f"kv/noise/{number}", b"")
+    entered = threading.Event()
+
+    def wait() -> None:
+        with waiter.lock("job").acquire(timeout=30):
+            entered.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.5)
+    server.raw("PUT", "snapshot", request_body)
+    time.sleep(0.5)
+    assert lease.release()
+    assert entered.wait(3)
+    thread.join()
+
+
+# ---- the server
+
+
+def test_a_server_that_stands_still_loses_the_lock_for_its_holder_before_anybody_else_gets_it(
+    server: ConsulServer, connect: Connect
+) -> None:
+    lost = Recorder[multilock.Loss]()
+    lease = connect(server.url, ttl=2).lock("job", on_lost=lost).acquire()
+    other = connect(server.url, ttl=2)
+    server.pause()
+    try:
+        loss = lost.wait(1, WITHIN)
+    finally:
+        server.resume()
+    assert loss.reason is LossReason.EXPIRED
+    assert loss.time_left > 0
+    with other.lock("job").acquire(timeout=WITHIN) as next_lease:
+        assert next_lease.token > lease.token  # type: ignore[operator]
+        assert not lease.is_held()
+    assert lost.stays_at(1)
+
+
+def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -> None:
+    with ConsulServer(keep=True) as server:
+        lost = Recorder[multilock.Loss]()
+        lease = connect(server.url, ttl=15).lock("job", on_lost=lost).acquire()
+        time.sleep(0.6)
+        server.restart()
+        eventually(lambda: renews(lease), WITHIN)
+        assert lost.stays_at(0)
+        assert lease.release()
+        with connect(server.url).lock("job").acquire(timeout=WITHIN) as again:
+            assert again.token > lease.token  # type: ignore[operator]
+
+
+def test_a_server_that_forgot_everything_ends_the_session(server: ConsulServer, connect: Connect) -> None:
+    client = connect(server.url, ttl=15)
+    lost = Recorder[multilock.Loss]()
+    client.lock("job", on_lost=lost).acquire()
+    time.sleep(0.6)
+    server.restart()
+    loss = lost.wait(1, WITHIN)
+    assert (loss.reason, loss.confirmed) == (LossReason.SESSION_LOST, True)
+    with client.lock("job").acquire(timeout=WITHIN):
+        pass
+
+
+def test_a_waiter_outlasts_the_restart_of_the_server(server: ConsulServer, connect: Connect) -> None:
+    connect(server.url, ttl=15).lock("job").acquire()
+    entered = threading.Event()
+    waiter = connect(server.url, ttl=15)
+
+    def wait() -> None:
+        with waiter.lock("job").acquire(timeout=30):
+            entered.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    server.restart()  # and nobody holds it any more
+    assert entered.wait(WITHIN)
+    thread.join()
+
+
+def test_another_agent_is_asked_when_the_first_is_dead(server: ConsulServer, connect: Connect) -> None:
+    with connect(f"consul://127.0.0.1:1,127.0.0.1:{server.port}").lock("job").acquire(timeout=0) as lease:
+        assert lease.token
+
+
+def test_an_agent_that_dies_is_replaced_while_a_lock_is_held(server: ConsulServer, connect: Connect) -> None:
+    with FaultProxy.before(server.url, server.port) as proxy:
+        first = proxy.url.partition("://")[2]
+        client = connect(f"consul://{first},127.0.0.1:{server.port}", ttl=3)
+        lost = Recorder[multilock.Loss]()
+        lease = client.lock("job", on_lost=lost).acquire()
+        time.sleep(0.6)
+        proxy.black_hole()
+        assert lost.stays_at(0, 4.0)
+        assert lease.is_held()
+        assert lease.release()
+
+
+def test_a_cluster_whose_leader_is_killed_keeps_the_lock_and_its_tokens_grow(
+    cluster: ConsulCluster, connect: Connect
+) -> None:
+    client = connect(cluster.url, ttl=15)
+    lost = Recorder[multilock.Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    time.sleep(0.6)
+    cluster.leader().kill()
+    eventually(lambda: renews(lease), 20)
+    assert lost.stays_at(0)
+    assert lease.release()
+    with client.lock("job").acquire(timeout=WITHIN) as again:
+        assert again.token > lease.token  # type: ignore[operator]
+
+
+def test_a_frozen_leader_costs_no_lock_and_lets_nobody_in(cluster: ConsulCluster, connect: Connect) -> None:
+    client = connect(cluster.url, ttl=20)
+    lost = Recorder[multilock.Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    leader = cluster.leader()
+    leader.pause()
+    try:
+        eventually(lambda: renews(lease), 25)
+        assert connect(cluster.url, ttl=20).lock("job").try_acquire(timeout=3) is None
+    finally:
+        leader.resume()
+    assert lost.stays_at(0, 1.0)
+    assert lease.release()
+
+
+def test_without_a_quorum_a_lease_ends_by_silence_and_comes_back_with_it(
+    cluster: ConsulCluster, connect: Connect
+) -> None:
+    client = connect(cluster.url, ttl=3)
+    lost = Recorder[multilock.Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    stopped = cluster.followers()
+    for server in stopped:
+        server.kill()
+    loss = lost.wait(1, WITHIN)
+    assert loss.reason is LossReason.EXPIRED
+    for server in stopped:
+        server.start()
+    with client.lock("job").acquire(timeout=30) as again:
+        assert again.token > lease.token  # type: ignore[operator]
+
+
+def renews(lease: Any) -> bool:
+    try:
+        lease.renew()
+    except multilock.BackendUnavailable:
+        return False
+    return True

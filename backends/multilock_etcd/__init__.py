@@ -56,7 +56,7 @@ class EtcdBackend:
     def __init__(self, cluster: Cluster, *, prefix: str, ttl: float) -> None:
         self._cluster = cluster
         self._keys = Keyspace(prefix)
-        self._transport: Transport | None = None
+        self._opened: object = None
         self.capabilities = Capabilities(
             fencing=True,
             fencing_scope="the life of the cluster's data",
@@ -72,12 +72,12 @@ class EtcdBackend:
         )
 
     def open(self, notices: Notices) -> None:
-        if self._transport:
-            _inherited.extend(self._transport.lines())
-        self._notices = notices
-        self._transport = transport = Transport(self._cluster, notices.now)
+        _inherited.append(self._opened)
+        transport = Transport(self._cluster, notices.now)
         self._sessions = Sessions(transport, notices)
         self._watcher = Watcher(transport, self._sessions, notices)
+        self._requests = transport
+        self._opened = (transport, self._watcher)
         self._recipe = Recipe(self._keys, transport, self._sessions, self._watcher, notices)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -119,11 +119,6 @@ class EtcdBackend:
         self._watcher.close()
         self._sessions.revoke_all()
         self._requests.close()
-
-    @property
-    def _requests(self) -> Transport:
-        assert self._transport is not None
-        return self._transport
 
 
 def _cluster(url: str, options: Mapping[str, object]) -> Cluster:

@@ -13,6 +13,7 @@ service): a contender is a key ``<prefix><name>/<id>`` on a lease, and the one w
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -32,6 +33,8 @@ from multilock_etcd.sessions import ENDED, Session, Sessions
 from multilock_etcd.transport import LeaseMissing, Transport, calls
 
 __all__ = ["Keyspace", "Recipe"]
+
+logger = logging.getLogger("multilock")
 
 TOMBSTONE = 600.0  # seconds; longer than any request can lie in a buffer of a connection that was closed
 AT_ONCE = 100  # operations in a transaction; etcd takes 128
@@ -121,7 +124,7 @@ class Recipe:
             if place.cancelled or isinstance(answer, Granted):
                 self._watcher.stop(claim.id)
             elif place.lease is None or (answer and not place.revision):
-                self._refused(claim, place)
+                self._refused(claim, place, deadline)
         return answer
 
     def _enter(self, claim: Claim, place: _Place, join: bool, deadline: float) -> Granted | Busy | None:
@@ -205,16 +208,21 @@ class Recipe:
         assert session is not None
         return session.granted(place.revision)
 
-    def _refused(self, claim: Claim, place: _Place) -> None:
+    def _refused(self, claim: Claim, place: _Place, deadline: float) -> None:
+        """Nothing of this claim is at the server, nor will be: its release is not asked for."""
         with self._lock:
             if self._places.get(claim.id) is place and not place.cancelled:
                 del self._places[claim.id]
+        self._end_own_session(claim, place, deadline)
+
+    def _end_own_session(self, claim: Claim, place: _Place, deadline: float) -> None:
         if place.session is not None and not claim.renew:
-            self._sessions.revoke(place.session)
+            self._sessions.revoke(place.session, self._left(deadline))
 
     # ---- release
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        deadline = self._now() + within
         with self._lock:
             place = self._places.get(claim.id) or _Place()
             place.cancelled = True  # an attempt that runs now in another thread sends nothing more
@@ -225,14 +233,13 @@ class Recipe:
         if lease is None or not self._sessions.is_alive(lease):  # never sent, or the server has deleted all of it
             deleted = False
         elif unsure:
-            deleted = self._cancel(claim, lease, within)
+            deleted = self._cancel(claim, lease, deadline)
         else:
             request = m.DeleteRangeRequest(key=self._keys.own(claim))
             deleted = self._transport.call(calls.DELETE, request, within)[0].deleted == 1
         with self._lock:
             self._places.pop(claim.id, None)
-        if not claim.renew and place.session is not None:
-            self._sessions.revoke(place.session)
+        self._end_own_session(claim, place, deadline)
         return deleted
 
     def _cancel_here(self, claim_id: str) -> None:
@@ -241,7 +248,7 @@ class Recipe:
             del self._cancelled[next(iter(self._cancelled))]
         self._cancelled[claim_id] = now + TOMBSTONE
 
-    def _cancel(self, claim: Claim, lease: Any, within: float) -> bool:
+    def _cancel(self, claim: Claim, lease: Any, deadline: float) -> bool:
         """Delete our key, and leave a tombstone for the join that may still come."""
         gone = self._keys.gone(claim)
         ops = [
@@ -249,7 +256,7 @@ class Recipe:
             m.RequestOp(request_delete_range=m.DeleteRangeRequest(key=self._keys.own(claim))),
         ]
         try:
-            said, _ = self._txn([], ops, [], self._now() + within)
+            said, _ = self._txn([], ops, [], deadline)
         except LeaseMissing:  # what comes later names a lease that does not exist
             self._sessions.end(lease)
             return False
@@ -281,9 +288,9 @@ class Recipe:
             ops = [m.RequestOp(request_delete_range=m.DeleteRangeRequest(key=each.key)) for each in old]
             try:
                 self._txn([], ops, [], deadline)
-            except BackendUnavailable:
+            except BackendUnavailable as silence:
                 self._tombstones.extendleft(reversed(old))
-                raise
+                logger.debug("old tombstones are deleted later: %s", silence)
 
     # ---- looking
 

@@ -110,15 +110,15 @@ class Sessions:
         if self._forget(lease) and shared:
             self._notices.group_gone(lease, ENDED)
 
-    def revoke(self, session: Session) -> None:
+    def revoke(self, session: Session, within: float) -> None:
         """End a lease that nothing needs any more; an answer is not important."""
         if self._forget(session.lease):
-            self._try_revoke(session.lease)
+            self._try_revoke(session.lease, within)
 
     def revoke_all(self) -> None:
         for session in list(self._alive.values()):
             self._forget(session.lease)
-            if not self._try_revoke(session.lease):
+            if not self._try_revoke(session.lease, REVOKE_WITHIN):
                 return
 
     def _renewed_or_new(self, ttl: float, deadline: float) -> Session:
@@ -149,9 +149,9 @@ class Sessions:
                     del self._shared[ttl]
         return session is not None
 
-    def _try_revoke(self, lease: int) -> bool:
+    def _try_revoke(self, lease: int, within: float) -> bool:
         try:
-            self._transport.call(calls.REVOKE, m.LeaseRevokeRequest(ID=lease), REVOKE_WITHIN)
+            self._transport.call(calls.REVOKE, m.LeaseRevokeRequest(ID=lease), min(within, REVOKE_WITHIN))
         except LeaseMissing:
             return True
         except MultilockError:

@@ -42,7 +42,12 @@ _OPTIONS = (
 )
 # What says that the request was never sent; gRPC has no code of its own for it.
 _NOT_SENT = ("failed to connect to all addresses", "dns resolution failed", "name resolution")
-_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Ssl handshake failed", "Hostname Verification Check failed", "Unwrap failed")
+_UNTRUSTED = (
+    "CERTIFICATE_VERIFY_FAILED",
+    "Ssl handshake failed",
+    "Hostname Verification Check failed",
+    "Unwrap failed",
+)
 # The token is not known any more (it expired, the members restarted, auth was switched on). Nothing was executed.
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_MISSING = "requested lease not found"
@@ -154,11 +159,14 @@ class Transport:
                 self._leave(line)
 
     def each(self, method: Method, request: Any, within: float) -> Iterator[tuple[str, Any]]:
-        """Ask every endpoint: its name, and its answer or the error."""
+        """Ask every endpoint, for an equal share of the time: its name, and its answer or the error."""
+        share = within / len(self._lines)
         for number, target in enumerate(self._cluster.targets):
             line = self._use(number)
+            until = self._now() + share
             try:
-                yield target, line.invoke(method, request, within, self._prepared(line, self._now() + within))
+                metadata = self._prepared(line, until)
+                yield target, line.invoke(method, request, until - self._now(), metadata)
             except (grpc.RpcError, MultilockError) as error:
                 yield target, _translate(error, f"etcd {target}")
             finally:
@@ -196,10 +204,6 @@ class Transport:
         for line in lines:
             if line:
                 line.close()
-
-    def lines(self) -> list[Any]:
-        """For a forked child, which must keep them from being closed by the garbage collector."""
-        return [line for line in self._lines if line]
 
     def _prepared(self, line: _Line, deadline: float) -> Sequence[tuple[str, str]]:
         """See to it that this endpoint is alive and knows us; then what to send with each request. Whatever goes wrong
@@ -297,7 +301,10 @@ class _Line:
             request_serializer=messages.WatchRequest.SerializeToString,
             response_deserializer=messages.WatchResponse.FromString,
         )
-        call = stub(requests, metadata=metadata)
+        try:
+            call = stub(requests, metadata=metadata)
+        except ValueError as error:  # as above
+            raise BackendUnavailable(f"{self.name}: {error}", unknown=False) from error
         self.streams.add(call)
         if self.retired:  # given up meanwhile
             call.cancel()

@@ -32,8 +32,9 @@ BOOT = "import sys; from multilock.testing.process import run_helper; run_helper
 
 
 def say(*words: object) -> None:
-    """In the helper: one line to the test."""
-    print(*words, flush=True)
+    """In the helper: one line to the test, whole whatever other threads say."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
 
 
 def hear() -> str | None:

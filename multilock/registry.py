@@ -39,6 +39,8 @@ OURS: Mapping[str, Ours] = {
     "etcds": Ours("multilock_etcd", "etcd", "grpc"),
     "consul": Ours("multilock_consul", "consul", "consul"),
     "consuls": Ours("multilock_consul", "consul", "consul"),
+    "zookeeper": Ours("multilock_zookeeper", "zookeeper", "kazoo"),
+    "zk": Ours("multilock_zookeeper", "zookeeper", "kazoo"),
 }
 
 _registered: dict[str, OpenBackend] = {}

@@ -19,9 +19,10 @@ from multilock.names import escape
 from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance import Call, Mishap, Place
 from tests.conformance.etcd import Etcd
+from tests.conformance.zookeeper import ZooKeeper
 from tests.servers import address
 
-__all__ = ["PLACES", "Etcd", "Memory", "Redis", "Sqlite"]
+__all__ = ["PLACES", "Etcd", "Memory", "Redis", "Sqlite", "ZooKeeper"]
 
 T = TypeVar("T")
 
@@ -175,4 +176,10 @@ def _redis_url() -> str:
     return url
 
 
-PLACES: dict[str, type[Place]] = {"etcd": Etcd, "memory": Memory, "redis": Redis, "sqlite": Sqlite}
+PLACES: dict[str, type[Place]] = {
+    "etcd": Etcd,
+    "memory": Memory,
+    "redis": Redis,
+    "sqlite": Sqlite,
+    "zookeeper": ZooKeeper,
+}

@@ -1,0 +1,213 @@
+"""Locks on ZooKeeper 3.5 and later, in the queues of kazoo's Lock or of Curator's InterProcessMutex.
+
+See docs/backends/zookeeper.md. `recipe` is the algorithm, `session` says for how long a session certainly lives,
+`transport` carries the requests, `notices` what the server pushes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import unquote
+
+# First of all: it imports kazoo, whose absence the registry explains.
+from multilock_zookeeper.transport import Ensemble, Transport
+
+# isort: split
+from multilock.backend import Held, Notices
+from multilock.config import reject_unknown
+from multilock.errors import ConfigurationError
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock_zookeeper.diagnosis import diagnose
+from multilock_zookeeper.notices import Watcher
+from multilock_zookeeper.recipe import STYLES, Nodes, Recipe
+
+__all__ = ["ZooKeeperBackend", "open_backend"]
+
+PORT = 2181
+TTL_MIN = 4.0  # seconds; a server grants no less than two ticks, of 2 s by default …
+TTL_FLOOR = 0.1  # … and may be set up for less
+TICK = 2.0  # seconds; a session is ended up to a tick late
+
+_FILES = ("ca", "cert", "key")
+_OWN = (*_FILES, "tls", "username", "password", "node_style", "client")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]+)(?::(\d+))?")
+_YES_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+_inherited: list[object] = []  # what a forked child must not end, not even by forgetting it
+
+
+def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
+    """``zookeeper://h1:2181,h2:2181,h3:2181/chroot``, also ``zk://``; options ``username`` and ``password`` (digest),
+    ``ca``, ``cert``, ``key`` (paths of PEM files) and ``tls``, ``node_style`` (``kazoo`` or ``curator``), and
+    ``client``: a KazooClient, used with its session and never closed."""
+    reject_unknown(options, _OWN, "zookeeper")
+    style = options.get("node_style", "kazoo")
+    if style not in STYLES:
+        raise ConfigurationError(f"node_style must be kazoo or curator, not {style!r:.60}")
+    ttl = cast("float", options.get("ttl", 30.0))
+    return ZooKeeperBackend(
+        _ensemble(url, options, ttl),
+        Nodes(_prefix(cast("str", options.get("prefix", "multilock/"))), style),
+        ttl=ttl,
+    )
+
+
+class ZooKeeperBackend:
+    """See `multilock.backend.Backend` for what each method promises."""
+
+    scheme = "zookeeper"
+
+    def __init__(self, ensemble: Ensemble, nodes: Nodes, *, ttl: float) -> None:
+        self._ensemble = ensemble
+        self._nodes = nodes
+        self._opened: Transport | None = None
+        self.capabilities = Capabilities(
+            fencing=True,
+            fencing_scope="the life of the ensemble's data",
+            fair=True,
+            push_wait=True,
+            push_loss=True,
+            cross_host=True,
+            survives_failover=True,
+            ttl_min=TTL_MIN,
+            ttl_max=ttl,
+            ttl_step=0.001,
+            takeover_bound=max(ttl, TTL_MIN) + TICK,
+            ttl_floor=TTL_FLOOR,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperBackend {self._ensemble.name}>"
+
+    def open(self, notices: Notices) -> None:
+        if self._opened:
+            _inherited.append(self._opened.forget())
+        self._notices = notices
+        self._watcher = Watcher(notices)
+        self._opened = Transport(self._ensemble, notices.now, self._watcher)
+        self._watcher.attach(self._opened)
+        self._recipe = Recipe(self._nodes, self._opened, self._watcher, notices)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        return self._recipe.attempt(claim, join, within)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        return self._recipe.release(claim, granted, unsure, within)
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        return self._recipe.renew(group, held, within)
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        self._recipe.watch(held, within)
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        self._recipe.follow(names, within)
+        return True
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self._recipe.inspect(name, within)
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return self._recipe.inspect_all(prefix, within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self._recipe.force(name, within)
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return diagnose(self._transport, within)
+
+    def ping(self, within: float) -> None:
+        deadline = self._notices.now() + within
+        self._transport.session(deadline)
+        self._transport.wait(self._transport.exists("/"), deadline)
+
+    def close(self) -> None:
+        self._watcher.close()
+        self._transport.close()
+
+    @property
+    def _transport(self) -> Transport:
+        assert self._opened is not None
+        return self._opened
+
+
+def _prefix(prefix: str) -> str:
+    parts = prefix.lstrip("/").split("/")
+    if any(part in ("", ".", "..") for part in parts[:-1]):
+        raise ConfigurationError(f"prefix {prefix!r} cannot be part of a node's path: it has an empty or dotted part")
+    return "/".join(parts)
+
+
+def _ensemble(url: str, options: Mapping[str, object], ttl: float) -> Ensemble:
+    rest = url.partition("://")[2]
+    login, _, place = rest.rpartition("@")
+    hosts, slash, chroot = place.partition("/")
+    chroot = (slash + unquote(chroot)).rstrip("/")
+    given = {name: _text(name, options[name]) for name in (*_FILES, "username", "password") if name in options}
+    if login:
+        user, _, password = login.partition(":")
+        given = {"username": unquote(user), "password": unquote(password), **given}
+    if "client" in options:
+        if hosts or chroot or given or "tls" in options:
+            raise ConfigurationError("with client= the URL is zookeeper:// alone: that client knows its servers")
+        return _handed_over(options["client"])
+    if ("username" in given) != ("password" in given):
+        raise ConfigurationError("username= and password= belong together: give both")
+    if ("cert" in given) != ("key" in given):
+        raise ConfigurationError("cert= and key= belong together: give both")
+    if not hosts:
+        raise ConfigurationError("a ZooKeeper URL names its servers: zookeeper://h1:2181,h2:2181,h3:2181")
+    if any(part in ("", ".", "..") for part in chroot.split("/")[1:]):
+        raise ConfigurationError(f"{chroot!r} cannot be a node's path: it has an empty or dotted part")
+    auth = [("digest", f"{given['username']}:{given['password']}")] if "username" in given else []
+    return Ensemble(",".join(map(_target, hosts.split(","))), chroot, ttl, auth, _tls(given, options.get("tls")))
+
+
+def _tls(given: Mapping[str, str], wanted: object) -> Mapping[str, Any]:
+    files = {name: given[name] for name in _FILES if name in given}
+    if wanted is None:
+        wanted = bool(files)
+    if isinstance(wanted, str):
+        wanted = _YES_NO.get(wanted.lower(), wanted)
+    if not isinstance(wanted, bool):
+        raise ConfigurationError(f"tls must be true or false, not {wanted!r:.60}")
+    if not wanted:
+        if files:
+            raise ConfigurationError(f"{next(iter(files))}= is for TLS, and tls= says not to use it")
+        return {}
+    for name, path in files.items():
+        if not os.access(path, os.R_OK):
+            raise ConfigurationError(f"{name}= must be a PEM file that can be read: {path}")
+    cert, key = files.get("cert"), files.get("key")
+    return {"use_ssl": True, "ca": files.get("ca"), "certfile": cert, "keyfile": key, "check_hostname": True}
+
+
+def _handed_over(client: Any) -> Ensemble:
+    """In a forked child a client of our own with its settings takes its place."""
+    if not all(hasattr(client, name) for name in ("add_listener", "start_async", "client_state", "chroot")):
+        raise ConfigurationError(f"client= takes a kazoo.client.KazooClient, not {type(client).__name__}")
+    names = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname", "use_ssl")
+    return Ensemble(
+        ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in client.hosts),
+        client.chroot,
+        client._session_timeout / 1000,
+        list(client.auth_data),
+        {name: getattr(client, name) for name in names},
+        client,
+    )
+
+
+def _target(host: str) -> str:
+    found = _HOST.fullmatch(host)
+    if found is None or not 0 < int(found[2] or PORT) < 65536:
+        raise ConfigurationError(f"{host!r} is no server of a ZooKeeper URL: write host:port, or [::1]:2181 for IPv6")
+    return f"{found[1]}:{found[2] or PORT}"
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
+    return value

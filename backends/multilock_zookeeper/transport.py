@@ -1,0 +1,466 @@
+"""Requests to ZooKeeper through kazoo: each with a deadline of its own, queued in order on one session.
+
+What of kazoo is not relied upon, and why: its state (behind a silent server it stays CONNECTED for minutes, and it
+reports no loss while it is disconnected), its retries, its waits (without a limit) and its results (two more threads'
+turns for each). Its connection thread, its reconnecting to the same session and its wire format are. kazoo's exceptions
+become ours here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import kazoo.exceptions as foreign
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+
+from multilock.errors import BackendRejected, BackendUnavailable
+from multilock_zookeeper.session import PERIODS, Session
+
+__all__ = ["Answer", "Ensemble", "Listener", "NodeExists", "NodeMissing", "Transport"]
+
+PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
+ANY_VERSION = -1
+SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the connection is given up for another
+CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
+DIAL_SHARE = 1 / 3  # of the session timeout, for one host: kazoo would give one dead host all of it
+RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+
+_NOT_EXECUTED = (foreign.SessionExpiredError,)  # … or executed in a session whose nodes are gone
+_REFUSED: Mapping[type[Exception], str] = {
+    foreign.NoAuthError: "give username= and password= of who may use these nodes",
+    foreign.AuthFailedError: "see username=, password= and the server's authentication",
+    foreign.InvalidACLError: "the server knows no such identity",
+    foreign.BadArgumentsError: "see prefix=: a node's name has a character that ZooKeeper forbids",
+    foreign.UnimplementedError: "ZooKeeper 3.5 or later is needed",
+    foreign.NoChildrenForEphemeralsError: "see prefix=: a node above is ephemeral",
+}
+
+
+class NodeMissing(Exception):
+    """The node, or its parent, is not there; nothing was done."""
+
+
+class NodeExists(Exception):
+    """There is a node of that name; nothing was done."""
+
+
+class _CreateContainer(Create2):  # type: ignore[misc]
+    """A parent that the server removes once it has been used and is empty. kazoo has no such request."""
+
+    type = 19
+
+
+class Answer:
+    """Where kazoo's connection thread puts the answer to one request."""
+
+    __slots__ = ("_pending", "error", "sent_at", "value")
+
+    def __init__(self, sent_at: float) -> None:
+        self.sent_at = sent_at  # not later than its bytes left
+        self.value: Any = None
+        self.error: Exception | None = None
+        self._pending = threading.Lock()
+        self._pending.acquire()
+
+    def set(self, value: object = None) -> None:
+        self.value = value
+        self._answered()
+
+    def set_exception(self, error: Exception) -> None:
+        self.error = error
+        self._answered()
+
+    def wait(self, within: float) -> bool:
+        return self._pending.acquire(timeout=max(within, 0.0))
+
+    def _answered(self) -> None:
+        with contextlib.suppress(RuntimeError):  # kazoo may report a closed connection twice
+            self._pending.release()
+
+
+class Listener(Protocol):
+    """What happens to the session. Returns at once and sends nothing: kazoo's connection thread calls it."""
+
+    def began(self, session: Session) -> None: ...
+    def suspended(self, session: Session) -> None: ...
+    def resumed(self, session: Session) -> None: ...
+    def ended(self, session: Session) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Ensemble:
+    """Where ZooKeeper is, who we are, and the session timeout we ask for in seconds; or a client handed over."""
+
+    hosts: str
+    chroot: str
+    ttl: float
+    auth: Sequence[tuple[str, str]] = ()
+    tls: Mapping[str, Any] = field(default_factory=dict)
+    client: Any = None
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def name(self) -> str:
+        return f"zookeeper {self.hosts}{self.chroot}"
+
+    @property
+    def acl(self) -> Sequence[Any]:
+        """What nobody proved to be is open to everybody; what somebody made is his alone."""
+        acl: Sequence[Any] = CREATOR_ALL_ACL if self.auth else OPEN_ACL_UNSAFE
+        return acl
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads and sockets: notes when and how well it dialed, and does not spend the session on a dead host."""
+
+    def __init__(self, now: Callable[[], float], dial_within: float) -> None:
+        super().__init__()
+        self._now = now
+        self._dial_within = dial_within
+        self.dialed_at = 0.0
+        self.error: OSError | None = None
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        self.dialed_at = self._now()
+        options["timeout"] = min(options.get("timeout") or self._dial_within, self._dial_within)
+        try:
+            connection = super().create_connection(*args, **options)
+        except OSError as error:
+            self.error = error
+            raise
+        self.error = None
+        return connection
+
+    def spawn(self, func: Any, *args: Any, **kwargs: Any) -> threading.Thread:
+        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="multilock-zookeeper", daemon=True)
+        thread.start()
+        return thread
+
+
+class Transport:
+    """One client's connection, and the session that lives on it."""
+
+    def __init__(self, ensemble: Ensemble, now: Callable[[], float], listener: Listener) -> None:
+        self._ensemble = ensemble
+        self._now = now
+        self._listener = listener
+        self._ours = ensemble.client is None or ensemble.pid != os.getpid()
+        self._client: Any = None
+        self._handler: _Handler | None = None
+        self._up = threading.Event()
+        self._starting = threading.Lock()
+        self._changing = threading.Lock()  # of the session; held for moments only, also by kazoo's connection thread
+        self._asking = threading.Lock()
+        self._session: Session | None = None
+        self._id: int | None = None
+        self._touched_at = -1e9  # when the leader heard of the session at the latest, by its handshake
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return self._ensemble.name
+
+    @property
+    def asked(self) -> float:
+        """Seconds of session timeout that are asked for."""
+        ensemble = self._ensemble
+        return ensemble.ttl if self._ours else float(ensemble.client._session_timeout / 1000)
+
+    # ---- the session
+
+    def session(self, deadline: float) -> Session:
+        """The present one; made where there is none."""
+        session = self._session
+        if session and self._up.is_set():
+            return session
+        self.connect(deadline)
+        if not self._asking.acquire(timeout=max(deadline - self._now(), 0.0)):
+            raise BackendUnavailable(f"{self.name}: no session yet", unknown=False)
+        try:
+            return self._session or self._begin(deadline)
+        finally:
+            self._asking.release()
+
+    def _begin(self, deadline: float) -> Session:
+        number = self._id
+        granted = self._granted_timeout(deadline)
+        with self._changing:
+            if number is None or number != self._id:
+                raise BackendUnavailable(f"{self.name}: the session ended while it began", unknown=False)
+            session = self._session = Session(number, granted, self._touched_at)
+        self._listener.began(session)
+        return session
+
+    def present(self) -> Session | None:
+        """The session that has not ended as far as we know."""
+        return self._session
+
+    def connect(self, deadline: float) -> None:
+        """Wait for the connection. Nothing is queued without one, so nothing is executed long after it was asked."""
+        if self._up.is_set():
+            return
+        with self._starting:
+            if self._closed:
+                raise BackendUnavailable(f"{self.name}: closed", unknown=False)
+            self._start()
+        if self._up.wait(max(deadline - self._now(), 0.0)):
+            return
+        error = self._handler.error if self._handler else None
+        if isinstance(error, ssl.SSLError):
+            raise BackendRejected(f"{self.name}: TLS failed ({error}): see ca=, cert= and key=") from error
+        if self._client.client_state == KeeperState.AUTH_FAILED:
+            raise BackendRejected(f"{self.name}: authentication failed: see username= and password=")
+        raise BackendUnavailable(f"{self.name}: no connection ({error or 'no answer'})", unknown=False) from error
+
+    def _start(self) -> None:
+        client = self._client
+        if client is None:
+            client = self._client = self._make() if self._ours else self._ensemble.client
+            client.add_listener(self._heard)
+            if client.connected:
+                self._connected(self._now() - 2 / 3 * self.asked)  # kazoo gives up what was silent for that long
+        if client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
+            client.start_async()
+
+    def _make(self) -> Any:
+        ensemble = self._ensemble
+        hosts = ensemble.hosts.count(",") + 1
+        self._handler = _Handler(self._now, ensemble.ttl * DIAL_SHARE / hosts)
+        return KazooClient(
+            hosts=ensemble.hosts + ensemble.chroot,
+            timeout=ensemble.ttl,
+            handler=self._handler,
+            auth_data=list(ensemble.auth),
+            connection_retry=RECONNECT,
+            **ensemble.tls,
+        )
+
+    def _heard(self, state: str) -> None:
+        """kazoo's connection thread tells its state."""
+        session = self._session
+        if state == KazooState.CONNECTED:
+            self._connected(self._handler.dialed_at if self._handler else self._touched_at)
+        elif state == KazooState.SUSPENDED:
+            self._up.clear()
+            self._touched_at = self._now()
+            if session:
+                self._listener.suspended(session)
+        else:
+            self._up.clear()
+            self._end()
+
+    def _connected(self, touched_at: float) -> None:
+        number = self._client.client_id[0]
+        if number != self._id:
+            self._end()
+        with self._changing:
+            self._id = number
+            self._touched_at = touched_at
+            session = self._session
+        if session:
+            session.touch(touched_at)
+        self._up.set()
+        if session:
+            self._listener.resumed(session)
+
+    def _end(self) -> None:
+        with self._changing:
+            self._id = None
+            session, self._session = self._session, None
+        if session:
+            session.over = True
+            self._listener.ended(session)
+
+    def _granted_timeout(self, deadline: float) -> float:
+        """The session timeout that this server gives to who asks for ours; kazoo keeps it to itself.
+
+        Learnt from a second session that is closed at once.
+        """
+        within = deadline - self._now()
+        if within <= 0:
+            raise BackendUnavailable(f"{self.name}: no time was left to open a session", unknown=False)
+        try:
+            with self._dial(within) as connection:
+                asked = int(self.asked * 1000)
+                connection.sendall(struct.pack("!iiqiqi16s?", 45, 0, 0, asked, 0, 16, b"", False))
+                answer = _receive(connection)
+                connection.sendall(struct.pack("!iii", 8, 1, -11))
+                granted: int = struct.unpack_from("!i", answer, 4)[0]
+        except (OSError, AttributeError, struct.error) as error:
+            raise BackendUnavailable(f"{self.name}: no session ({error})", unknown=False) from error
+        return granted / 1000
+
+    def _dial(self, within: float) -> Any:
+        """Another connection to the server that we are connected to."""
+        client = self._client
+        peer = client._connection._socket.getpeername()[:2]
+        connection = client.handler.create_connection(
+            peer,
+            hostname=peer[0],
+            timeout=within,
+            use_ssl=client.use_ssl,
+            ca=client.ca,
+            certfile=client.certfile,
+            keyfile=client.keyfile,
+            keyfile_password=client.keyfile_password,
+            verify_certs=client.verify_certs,
+            check_hostname=False,  # it was checked by the connection that this one follows
+        )
+        connection.settimeout(within)
+        return connection
+
+    def command(self, word: bytes, within: float) -> str:
+        """What the server says to one of its four-letter words."""
+        self.connect(self._now() + within)
+        said = b""
+        try:
+            with self._dial(within) as connection:
+                connection.sendall(word)
+                while piece := connection.recv(65536):
+                    said += piece
+        except (OSError, AttributeError) as error:
+            raise BackendUnavailable(f"{self.name}: no answer to {word.decode()} ({error})") from error
+        return said.decode(errors="replace")
+
+    # ---- requests
+
+    def create(self, path: str, value: bytes, flags: int) -> Answer:
+        return self._send(Create2(self._full(path), value, self._ensemble.acl, flags))
+
+    def create_parent(self, path: str, *, container: bool) -> Answer:
+        """``path`` with the chroot, which may be missing as well."""
+        kind, flags = (_CreateContainer, CONTAINER) if container else (Create2, PERSISTENT)
+        return self._send(kind(path, b"", self._ensemble.acl, flags))
+
+    def delete(self, path: str) -> Answer:
+        return self._send(Delete(self._full(path), ANY_VERSION))
+
+    def put(self, path: str, value: bytes) -> Answer:
+        return self._send(SetData(self._full(path), value, ANY_VERSION))
+
+    def get(self, path: str) -> Answer:
+        return self._send(GetData(self._full(path), None))
+
+    def exists(self, path: str, watch: Callable[[Any], None] | None = None) -> Answer:
+        return self._send(Exists(self._full(path), watch))
+
+    def children(self, path: str, watch: Callable[[Any], None] | None = None) -> Answer:
+        return self._send(GetChildren(self._full(path), watch))
+
+    def sync(self, path: str) -> Answer:
+        return self._send(Sync(self._full(path)))
+
+    def ensemble_config(self) -> Answer:
+        """Who its servers are; outside of any chroot."""
+        return self._send(GetData("/zookeeper/config", None))
+
+    def wait(self, answer: Answer, deadline: float) -> Any:
+        """Its value. Raises also `NodeMissing` and `NodeExists`."""
+        if not answer.wait(deadline - self._now()):
+            self._silent(answer)
+            raise BackendUnavailable(f"{self.name}: no answer in time")
+        error = answer.error
+        if error is None:
+            return answer.value
+        if isinstance(error, foreign.NoNodeError):
+            raise NodeMissing
+        if isinstance(error, foreign.NodeExistsError):
+            raise NodeExists
+        what = f"{self.name}: {type(error).__name__} {error}".rstrip()
+        if remedy := _REFUSED.get(type(error)):
+            raise BackendRejected(f"{what} ({remedy})") from error
+        raise BackendUnavailable(what, unknown=not isinstance(error, _NOT_EXECUTED)) from error
+
+    def full(self, path: str) -> str:
+        """With the chroot."""
+        return self._full(path)
+
+    def stripped(self, path: str) -> str:
+        """Without the chroot."""
+        return str(self._client.unchroot(path))
+
+    def _full(self, path: str) -> str:
+        chroot: str = self._client.chroot
+        return (chroot + path if path != "/" else chroot) if chroot else path
+
+    def _send(self, request: Any) -> Answer:
+        answer = Answer(self._now())
+        self._client._call(request, answer)
+        return answer
+
+    def _silent(self, answer: Answer) -> None:
+        """Give the connection up if it had time enough to answer: kazoo does not while it has something to send."""
+        session = self._session
+        patience = min(SILENT_AFTER, session.renew_every if session else self.asked / PERIODS) * 0.9
+        if self._up.is_set() and self._now() - answer.sent_at >= patience and answer.sent_at >= self._touched_at:
+            self.drop()
+
+    def drop(self) -> None:
+        """End the connection, not the session: kazoo opens another one."""
+        with contextlib.suppress(OSError, AttributeError):
+            self._client._connection._socket.shutdown(2)
+
+    # ---- the end
+
+    def forget(self) -> Any:
+        """In a forked child: the parent's client is never used again, nor ended, not even by being forgotten."""
+        if self._client is not None and self._ours:
+            with contextlib.suppress(Exception):
+                import atexit
+
+                atexit.unregister(self._client.handler.stop)
+        return self._client
+
+    def close(self) -> None:
+        """Close the session, without waiting for a server that does not answer. A client handed over stays."""
+        with self._starting:
+            if self._closed:
+                return
+            self._closed = True
+            client = self._client
+        if client is None:
+            return
+        client.remove_listener(self._heard)
+        if not self._ours:
+            return
+        farewell = threading.Thread(target=self._stop, name="multilock-zookeeper-close", daemon=True)
+        try:
+            farewell.start()
+        except RuntimeError:  # at exit no thread starts any more; the server ends the session
+            self.drop()
+            return
+        farewell.join(CLOSE_WITHIN)
+        if farewell.is_alive():
+            self.drop()
+            farewell.join(CLOSE_WITHIN)
+
+    def _stop(self) -> None:
+        with contextlib.suppress(Exception):
+            self._client.stop()
+            self._client.close()
+
+
+def _receive(connection: Any) -> bytes:
+    length: int = struct.unpack("!i", _exactly(connection, 4))[0]
+    return _exactly(connection, length)
+
+
+def _exactly(connection: Any, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        piece = connection.recv(length - len(data))
+        if not piece:
+            raise ConnectionError("the server closed the connection")
+        data += piece
+    return data

@@ -1,0 +1,39 @@
+#!/bin/sh
+# See to it that a ZooKeeper can be started, and Curator's recipes beside it: a java, the jars, and a binding for their
+# log, all of the distribution's packages. Prints the class path. No service is started.
+set -eu
+
+jars=/usr/share/java
+classpath=$jars/zookeeper.jar:$jars/slf4j-nop.jar
+
+missing() {
+    echo "The tests need ZooKeeper: java, and in $jars the jars of ZooKeeper, slf4j and Curator's recipes (Debian:" >&2
+    echo "apt-get install default-jre-headless zookeeper libslf4j-java libcurator-recipes-java)" >&2
+    exit 1
+}
+present() {
+    command -v java >/dev/null 2>&1 && [ -e "$jars/zookeeper.jar" ] && [ -e "$jars/slf4j-nop.jar" ] &&
+        [ -e "$jars/curator-recipes.jar" ]
+}
+
+if ! present; then
+    command -v apt-get >/dev/null 2>&1 || missing
+    if [ "$(id -u)" = 0 ]; then
+        sudo=
+    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
+        sudo=sudo
+    else
+        missing
+    fi
+    java=
+    command -v java >/dev/null 2>&1 || java=default-jre-headless
+    # RUNLEVEL=1: the tests start servers of their own.
+    install() {
+        # shellcheck disable=SC2086
+        $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
+            install -y -qq --no-install-recommends $java zookeeper libslf4j-java libcurator-recipes-java
+    }
+    { install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+    present || missing
+fi
+printf '%s\n' "$classpath"

@@ -1,0 +1,58 @@
+"""The conformance suite on ``zookeeper://``, on a real server."""
+
+from __future__ import annotations
+
+from multilock.testing import conformance
+from tests.conformance.zookeeper import ZooKeeper
+
+
+class TestLock(conformance.LockConformance):
+    backend = ZooKeeper
+
+
+class TestThreading(conformance.ThreadingConformance):
+    backend = ZooKeeper
+
+
+class TestLease(conformance.LeaseConformance):
+    backend = ZooKeeper
+
+
+class TestOption(conformance.OptionConformance):
+    backend = ZooKeeper
+
+
+class TestLoss(conformance.LossConformance):
+    backend = ZooKeeper
+
+
+class TestWith(conformance.WithConformance):
+    backend = ZooKeeper
+
+
+class TestCancel(conformance.CancelConformance):
+    backend = ZooKeeper
+
+
+class TestOutage(conformance.OutageConformance):
+    backend = ZooKeeper
+
+
+class TestClient(conformance.ClientConformance):
+    backend = ZooKeeper
+
+
+class TestClose(conformance.CloseConformance):
+    backend = ZooKeeper
+
+
+class TestElection(conformance.ElectionConformance):
+    backend = ZooKeeper
+
+
+class TestBackend(conformance.BackendConformance):
+    backend = ZooKeeper
+
+
+class TestProcess(conformance.ProcessConformance):
+    backend = ZooKeeper

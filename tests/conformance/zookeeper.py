@@ -1,0 +1,177 @@
+"""ZooKeeper as a place under test: one server for all tests, a proxy of its own for each."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from multilock.backend import Backend, Held, Notices
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.names import escape
+from multilock.registry import open_backend
+from multilock.testing import FaultProxy
+from multilock.testing.conformance import Place
+from tests.servers_zookeeper import ZooKeeperServer
+
+__all__ = ["ZooKeeper"]
+
+
+class ZooKeeper(Place):
+    """Silence and an outage are real connections that a proxy keeps or refuses; nodes are deleted by another client, as
+    an operator would.
+
+    A client has one session here, with the client's ttl, and the suites use locks of several ttls on one client. So
+    the client under test has a backend for each.
+    """
+
+    scheme = "zookeeper"
+    quick_ttl = 2.4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._server, self._operator = _server()
+        self._proxy = FaultProxy.before(self._server.url, 2181)
+
+    @property
+    def url(self) -> str:
+        return self._proxy.url
+
+    @property
+    def clean_url(self) -> str:
+        return self._server.url
+
+    def delete(self, name: str) -> None:
+        parent = f"/{self.prefix}{escape(name)}"
+        holder = min(self._operator.get_children(parent), key=lambda child: int(child[-10:]))
+        self._operator.delete(f"{parent}/{holder}")
+
+    def leftovers(self) -> list[str]:
+        """Every contender; their parents are containers, which the server removes."""
+        found = []
+        with contextlib.suppress(NoNodeError):
+            for parent in self._operator.get_children(f"/{self.prefix.rstrip('/')}"):
+                with contextlib.suppress(NoNodeError):
+                    children = self._operator.get_children(f"/{self.prefix}{parent}")
+                    found += [f"{parent}/{child}" for child in children]
+        return sorted(found)
+
+    @contextlib.contextmanager
+    def silence(self) -> Iterator[None]:
+        self._proxy.black_hole()
+        try:
+            yield
+        finally:
+            self._proxy.heal()
+
+    @contextlib.contextmanager
+    def down(self) -> Iterator[None]:
+        self._proxy.refuse()
+        self._proxy.cut()
+        try:
+            yield
+        finally:
+            self._proxy.accept()
+
+    def close(self) -> None:
+        self._proxy.close()
+
+    def _open(self, url: str, options: dict[str, Any]) -> Backend:
+        ttl = options.get("ttl", 10.0)
+        return _BackendPerTtl(url, {"ttl": ttl, "prefix": self.prefix, "identity": "conformance"})
+
+
+class _BackendPerTtl:
+    """As if a client had one session for each ttl."""
+
+    scheme = "zookeeper"
+
+    def __init__(self, url: str, options: Mapping[str, object]) -> None:
+        self._url = url
+        self._options = options
+        self._of_client: Any = self._make(options["ttl"])
+        self._of_ttl: dict[object, Any] = {options["ttl"]: self._of_client}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        declared: Capabilities = self._of_client.capabilities
+        return replace(declared, ttl_max=60.0)
+
+    def open(self, notices: Notices) -> None:
+        self._notices = notices
+        for backend in self._of_ttl.values():
+            backend.open(notices)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        answer: Granted | Busy = self._of(claim).attempt(claim, join, within)
+        return answer
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        return bool(self._of(claim).release(claim, granted, unsure, within))
+
+    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+        backend = self._of(held[0][0]) if held else self._of_group(group)
+        answers: Sequence[Granted | None] = backend.renew(group, held, within)
+        return answers
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        self._of(held[0][0]).watch(group, held, within)
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        return bool(self._of_client.follow(names, within))
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        info: LockInfo | None = self._of_client.inspect(name, within)
+        return info
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        infos: Iterator[LockInfo] = self._of_client.inspect_all(prefix, within)
+        return infos
+
+    def force_release(self, name: str, within: float) -> bool:
+        return bool(self._of_client.force_release(name, within))
+
+    def diagnose(self, within: float) -> list[Finding]:
+        findings: list[Finding] = self._of_client.diagnose(within)
+        return findings
+
+    def ping(self, within: float) -> None:
+        self._of_client.ping(within)
+
+    def close(self) -> None:
+        for backend in self._of_ttl.values():
+            backend.close()
+
+    def _make(self, ttl: object) -> Backend:
+        return open_backend("zookeeper", self._url, {**self._options, "ttl": ttl})
+
+    def _of(self, claim: Claim) -> Any:
+        if claim.ttl not in self._of_ttl:
+            backend = self._make(claim.ttl)
+            backend.open(self._notices)
+            self._of_ttl[claim.ttl] = backend
+        return self._of_ttl[claim.ttl]
+
+    def _of_group(self, group: Hashable) -> Any:
+        sessions = {backend: backend._transport.present() for backend in self._of_ttl.values()}
+        return next(
+            (each for each, session in sessions.items() if session and session.number == group), self._of_client
+        )
+
+
+@lru_cache
+def _server() -> tuple[ZooKeeperServer, Any]:
+    """The one that all these tests share, and an operator's client of it."""
+    server = ZooKeeperServer(forceSync="no")
+    server.start()
+    atexit.register(server.stop)
+    operator = KazooClient(server.endpoint, timeout=30)
+    operator.start()
+    atexit.register(operator.stop)
+    return server, operator

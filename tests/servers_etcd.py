@@ -50,6 +50,14 @@ def etcdctl(endpoint: str, *words: str, within: float = 10.0) -> str:
     ).stdout
 
 
+def _state(task: Path) -> str:
+    """Of a thread: ``T`` where it is stopped."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has just ended
+        return "T"
+
+
 class EtcdServer:
     """One etcd member with a folder of its own, which outlives `kill` and `start` but not `stop`.
 
@@ -166,8 +174,14 @@ class EtcdServer:
         self.start()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and are accepted, nothing is answered."""
+        """Freeze it: connections stay open and are accepted, nothing is answered from now on."""
         os.kill(self.pid, signal.SIGSTOP)
+        # It takes effect one thread after the other.
+        until = time.monotonic() + STOP_WITHIN
+        while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            if time.monotonic() > until:
+                raise OSError("etcd does not stop")
+            time.sleep(0.001)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

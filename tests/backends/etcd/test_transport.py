@@ -1,0 +1,181 @@
+"""Requests to a cluster, one by one: whose answer counts, from when, and what silence means."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from multilock import BackendRejected, BackendUnavailable, now
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.faces import background
+from multilock_etcd import messages as m
+from multilock_etcd.transport import Cluster, LeaseMissing, Transport, calls
+from tests.servers import free_port
+from tests.servers_etcd import EtcdCluster, EtcdServer
+
+Open = Callable[..., Transport]
+
+
+@pytest.fixture
+def open_() -> Iterator[Open]:
+    made: list[Transport] = []
+
+    def open_(*endpoints: str) -> Transport:
+        made.append(Transport(Cluster(endpoints), now))
+        return made[-1]
+
+    yield open_
+    for transport in made:
+        transport.close()
+
+
+def nowhere() -> str:
+    """An endpoint where nobody listens."""
+    return f"127.0.0.1:{free_port()}"
+
+
+def test_a_request_counts_from_its_sending(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
+    transport = open_(f"{proxy.host}:{proxy.port}")
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    proxy.delay(0.3, "down")
+    before = now()
+    _, sent_at = transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    assert now() - before >= 0.3
+    assert sent_at - before < 0.1
+
+
+def test_where_nobody_listens_nothing_was_executed(open_: Open) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        open_(nowhere()).call(calls.TXN, m.TxnRequest(), 2.0)
+    assert not caught.value.unknown
+
+
+def test_where_nobody_answers_it_may_have_been(server: EtcdServer, open_: Open) -> None:
+    transport = open_(server.endpoint)
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    server.pause()
+    began = now()
+    with pytest.raises(BackendUnavailable) as caught:
+        transport.call(calls.TXN, m.TxnRequest(), 0.5)
+    assert caught.value.unknown
+    assert now() - began < 0.8
+    server.resume()
+
+
+def test_without_time_nothing_is_sent(shared: EtcdServer, open_: Open) -> None:
+    with pytest.raises(BackendUnavailable) as caught:
+        open_(shared.endpoint).call(calls.TXN, m.TxnRequest(), 0.0)
+    assert not caught.value.unknown
+
+
+def test_an_endpoint_where_nobody_listens_is_passed_over(shared: EtcdServer, open_: Open) -> None:
+    transport = open_(nowhere(), nowhere(), shared.endpoint)
+    assert transport.call(calls.TXN, m.TxnRequest(), 2.0)[0].header.revision > 0
+    assert transport.name == f"etcd {shared.endpoint}"
+
+
+def test_a_dead_connection_is_replaced(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
+    transport = open_(f"{proxy.host}:{proxy.port}")
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    for connection in proxy.connections:
+        connection.black_hole()  # for ever; a new one would work
+    with pytest.raises(BackendUnavailable):
+        transport.call(calls.TXN, m.TxnRequest(), 0.3)
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+
+
+def test_a_request_with_hardly_any_time_says_nothing_about_the_endpoint(
+    server: EtcdServer, proxy: FaultProxy, open_: Open
+) -> None:
+    transport = open_(f"{proxy.host}:{proxy.port}")
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    [connection] = proxy.connections
+    proxy.delay(0.05)
+    with pytest.raises(BackendUnavailable):
+        transport.call(calls.TXN, m.TxnRequest(), 0.01)
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    assert proxy.connections == [connection]
+
+
+def test_a_lease_that_is_missing_is_no_outage(shared: EtcdServer, open_: Open) -> None:
+    put = m.RequestOp(request_put=m.PutRequest(key=b"k", lease=12345))
+    with pytest.raises(LeaseMissing):
+        open_(shared.endpoint).call(calls.TXN, m.TxnRequest(success=[put]), 2.0)
+
+
+def test_what_etcd_refuses_is_rejected_with_its_words(shared: EtcdServer, open_: Open) -> None:
+    put = m.RequestOp(request_put=m.PutRequest(key=b"k"))
+    with pytest.raises(BackendRejected, match="duplicate key"):
+        open_(shared.endpoint).call(calls.TXN, m.TxnRequest(success=[put, put]), 2.0)
+
+
+def test_a_server_that_is_no_etcd_is_no_hang(open_: Open) -> None:
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        began = now()
+        with pytest.raises((BackendUnavailable, BackendRejected)):
+            open_(f"127.0.0.1:{web.server_port}").call(calls.TXN, m.TxnRequest(), 1.0)
+        assert now() - began < 3
+        web.shutdown()
+
+
+def test_a_closed_transport_asks_nobody(shared: EtcdServer, open_: Open) -> None:
+    transport = open_(shared.endpoint)
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    transport.close()
+    transport.close()
+    with pytest.raises(BackendUnavailable) as caught:
+        transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    assert not caught.value.unknown
+
+
+def test_a_watch_ends_when_its_member_has_no_leader(cluster: EtcdCluster, open_: Open) -> None:
+    survivor, *others = cluster.members
+    transport = open_(survivor.endpoint)
+    create = m.WatchRequest(create_request=m.WatchCreateRequest(key=b"k", watch_id=1))
+    requests: SimpleQueue[Any] = SimpleQueue()
+    requests.put(create)
+    created = threading.Event()
+
+    def watch() -> None:
+        with transport.watch(iter(requests.get, None)) as answers:
+            for answer in answers:
+                if answer.created:
+                    created.set()
+
+    watching = background(watch)
+    assert created.wait(5)
+    for member in others:
+        member.kill()
+    began = time.monotonic()
+    with pytest.raises(BackendUnavailable, match="no leader"):
+        watching.result(10)
+    requests.put(None)
+    assert time.monotonic() - began < 5
+
+
+def test_giving_an_endpoint_up_ends_its_watches(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
+    transport = open_(f"{proxy.host}:{proxy.port}")
+    requests: SimpleQueue[Any] = SimpleQueue()
+
+    def watch() -> None:
+        with transport.watch(iter(requests.get, None)) as answers:
+            for _ in answers:
+                pass
+
+    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    watching = background(watch)
+    for connection in proxy.connections:
+        connection.black_hole()
+    with pytest.raises(BackendUnavailable):
+        transport.call(calls.TXN, m.TxnRequest(), 0.3)
+    with pytest.raises(BackendUnavailable):
+        watching.result(5)
+    requests.put(None)

@@ -18,11 +18,9 @@ import multilock_memory
 from multilock.names import escape
 from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance import Call, Mishap, Place
-from tests.conformance.etcd import Etcd
-from tests.conformance.zookeeper import ZooKeeper
 from tests.servers import address
 
-__all__ = ["PLACES", "Etcd", "Memory", "Redis", "Sqlite", "ZooKeeper"]
+__all__ = ["Etcd", "Memory", "Redis", "Sqlite", "ZooKeeper"]
 
 T = TypeVar("T")
 
@@ -174,12 +172,3 @@ def _redis_url() -> str:
     with multilock.connect(url) as client, client.lock("warm-up") as lease:
         lease.renew()
     return url
-
-
-PLACES: dict[str, type[Place]] = {
-    "etcd": Etcd,
-    "memory": Memory,
-    "redis": Redis,
-    "sqlite": Sqlite,
-    "zookeeper": ZooKeeper,
-}

@@ -68,6 +68,17 @@ def _replica(facts: Facts) -> Finding | None:
     )
 
 
+def _cluster(facts: Facts) -> Finding | None:
+    if facts.get("cluster_enabled") != "1":
+        return None
+    return Finding(
+        "cluster",
+        "error",
+        "this server is a node of a cluster: keys of other nodes are refused, and so are renewals of several locks",
+        "use a server that is not in cluster mode",
+    )
+
+
 def _failover(facts: Facts) -> Finding | None:
     if facts.get("connected_slaves", "0") == "0":
         return None
@@ -104,4 +115,11 @@ def _persistence(facts: Facts) -> Finding | None:
     return Finding("persistence", "warning", what, "set appendonly yes and appendfsync always")
 
 
-CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (_version, _replica, _failover, _eviction, _persistence)
+CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
+    _version,
+    _replica,
+    _cluster,
+    _failover,
+    _eviction,
+    _persistence,
+)

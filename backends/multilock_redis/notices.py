@@ -24,7 +24,7 @@ from multilock.backend import Held, Notices
 from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
 from multilock.model import Claim, Granted, LossReason
 from multilock_redis.recipe import Keyspace, Recipe
-from multilock_redis.transport import Connections, Endpoint, Wire, pack
+from multilock_redis.transport import Answer, Connections, Endpoint, Wire, pack
 
 __all__ = ["Listener"]
 
@@ -112,16 +112,21 @@ class Listener:
         then the renewal itself is pushed as a change, and looked at, which tracks it again."""
         if self._tracked is None or not self._using_tracked.acquire(blocking=False):
             return self._recipe.renew(held, self._connections.exchange, within)
-        deadline = self._now() + within
         owners: list[Owner] = []
         try:
             wire = self._tracked
             if not wire.alive or wire.stale():
                 return self._recipe.renew(held, self._connections.exchange, within)
-            answers = self._recipe.renew(held, wire.exchange, within)
-            names = [claim.name for claim, _ in held if claim.name in self._watched]
-            with suppress(MultilockError):  # the connection is closed then, and looked after by the thread
-                owners = self._read_owners(wire, names, deadline - self._now())
+            before = self._before([claim.name for claim, _ in held if claim.name in self._watched])
+            reads = self._reads(before, tracked=True)
+
+            def exchange(requests: Sequence[bytes], within: float) -> list[Answer]:
+                answers = wire.exchange([*requests, *reads], within)
+                with suppress(MultilockError):  # a read that is refused harms no renewal
+                    owners[:] = _owners(before, answers[len(requests) :])
+                return answers[: len(requests)]
+
+            answers = self._recipe.renew(held, exchange, within)
         finally:
             self._using_tracked.release()
         self._tell(owners)
@@ -237,34 +242,35 @@ class Listener:
     def _look(self, names: Iterable[str] | None, within: float) -> None:
         """Read who holds these names (None: all), and tell what changed. From then on the server tells of changes."""
         deadline = self._now() + within
-        if not self._using_tracked.acquire(timeout=within):
+        if not self._using_tracked.acquire(timeout=max(0.0, within)):
             raise self._silence("the tracked connection is busy")
         try:
             wire = None
-            if "changes" not in self.refused and (wire := self._track(deadline - self._now())):
+            if "changes" not in self.refused:
+                wire = self._track(deadline - self._now())
                 names = None if wire is not self._tracked else names
                 self._tracked = wire
-            if names is None:
-                names = self._watched.keys() | self._followed.keys()
-            owners = self._read_owners(wire, names, deadline - self._now())
+            before = self._before(self._watched.keys() | self._followed.keys() if names is None else names)
+            requests = self._reads(before, tracked=wire is not None)
+            owners = _owners(before, (wire or self._connections).exchange(requests, deadline - self._now()))
+        except BackendRejected as error:
+            self._refuse("changes", f"a deleted key is noticed at the next renewal only: {error}")
+            return
         finally:
             self._using_tracked.release()
         self._tell(owners)
 
-    def _read_owners(self, wire: Wire | None, names: Iterable[str], within: float) -> list[Owner]:
-        """Who has these names, and who of us had them before that was asked. With no names it is a ping."""
-        before = [(name, self._watched.get(name)) for name in names]
+    def _before(self, names: Iterable[str]) -> list[tuple[str, Claim | None]]:
+        """Who of us has these names, before it is asked who has them."""
+        return [(name, self._watched.get(name)) for name in names]
+
+    def _reads(self, before: list[tuple[str, Claim | None]], *, tracked: bool) -> list[bytes]:
+        """Requests for the owners of these names. Without a name it is a ping."""
         requests = [PING]
         for start in range(0, len(before), READ_AT_ONCE):
             keys = [self._keys.lock(name) for name, _ in before[start : start + READ_AT_ONCE]]
-            requests += [CACHING, pack("MGET", *keys)] if wire else [pack("MGET", *keys)]
-        owners: list[bytes | None] = []
-        for answer, _ in (wire or self._connections).exchange(requests, within):
-            if isinstance(answer, Exception):
-                raise answer
-            if isinstance(answer, list):
-                owners += answer
-        return [(name, claim, owner) for (name, claim), owner in zip(before, owners, strict=True)]
+            requests += [CACHING, pack("MGET", *keys)] if tracked else [pack("MGET", *keys)]
+        return requests
 
     def _tell(self, owners: Iterable[Owner]) -> None:
         for name, claim, owner in owners:
@@ -277,8 +283,8 @@ class Listener:
                 followed[name] = owner
                 self._notices.changed(name)
 
-    def _track(self, within: float) -> Wire | None:
-        """The tracked connection, a new one if there is none that tells the present subscriber; None if refused."""
+    def _track(self, within: float) -> Wire:
+        """The tracked connection, a new one if there is none that tells the present subscriber."""
         wire = self._tracked
         if wire is not None and wire.alive and self._redirect == self._subscriber:
             return wire
@@ -294,11 +300,10 @@ class Listener:
             self._redirect = subscriber
             return wire
         wire.close()
-        answer = next(answer for answer in answers if isinstance(answer, Exception))
-        if not isinstance(answer, BackendRejected) or REDIRECT_ENDED in str(answer):
-            raise self._silence(str(answer))
-        self._refuse("changes", f"a deleted key is noticed at the next renewal only: {answer}")
-        return None
+        refusal = next(answer for answer in answers if isinstance(answer, Exception))
+        if REDIRECT_ENDED in str(refusal):
+            raise self._silence(str(refusal))
+        raise refusal
 
     def _refuse(self, what: str, consequence: str) -> None:
         if what not in self.refused:
@@ -307,3 +312,14 @@ class Listener:
 
     def _silence(self, what: str) -> BackendUnavailable:
         return BackendUnavailable(f"{self._endpoint.name}: {what}", unknown=False)
+
+
+def _owners(before: list[tuple[str, Claim | None]], answers: Iterable[Answer]) -> list[Owner]:
+    """What was answered to `Listener._reads`."""
+    owners: list[bytes | None] = []
+    for answer, _ in answers:
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, list):
+            owners += answer
+    return [(name, claim, owner) for (name, claim), owner in zip(before, owners, strict=True)]

@@ -225,7 +225,9 @@ class Wire:
 
     def stale(self) -> bool:
         """Something arrived that nobody asked for: as a rule the server's end of the connection."""
-        return bool(select.select((self._sock,), (), (), 0)[0])
+        poll = select.poll()  # select() takes no descriptor above 1023
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(0))
 
     def interrupt(self) -> None:
         """From any thread: a read that waits fails now."""

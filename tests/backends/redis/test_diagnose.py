@@ -35,6 +35,13 @@ def test_settings_that_weaken_the_lock_are_found(us: Ours, bare: Bare) -> None:
     bare.config_set("maxmemory-policy", "noeviction")
 
 
+def test_a_node_of_a_cluster_is_found() -> None:
+    with RedisServer("--cluster-enabled", "yes") as server:
+        ours = Ours(server.url)
+        assert found(ours)["cluster"].level == "error"
+        ours.close()
+
+
 def test_an_append_only_file_that_is_written_once_a_second_is_found() -> None:
     with RedisServer("--appendonly", "yes") as server:
         ours = Ours(server.url)

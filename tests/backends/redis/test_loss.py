@@ -88,6 +88,7 @@ def test_renewals_over_the_tracked_connection_push_nothing(us: Ours, bare: Bare)
     since(bare, "7.0", "NOLOOP for scripts: renewals are looked at")
     held = us.take()
     us.watch(held)
+    us.renew(held)  # loads the script
     before = reads(bare)
     for _ in range(10):
         us.renew(held)
@@ -152,6 +153,19 @@ def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_
     assert any(finding.code == "refused" for finding in us.backend.diagnose(1))
     them.backend.force_release("a", 1)
     us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_without_permission_to_read_many_keys_renewals_go_on(server: RedisServer, bare: Bare, connect: Connect) -> None:
+    rights = {"keys": ["*"], "channels": ["*"], "commands": ["+@all"]}
+    since(bare, "6.2", "rights on channels")
+    bare.acl_setuser("app", enabled=True, nopass=True, reset=True, **rights)
+    us = connect(server.url.replace("redis://", "redis://app:x@"))
+    held = us.take()
+    us.watch(held)
+    bare.execute_command("ACL", "SETUSER", "app", "-mget")
+    assert all(us.renew(held))
+    us.watch(held)
+    assert "changes" in us.backend._listener.refused
 
 
 def test_a_followed_name_is_reported_when_its_holder_changes_and_not_when_it_renews(us: Ours, them: Ours) -> None:

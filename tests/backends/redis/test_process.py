@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import threading
+import time
 
 import pytest
 
 from multilock.errors import BackendUnavailable
 from multilock.testing import FaultProxy, Helper, hear, say
+from multilock_redis.transport import FRESH
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ear, Ours, eventually, holder_of
 from tests.servers import RedisServer
@@ -80,6 +84,22 @@ def test_one_thread_keeps_to_one_connection(us: Ours) -> None:
     for _ in range(20):
         us.release(us.take()[0])
     assert len(us.backend._connections._idle) == 1
+
+
+def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with contextlib.ExitStack() as files:
+        while files.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        held = us.take()
+        us.watch(held)
+        time.sleep(FRESH)
+        assert all(us.renew(held))
+        assert us.release(held[0])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_spare_connections_end_when_they_were_not_used_for_a_minute(us: Ours) -> None:

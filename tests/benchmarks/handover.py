@@ -1,0 +1,240 @@
+"""How long a lock is nobody's between a release and the next holder, with twenty waiters in four processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import redis
+import redis_lock  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+import multilock
+from multilock import AsyncClient, now
+from multilock.testing import Helper, hear, say
+from multilock_redis.transport import pack
+from tests.benchmarks.measure import Sample, sample
+from tests.servers import RedisServer
+
+__all__ = ["HANDOVERS", "commands", "handovers", "raw_handover"]
+
+PROCESSES = 4
+THREADS = 5
+HOLD = 0.002  # seconds
+REST = 0.01  # seconds before who has released asks again: it is the others that wait
+TTL = 30
+NAME = "handover"
+
+Take = Callable[[], AbstractContextManager[object]]
+
+
+# ---- what each process does
+
+
+def _multilock(url: str, fair: bool) -> Take:
+    client = multilock.connect(url, ttl=float(TTL))
+    return lambda: client.lock(NAME, fair=fair).acquire()
+
+
+def _redis_py(url: str) -> Take:
+    client = redis.Redis.from_url(url)
+    return lambda: client.lock(NAME, timeout=TTL)
+
+
+def _redis_lock(url: str) -> Take:
+    client = redis.Redis.from_url(url)
+    return lambda: redis_lock.Lock(client, NAME, expire=TTL)
+
+
+HANDOVERS: dict[str, Callable[[str], Take]] = {
+    "multilock": lambda url: _multilock(url, fair=False),
+    "multilock, fair=True": lambda url: _multilock(url, fair=True),
+    "redis.lock.Lock": _redis_py,
+    "python-redis-lock": _redis_lock,
+}
+
+
+def contend(url: str, what: str, seconds: str) -> None:
+    """Five threads take turns with everybody else; each turn is a line."""
+    take = HANDOVERS[what](url)
+    until: list[float] = []
+    go = threading.Event()
+
+    def work() -> None:
+        go.wait()
+        turns = []
+        while now() < until[0]:
+            asked = now()
+            with take():
+                got = now()
+                time.sleep(HOLD)
+                released = now()
+            turns.append((got, released, asked))
+            time.sleep(REST)
+        for turn in turns:
+            say("turn", *turn)
+
+    _run(work, go, until, float(seconds))
+
+
+def contend_on_loop(url: str, seconds: str) -> None:
+    asyncio.run(_contend_on_loop(url, float(seconds)))
+
+
+async def _contend_on_loop(url: str, seconds: float) -> None:
+    async with multilock.connect_async(url, ttl=float(TTL)) as client:
+        await client.ping()
+        say("ready")
+        await asyncio.to_thread(hear)
+        until = now() + seconds
+        turns: list[tuple[float, float, float]] = []
+
+        async def work() -> None:
+            while now() < until:
+                asked = now()
+                async with client.lock(NAME).acquire():
+                    got = now()
+                    await asyncio.sleep(HOLD)
+                    released = now()
+                turns.append((got, released, asked))
+                await asyncio.sleep(REST)
+
+        await asyncio.gather(*(work() for _ in range(THREADS)))
+        for turn in turns:
+            say("turn", *turn)
+    say("done")
+
+
+def _run(work: Callable[[], None], go: threading.Event, until: list[float], seconds: float) -> None:
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    say("ready")
+    hear()
+    until.append(now() + seconds)
+    go.set()
+    for thread in threads:
+        thread.join()
+    say("done")
+
+
+# ---- what is measured
+
+
+def handovers(seconds: float = 4.0, turns: int = 2) -> dict[str, Sample]:
+    """From the call of release to the return of the acquire of one that was waiting then; contenders take turns."""
+    gaps: dict[str, list[float]] = {}
+    for _ in range(turns):
+        for what in HANDOVERS:
+            gaps.setdefault(what, []).extend(_gaps("contend", what, seconds))
+        gaps.setdefault("multilock, asyncio", []).extend(_gaps("contend_on_loop", None, seconds))
+    return {what: sample(its) for what, its in gaps.items()}
+
+
+def _gaps(function: str, what: str | None, seconds: float) -> list[float]:
+    with RedisServer() as server, contextlib.ExitStack() as stack:
+        words = [server.url, *([what] if what else []), seconds]
+        helpers = [
+            stack.enter_context(Helper(f"tests.benchmarks.handover:{function}", *words)) for _ in range(PROCESSES)
+        ]
+        for helper in helpers:
+            helper.wait_for("ready", 20)
+        for helper in helpers:
+            helper.tell("go")
+        for helper in helpers:
+            helper.wait_for("done", seconds + 60)
+        said = [line.split() for helper in helpers for line in helper.lines]
+    turns = sorted(tuple(map(float, words[1:])) for words in said if words[0] == "turn")
+    gaps = [(got - released, asked < released) for (_, released, _), (got, _, asked) in itertools.pairwise(turns)]
+    assert all(gap > 0 for gap, _ in gaps), "two of them held it at once"
+    return [gap for gap, waited in gaps if waited]
+
+
+def echo(port: str) -> None:
+    """The other side of `raw_handover`: woken by a push, it asks once, and passes the push on."""
+    with _subscribed(int(port), "there") as push, socket.create_connection(("127.0.0.1", int(port))) as ask:
+        say("ready")
+        while b"stop" not in push.recv(4096):
+            _round_trip(ask, pack("GET", "nothing"))
+            _round_trip(ask, pack("PUBLISH", "back", "x"))
+
+
+def raw_handover(count: int = 1000) -> Sample:
+    """What no client can undercut: a request that makes the server push, the wake-up of the process that waits, and
+    its own request; on plain sockets with prepacked bytes."""
+    gaps = []
+    with RedisServer() as server, Helper("tests.benchmarks.handover:echo", server.port) as helper:
+        helper.wait_for("ready", 20)
+        with (
+            _subscribed(server.port, "back") as push,
+            socket.create_connection(("127.0.0.1", server.port)) as ask,
+        ):
+            for _ in range(count):
+                started = now()
+                _round_trip(ask, pack("PUBLISH", "there", "x"))
+                push.recv(4096)
+                _round_trip(ask, pack("GET", "nothing"))
+                gaps.append((now() - started) / 2)  # there and back: two hand-overs
+                time.sleep(HOLD)
+            _round_trip(ask, pack("PUBLISH", "there", "stop"))
+    return sample(gaps)
+
+
+@contextlib.contextmanager
+def _subscribed(port: int, channel: str) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port)) as push:
+        _round_trip(push, pack("SUBSCRIBE", channel))
+        yield push
+
+
+def _round_trip(connection: socket.socket, request: bytes) -> bytes:
+    connection.sendall(request)
+    return connection.recv(4096)
+
+
+def commands(waiters: int, *, count: int = 50) -> float:
+    """Commands that the server executes for one hand-over, those inside scripts included."""
+    return asyncio.run(_commands(waiters, count))
+
+
+async def _commands(waiters: int, count: int) -> float:
+    with RedisServer() as server, redis.Redis(port=server.port) as operator:
+        async with multilock.connect_async(server.url, ttl=float(TTL)) as client:
+            lease = await client.lock(NAME).acquire()
+            turns = asyncio.Semaphore(0)
+            stop = asyncio.Event()
+
+            async def work() -> None:
+                async with client.lock(NAME, fair=True).acquire():
+                    turns.release()
+                    if turns._value >= count:
+                        stop.set()
+                        await asyncio.Event().wait()  # the rest stay where they are
+
+            tasks = [asyncio.create_task(work()) for _ in range(waiters)]
+            await _until_queued(client, waiters)
+            count = min(count, waiters)
+            before = _executed(operator)
+            await lease.release()
+            await stop.wait()
+            after = _executed(operator)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    return (after - before) / count
+
+
+async def _until_queued(client: AsyncClient, waiters: int) -> None:
+    async with asyncio.timeout(60):
+        while (info := await client.inspect(NAME)) is None or info.waiting != waiters:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def _executed(operator: redis.Redis) -> int:
+    stats = operator.info("commandstats")
+    return sum(stat["calls"] for name, stat in stats.items() if name not in ("cmdstat_info", "cmdstat_ping"))

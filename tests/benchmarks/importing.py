@@ -1,0 +1,44 @@
+"""What ``import multilock`` costs."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+__all__ = ["import_time", "slowest", "third_party"]
+
+CLOCK = """
+import time
+wall, cpu = time.perf_counter(), time.process_time()
+import multilock
+print(time.perf_counter() - wall, time.process_time() - cpu)
+"""
+MODULES = "import sys; import multilock; print(*sys.modules)"
+
+
+def import_time(runs: int = 21) -> tuple[float, float]:
+    """Milliseconds by the clock and of the processor, the medians of fresh interpreters."""
+    spent = [tuple(map(float, _python("-c", CLOCK).split())) for _ in range(runs)]
+    wall, cpu = (round(statistics.median(each) * 1000, 1) for each in zip(*spent, strict=True))
+    return wall, cpu
+
+
+def third_party() -> list[str]:
+    """Modules that are neither ours nor the standard library's; there must be none."""
+    plain = set(_python("-c", "import sys; print(*sys.modules)").split())
+    loaded = {name.partition(".")[0] for name in set(_python("-c", MODULES).split()) - plain}
+    return sorted(loaded - set(sys.stdlib_module_names) - {"multilock"})
+
+
+def slowest(count: int = 8) -> list[tuple[str, float]]:
+    """Milliseconds in the module itself, as ``-X importtime`` tells."""
+    command = [sys.executable, "-X", "importtime", "-c", "import multilock"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    rows = [line.removeprefix("import time:").split("|") for line in told.splitlines() if "|" in line][1:]
+    spent = sorted(((int(own), name.strip()) for own, _, name in rows), reverse=True)
+    return [(name, own / 1000) for own, name in spent[:count]]
+
+
+def _python(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,73 @@
+"""How the benchmarks measure: contenders take turns in one run, pinned to cores; medians count."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["Sample", "interleave", "interleave_async", "pin", "sample"]
+
+Cycle = Callable[[], object]
+AsyncCycle = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Microseconds."""
+
+    median: float
+    p99: float
+    count: int
+
+
+def sample(seconds: list[float]) -> Sample:
+    ordered = sorted(seconds)
+    return Sample(
+        median=round(statistics.median(ordered) * 1e6, 1),
+        p99=round(ordered[int(len(ordered) * 0.99)] * 1e6, 1),
+        count=len(ordered),
+    )
+
+
+def pin(server: int, *, apart: bool) -> None:
+    """This process to one core, the server to the same or to another: never a wander between them.
+
+    On one core a round trip is as short as it can be, and all that a client does itself weighs most.
+    """
+    cores = sorted(os.sched_getaffinity(os.getppid()))
+    os.sched_setaffinity(0, {cores[-1]})
+    os.sched_setaffinity(server, {cores[0] if apart else cores[-1]})
+
+
+def interleave(cycles: Mapping[str, Cycle], *, rounds: int, per_round: int) -> dict[str, Sample]:
+    """Each cycle ``rounds × per_round`` times, in turns; the first round warms up and does not count."""
+    times: dict[str, list[float]] = {name: [] for name in cycles}
+    clock = time.perf_counter
+    for turn in range(rounds + 1):
+        for name, cycle in cycles.items():
+            for _ in range(per_round):
+                start = clock()
+                cycle()
+                spent = clock() - start
+                if turn:
+                    times[name].append(spent)
+    return {name: sample(spent) for name, spent in times.items()}
+
+
+async def interleave_async(cycles: Mapping[str, AsyncCycle], *, rounds: int, per_round: int) -> dict[str, Sample]:
+    times: dict[str, list[float]] = {name: [] for name in cycles}
+    clock = time.perf_counter
+    for turn in range(rounds + 1):
+        for name, cycle in cycles.items():
+            for _ in range(per_round):
+                start = clock()
+                await cycle()
+                spent = clock() - start
+                if turn:
+                    times[name].append(spent)
+            await asyncio.sleep(0)
+    return {name: sample(spent) for name, spent in times.items()}

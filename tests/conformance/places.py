@@ -20,7 +20,7 @@ from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance import Call, Mishap, Place
 from tests.servers import address
 
-__all__ = ["Etcd", "Memory", "Redis", "Sqlite", "ZooKeeper"]
+__all__ = ["Memory", "Redis", "Sqlite"]
 
 T = TypeVar("T")
 

@@ -60,5 +60,5 @@ def test_a_helper_that_fails_shows_its_traceback() -> None:
 
 
 def test_a_function_needs_its_module() -> None:
-    with pytest.raises(ValueError, match="package.module:function"):
+    with pytest.raises(ValueError, match=r"package\.module:function"):
         Helper("answering")

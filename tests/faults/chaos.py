@@ -2,7 +2,7 @@
 
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
-python -m tests.faults.chaos --backend etcd
+python -m tests.faults.chaos --backend etcd              or consul
 python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in: ends when it is seen
 """
 
@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,9 +39,10 @@ from tests.faults.defects import DEFECTS
 from tests.faults.ledger import LedgerServer
 from tests.faults.oracles import Fault, Record
 from tests.servers import RedisServer
+from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer, etcdctl
 
-__all__ = ["Arena", "EtcdArena", "RedisArena", "Report", "ServerArena", "SqliteArena", "run"]
+__all__ = ["Arena", "ConsulArena", "EtcdArena", "RedisArena", "Report", "ServerArena", "SqliteArena", "run"]
 
 NAMES = ("red", "green", "blue")
 KEYS = [f"multilock/{name}" for name in NAMES]
@@ -197,7 +198,54 @@ class EtcdArena(ServerArena):
             time.sleep(0.05)
 
 
-ARENAS: dict[str, type[Arena]] = {each.scheme: each for each in (RedisArena, SqliteArena, EtcdArena)}
+class ConsulArena(ServerArena):
+    """One server with a disk, which is also killed and started again, and whose sessions an operator destroys."""
+
+    scheme = "consul"
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.server: ConsulServer = stack.enter_context(ConsulServer(keep=True, session_ttl_min="100ms"))
+        super().__init__(stack)
+        self.mishaps = {
+            "connections cut": (1.5, self.cut),
+            "session destroyed": (1.5, self.destroy),
+            "server killed": (0.3, lambda _: self.server.restart()),
+        }
+
+    def held(self) -> Iterator[LockInfo]:
+        for name in NAMES:
+            try:
+                entry = self.server.key(f"multilock/{name}/.lock")
+            except OSError:
+                return
+            if entry:
+                yield decode_value(base64.b64decode(entry["Value"]))
+
+    def cut(self, dice: random.Random) -> None:
+        for proxy in self.proxies:
+            for connection in proxy.connections:
+                if dice.random() < 0.4:
+                    connection.cut()
+
+    def destroy(self, dice: random.Random) -> None:
+        # The lock delay of 1 s is longer than a lease lives: a holder that stands still loses it in time.
+        with suppress(OSError):
+            self.server.ask("PUT", f"session/destroy/{dice.choice(self.server.sessions())['ID']}", within=1.0)
+
+    def leftovers(self) -> Iterator[str]:
+        until = now() + 2 * self.ttl + 5.0  # the server ends a session at twice its ttl
+        while True:
+            sessions = self.server.sessions()
+            keys = [entry["Key"] for name in NAMES if (entry := self.server.key(f"multilock/{name}/.lock"))]
+            if not keys and not sessions:
+                return
+            if now() > until:
+                yield f"O7: the keys {keys} and the sessions {sessions} are left"
+                return
+            time.sleep(0.05)
+
+
+ARENAS: dict[str, type[Arena]] = {each.scheme: each for each in (RedisArena, SqliteArena, EtcdArena, ConsulArena)}
 
 
 # ---- what happens

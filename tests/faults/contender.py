@@ -83,7 +83,9 @@ class _Crew:
         dice, account = self._dice(number), Account(self.ledger)
         while not self.done.is_set():
             try:
-                lock = client.lock(dice.choice(self.names), fair=dice.random() < 0.7, on_lost=_tell_loss)
+                lock = client.lock(
+                    dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
+                )
                 if lease := lock.try_acquire(timeout=_patience(dice)):
                     for pause in _hold(lease, account, dice):
                         time.sleep(pause)
@@ -105,7 +107,9 @@ class _Crew:
         dice, account = self._dice(number), Account(self.ledger)
         while not self.done.is_set():
             try:
-                lock = client.lock(dice.choice(self.names), fair=dice.random() < 0.7, on_lost=_tell_loss)
+                lock = client.lock(
+                    dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
+                )
                 patience = _patience(dice)
                 if dice.random() < 0.2:  # one that is cancelled leaves nothing either
                     async with asyncio.timeout(patience):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.chaos import EtcdArena, RedisArena, SqliteArena, run
+from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, SqliteArena, run
 from tests.faults.defects import DEFECTS
 
 pytestmark = pytest.mark.slow
@@ -36,6 +36,16 @@ def test_a_minute_of_chaos_on_etcd_breaks_no_promise() -> None:
     assert report.violations == []
     assert report.acquisitions >= 150
     assert len(report.faults) >= 80
+    assert report.outliving >= 5
+
+
+@pytest.mark.timeout(150)
+def test_a_minute_of_chaos_on_consul_breaks_no_promise() -> None:
+    report = run(ConsulArena, 60.0)
+    report.show()
+    assert report.violations == []
+    assert report.acquisitions >= 200
+    assert len(report.faults) >= 100
     assert report.outliving >= 5
 
 

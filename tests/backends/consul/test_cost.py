@@ -1,0 +1,104 @@
+"""What a lock costs the servers: requests counted by the server itself."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import multilock
+from tests.servers_consul import ConsulServer
+
+Connect = Callable[..., multilock.Client]
+
+
+@pytest.fixture
+def server() -> Iterator[ConsulServer]:
+    with ConsulServer(log_level="debug") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def counted(server: ConsulServer) -> Iterator[Counter[str]]:
+    """Requests that the server answered inside the block, known after it."""
+    before = server.requests()
+    made: Counter[str] = Counter()
+    yield made
+    made.update(server.requests() - before)
+
+
+def test_the_first_acquire_makes_a_session_and_each_later_one_is_one_request(
+    server: ConsulServer, connect: Connect
+) -> None:
+    client = connect(server.url, ttl=30)
+    with counted(server) as made, client.lock("first"):
+        pass
+    assert made == {"PUT session/create": 1, "PUT txn": 2}
+    with counted(server) as made:
+        for number in range(10):
+            with client.lock(f"job-{number}"):
+                pass
+    assert made == {"PUT txn": 20}
+
+
+def test_a_refused_try_is_two_requests_and_leaves_nothing(server: ConsulServer, connect: Connect) -> None:
+    connect(server.url, ttl=30).lock("job").acquire()
+    client = connect(server.url, ttl=30)
+    with client.lock("warm-up"):
+        pass
+    with counted(server) as made:
+        assert client.lock("job").try_acquire() is None
+    assert sum(made.values()) == 2
+
+
+def test_a_hand_over_is_one_push_and_one_request(server: ConsulServer, connect: Connect) -> None:
+    holder, waiter = connect(server.url, ttl=30), connect(server.url, ttl=30)
+    lease = holder.lock("job").acquire()
+    with waiter.lock("warm-up"):
+        pass
+    entered = threading.Event()
+
+    def enter() -> None:
+        with waiter.lock("job").acquire(timeout=10):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    time.sleep(0.5)
+    with counted(server) as made:
+        lease.release()
+        assert entered.wait(5)
+        thread.join()
+    assert made.pop("PUT txn") == 3  # given back, taken, given back
+    assert sum(made.values()) <= 2  # the queries that were open
+
+
+def test_a_thousand_locks_are_kept_by_one_renewal_a_period(server: ConsulServer, connect: Connect) -> None:
+    client = connect(server.url, ttl=6)
+    for number in range(1000):
+        client.lock(f"job-{number}").acquire()
+    with counted(server) as made:
+        time.sleep(3.0)  # one period of 2 s, or two
+    renewals = sum(count for kind, count in made.items() if kind.startswith("PUT session/renew"))
+    assert 1 <= renewals <= 2
+    looks = made.get("PUT txn", 0)
+    assert looks <= 2 * 16, "64 keys are looked at in one request"
+    assert len(server.sessions()) == 1
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_lock_that_is_given_back_leaves_no_key_and_close_leaves_no_session(
+    server: ConsulServer, connect: Connect, renew: bool
+) -> None:
+    client = connect(server.url)
+    for number in range(5):
+        client.lock(f"job-{number}", renew=renew).acquire().release()
+    server.ask("PUT", "kv/any", b"")  # or there is no list
+    assert server.ask("GET", "kv/?keys") == ["any"]
+    assert len(server.sessions()) == int(renew)
+    client.close()
+    assert server.sessions() == []

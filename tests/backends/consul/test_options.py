@@ -1,0 +1,273 @@
+"""URL, options, token, TLS, clients handed over, fork, and what diagnose() says."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import consul
+import pytest
+
+import multilock
+from multilock import BackendRejected, BackendUnavailable, ConfigurationError
+from multilock_consul import open_backend
+from tests.servers_consul import ConsulServer
+
+Connect = Callable[..., multilock.Client]
+ROOT_TOKEN = "6b4f6a52-0000-4000-8000-a0c1d8f3e111"
+RIGHTS = 'key_prefix "multilock/" { policy = "write" } session_prefix "" { policy = "write" }'
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[ConsulServer]:
+    """A server with access control lists, which gives nobody anything."""
+    rules = {"enabled": True, "default_policy": "deny", "tokens": {"master": ROOT_TOKEN, "agent": ROOT_TOKEN}}
+    with ConsulServer(token=ROOT_TOKEN, acl=rules) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def token(guarded: ConsulServer) -> str:
+    """One that may do what the page on Consul says, and nothing else."""
+    guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": RIGHTS})
+    made: str = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
+    return made
+
+
+# ---- what is wrong is said before any request
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("consul://user:secret@h", {}, "token="),
+        ("consul://h/path", {}, "prefix="),
+        ("consul://h:0", {}, "port"),
+        ("consul://h:x", {}, "port"),
+        ("consul://h1:8500,h2:99999", {}, "port"),
+        ("consul://h", {"ca": "ca.pem"}, "consuls://"),
+        ("consuls://h", {"key": "key.pem"}, "cert="),
+        ("consuls://h", {"ca": "there-is-no-such-file.pem"}, "PEM"),
+        ("consul://h", {"lock_delay": -1}, "lock_delay"),
+        ("consul://h", {"lock_delay": 61}, "lock_delay"),
+        ("consul://h", {"lock_delay": "soon"}, "lock_delay"),
+        ("consul://h", {"lock_delay": True}, "lock_delay"),
+        ("consul://h", {"token": 7}, "token"),
+        ("consul://h", {"token": "a\r\nb"}, "token"),
+        ("consul://h", {"datacenter": "dc2"}, "unknown option"),
+        ("consul://h", {"prefix": "/app/"}, "prefix"),
+        ("consul://h", {"prefix": "app//"}, "prefix"),
+        ("consul://", {"client": object()}, "consul.Consul"),
+        ("consul://", {"client": consul.Consul(), "token": "t"}, "client="),
+    ],
+)
+def test_a_mistake_is_an_error_that_says_how_to_mend_it(url: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        multilock.connect(url, **options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("consul://", "localhost:8500"),
+        ("consuls://h", "h:8501"),
+        ("consul://h1,h2:99,[::1]:98,[::2]", "h1:8500,h2:99,[::1]:98,[::2]:8500"),
+        ("consul://h/", "h:8500"),
+    ],
+)
+def test_agents_are_named_with_and_without_ports(url: str, shown: str) -> None:
+    assert repr(open_backend(url, {})) == f"<ConsulBackend {url.partition(':')[0]}://{shown}>"
+
+
+def test_capabilities_are_known_without_a_server() -> None:
+    can = multilock.connect("consul://127.0.0.1:1?ttl=20").capabilities
+    assert (can.fencing, can.fair, can.push_wait, can.push_loss, can.cross_host, can.survives_failover) == (
+        (True, False) + 4 * (True,)
+    )
+    assert (can.ttl_min, can.ttl_max, can.ttl_step, can.lock_delay) == (10.0, 86400.0, 0.001, 1.0)
+    assert 41 <= can.takeover_bound < 42
+
+
+def test_a_server_that_refuses_a_short_ttl_grants_its_least(connect: Connect) -> None:
+    with ConsulServer(session_ttl_min="10s") as server:
+        client = connect(server.url, ttl=1)
+        for _ in range(2):
+            with client.lock("job") as lease:
+                assert lease.ttl == 10
+                assert lease.remaining() > 8
+        codes = [finding.code for finding in client.diagnose()]
+        assert "ttl-raised" in codes
+
+
+# ---- tokens
+
+
+def test_a_token_with_the_documented_rights_is_enough(guarded: ConsulServer, token: str, connect: Connect) -> None:
+    client = connect(guarded.url, token=token)
+    with client.lock("job") as lease:
+        lease.renew()
+        assert client.lock("job").try_acquire() is None
+        assert [info.name for info in client.inspect_all()] == ["job"]
+    assert client.force_release("job") is False
+    assert "not-told" in [finding.code for finding in client.diagnose()]
+
+
+def test_a_client_of_py_consul_brings_its_token(guarded: ConsulServer, token: str, connect: Connect) -> None:
+    with connect("consul://", client=consul.Consul(port=guarded.port, token=token)).lock("job"):
+        pass
+
+
+def test_the_token_of_the_environment_is_used_where_none_is_given(
+    guarded: ConsulServer, token: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONSUL_HTTP_TOKEN", token)
+    with connect(guarded.url).lock("job"):
+        pass
+
+
+@pytest.mark.parametrize("given", ["", "11111111-1111-4111-8111-111111111111"])
+def test_without_the_right_token_it_is_refused_at_once(guarded: ConsulServer, given: str, connect: Connect) -> None:
+    client = connect(guarded.url, **({"token": given} if given else {}))
+    asks: list[Callable[[], object]] = [client.lock("job").acquire, lambda: client.inspect("job")]
+    for ask in asks:
+        with pytest.raises(BackendRejected) as refused:
+            ask()
+        assert not given or given not in str(refused.value)
+
+
+def test_a_token_is_shown_nowhere(guarded: ConsulServer, token: str, connect: Connect) -> None:
+    client = connect(guarded.url, token=token)
+    assert token not in repr(client)
+    assert token not in repr(open_backend(guarded.url, {"token": token}))
+
+
+def test_a_key_that_the_token_does_not_cover_is_refused(guarded: ConsulServer, token: str, connect: Connect) -> None:
+    with pytest.raises(BackendRejected, match="denied"):
+        connect(guarded.url, token=token, prefix="elsewhere/").lock("job").acquire()
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate authority, and a certificate of its for 127.0.0.1 that serves both ends."""
+    folder = tmp_path_factory.mktemp("pem")
+    (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
+    for words in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=ca",
+        "req -newkey rsa:2048 -nodes -keyout key.pem -out csr -subj /CN=agent",
+        "x509 -req -in csr -CA ca.pem -CAkey ca.key -CAcreateserial -out cert.pem -days 2 -extfile san",
+    ):
+        subprocess.run(["openssl", *words.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tls(pem: Path) -> Iterator[ConsulServer]:
+    with ConsulServer(
+        verify_incoming_https=True,
+        ca_file=str(pem / "ca.pem"),
+        cert_file=str(pem / "cert.pem"),
+        key_file=str(pem / "key.pem"),
+    ) as server:
+        yield server
+
+
+def test_locks_over_tls_with_a_certificate_of_our_own(tls: ConsulServer, pem: Path, connect: Connect) -> None:
+    url = f"consuls://127.0.0.1:{tls.ports['https']}"
+    files = {"ca": str(pem / "ca.pem"), "cert": str(pem / "cert.pem"), "key": str(pem / "key.pem")}
+    client = connect(url, **files)
+    lost = client.lock("job").acquire()
+    waiter = connect(url, **files)
+    entered = threading.Event()
+
+    def enter() -> None:
+        with waiter.lock("job").acquire(timeout=10):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert not entered.wait(0.6)
+    lost.release()
+    assert entered.wait(5)
+    thread.join()
+
+
+def test_a_client_of_py_consul_brings_its_certificates(tls: ConsulServer, pem: Path, connect: Connect) -> None:
+    theirs = consul.Consul(
+        port=tls.ports["https"],
+        scheme="https",
+        verify=str(pem / "ca.pem"),
+        cert=(str(pem / "cert.pem"), str(pem / "key.pem")),
+    )
+    with connect("consul://", client=theirs).lock("job"):
+        pass
+
+
+def test_an_agent_that_is_not_trusted_is_refused_at_once(tls: ConsulServer, connect: Connect) -> None:
+    with pytest.raises(BackendRejected, match="ca="):
+        connect(f"consuls://127.0.0.1:{tls.ports['https']}").lock("job").acquire()
+
+
+# ---- the rest
+
+
+def test_diagnose_finds_a_dev_server_that_is_alone(shared: ConsulServer, connect: Connect) -> None:
+    findings = {finding.code: finding for finding in connect(shared.url).diagnose()}
+    assert set(findings) == {"dev-mode", "few-servers"}
+    assert all(finding.remedy for finding in findings.values())
+
+
+def test_diagnose_finds_an_agent_that_takes_few_connections(connect: Connect) -> None:
+    with ConsulServer(limits={"http_max_conns_per_client": 20}) as server:
+        assert "few-connections" in [finding.code for finding in connect(server.url).diagnose()]
+
+
+def test_an_answer_of_something_else_is_no_answer(connect: Connect) -> None:
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(BackendUnavailable):
+                connect(f"consul://127.0.0.1:{server.server_port}").lock("job").try_acquire()
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_forked_child_opens_its_own_connections_and_takes_its_own_locks(
+    shared: ConsulServer, connect: Connect
+) -> None:
+    client = connect(shared.url)
+    lease = client.lock("parents").acquire()
+    child = os.fork()
+    if child == 0:
+        try:
+            alone = client.lock("parents").try_acquire() is None and not lease.is_held()
+            with client.lock("childs") as mine:
+                alone = alone and mine.is_held()
+            client.close()
+            os._exit(0 if alone else 1)
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    lease.renew()
+    assert lease.release()

@@ -130,6 +130,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._dial_within = dial_within
         self.dialed_at = 0.0
         self.error: OSError | None = None
+        self.loop: threading.Thread | None = None
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
         self.dialed_at = self._now()
@@ -144,6 +145,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def spawn(self, func: Any, *args: Any, **kwargs: Any) -> threading.Thread:
         thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="multilock-zookeeper", daemon=True)
+        if func.__name__ == "zk_loop":
+            self.loop = thread
         thread.start()
         return thread
 
@@ -165,6 +168,7 @@ class Transport:
         self._session: Session | None = None
         self._id: int | None = None
         self._touched_at = -1e9  # when the leader heard of the session at the latest, by its handshake
+        self._started = False
         self._closed = False
 
     @property
@@ -230,8 +234,16 @@ class Transport:
             client.add_listener(self._heard)
             if client.connected:
                 self._connected(self._now() - 2 / 3 * self.asked)  # kazoo gives up what was silent for that long
-        if client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED):
+        if not self._runs():
+            self._started = True
             client.start_async()
+
+    def _runs(self) -> bool:
+        """kazoo's connection thread ends at a failed authentication. Its state tells less: CLOSED is what it was before
+        that thread began, too. Whether a client handed over is started again is its owner's affair."""
+        if self._handler:
+            return self._handler.loop is not None and self._handler.loop.is_alive()
+        return self._started or self._client.client_state != KeeperState.CLOSED
 
     def _make(self) -> Any:
         ensemble = self._ensemble

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+import multilock
+from multilock.testing import FaultProxy
+from tests.servers_zookeeper import ZooKeeperCluster, ZooKeeperServer
+
+Connect = Callable[..., multilock.Client]
+Operator = Callable[[str], Any]
+
+
+@pytest.fixture(scope="package")
+def shared() -> Iterator[ZooKeeperServer]:
+    """One for the tests that only talk to it, each under a prefix of its own."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[ZooKeeperServer]:
+    """One of this test's own, to be stopped, paused and emptied."""
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def cluster() -> Iterator[ZooKeeperCluster]:
+    with ZooKeeperCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def proxy(server: ZooKeeperServer) -> Iterator[FaultProxy]:
+    with FaultProxy.before(server.url, server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes clients; all are closed after the test."""
+    made: list[multilock.Client] = []
+
+    def make(url: str, **options: Any) -> multilock.Client:
+        made.append(multilock.connect(url, **{"ttl": 3.0, **options}))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def operator() -> Iterator[Operator]:
+    """Makes kazoo clients of hosts, none of ours; all are stopped after the test."""
+    made: list[Any] = []
+
+    def make(hosts: str, **options: Any) -> Any:
+        client = KazooClient(hosts, **options)
+        made.append(client)
+        client.start()
+        return client
+
+    yield make
+    for client in made:
+        client.stop()
+        client.close()

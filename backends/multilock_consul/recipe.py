@@ -153,7 +153,7 @@ class Recipe:
     def _take(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy | None:
         """None: the session is gone."""
         key = self._keys.of(claim.name)
-        created = _operation("cas", key, Index=0, Value=_encoded(claim), Flags=LOCK_FLAGS)
+        created = _operation("cas", key, Index=0, Value="", Flags=LOCK_FLAGS)
         try:
             return self._locked(session, claim, created, until)
         except _Refused as refused:
@@ -164,7 +164,8 @@ class Recipe:
     def _locked(self, session: Session, claim: Claim, first: dict[str, Any], until: float) -> Granted | Busy:
         """``first`` is what must be true of the key before it is locked, in the same transaction."""
         key = self._keys.of(claim.name)
-        lock = _operation("lock", key, Value=_encoded(claim), Flags=LOCK_FLAGS, Session=session.id)
+        value = b64encode(encode_value(claim)).decode()
+        lock = _operation("lock", key, Value=value, Flags=LOCK_FLAGS, Session=session.id)
         results = self._transact([first, lock], until)
         return self._hold(session, claim, results[1]["KV"]["ModifyIndex"], until)
 
@@ -211,7 +212,7 @@ class Recipe:
     def release(self, claim: Claim, granted: Granted | None, within: float) -> bool:
         until = self._now() + within
         own = self._sessions.own(claim)
-        doubtful = self._sessions.cancel(claim)
+        doubtful = self._sessions.cancel(claim, granted=granted is not None)
         if granted and granted.token is not None:
             over = self._sessions.known_over(granted.key)
             ours = not over and self._delete(claim, granted.key, granted.token, until)
@@ -354,10 +355,6 @@ def _results(response: Response) -> list[Any]:
     except (ValueError, LookupError, TypeError) as error:
         raise BackendUnavailable(f"no answer of Consul: {response.text}", backend="consul") from error
     return results
-
-
-def _encoded(claim: Claim) -> str:
-    return b64encode(encode_value(claim)).decode()
 
 
 def _is_held(entries: Mapping[str, Entry], claim: Claim, session_id: str) -> bool:

@@ -10,7 +10,6 @@ it) its key is looked at with each of the next renewals.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import threading
@@ -76,7 +75,7 @@ class Sessions:
         self._current: dict[float | str, Session] = {}  # by purpose, those in use
         self._open: dict[str, list[Session]] = {}  # by claim id, those that have it in `Session.open`
         self._holding: dict[str, Session] = {}  # by claim id
-        self._cancelled: dict[str, float] = {}  # claim id -> when; no attempt of it may begin any more
+        self._cancelled: dict[str, float] = {}  # claim id -> when, the oldest first; no attempt of it may begin
         self._over: deque[str] = deque(maxlen=REMEMBERED)
 
     # What a claim is tried in
@@ -125,6 +124,8 @@ class Sessions:
                 if not session.ended:
                     session.open.append(claim.id)
                     self._open.setdefault(claim.id, []).append(session)
+                    if claim.id in self._cancelled:  # just now
+                        session.cancelled[claim.id] = (claim.name, LOOKS)
                     return session
 
     def _find(self, claim: Claim) -> Session | None:
@@ -276,19 +277,23 @@ class Sessions:
     def own(self, claim: Claim) -> Session | None:
         return self._current.get(claim.id)
 
-    def cancel(self, claim: Claim) -> list[Session]:
+    def cancel(self, claim: Claim, *, granted: bool) -> list[Session]:
         """Nobody wants this claim any more. The sessions in which a request of it may still be executed, or was."""
-        now = self._now()
         with self._lock:
             doubtful = list(dict.fromkeys(self._open.get(claim.id, ())))
             for session in doubtful:
                 session.cancelled[claim.id] = (claim.name, LOOKS)
             if holding := self._holding.pop(claim.id, None):
                 holding.held.discard(claim.id)
-            for old in itertools.takewhile(lambda old: self._cancelled[old] < now - NO_MORE, list(self._cancelled)):
-                del self._cancelled[old]
-            self._cancelled[claim.id] = now
+            if not granted:
+                self._note_cancelled(claim.id)
         return [*doubtful, holding] if holding and holding not in doubtful else doubtful
+
+    def _note_cancelled(self, claim_id: str) -> None:
+        now = self._now()
+        while (oldest := next(iter(self._cancelled), None)) and self._cancelled[oldest] < now - NO_MORE:
+            del self._cancelled[oldest]
+        self._cancelled[claim_id] = now
 
     def to_look_at(self, session: Session) -> dict[str, str]:
         """Ids and names of its cancelled claims; each is looked at a few times."""

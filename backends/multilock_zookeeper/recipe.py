@@ -35,7 +35,7 @@ STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each, and the one that does
 SAFETY_TIMER = 5.0  # seconds, or the session timeout if that is more: a waiter looks again although no watch fired
 REMEMBERED = 600.0  # seconds for which a cancelled id is refused
 AT_ONCE = 100  # names asked about at once when all locks are listed
-_CONTENDER = re.compile(r"(__lock__|-lock-)(-?\d{10})$")
+_CONTENDER = re.compile(r"(__lock__|-lock-)(\d{10}|-\d{9,10})$")
 _MARKS = {"__lock__": "kazoo", "-lock-": "curator"}
 
 

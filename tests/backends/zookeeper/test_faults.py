@@ -1,0 +1,401 @@
+"""What bad luck does to a lock on one ZooKeeper: lost replies, restarts, silence, sessions and nodes that end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from multilock import BackendUnavailable, Client, LeaseState, Loss, LossReason
+from multilock.errors import MultilockError
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
+from multilock.testing.conformance.spi import Ear
+from multilock_zookeeper import ZooKeeperBackend, open_backend
+from tests.backends.zookeeper.conftest import Connect, Operator
+from tests.servers_zookeeper import TICK, ZooKeeperServer
+
+
+def contenders(operator: Any, name: str = "job") -> list[str]:
+    path = f"/multilock/{name}"
+    return sorted(operator.get_children(path)) if operator.exists(path) else []
+
+
+def waiting(client: Client, name: str) -> int:
+    info = client.inspect(name)
+    return info.waiting or 0 if info else 0
+
+
+def session_of(client: Client) -> Any:
+    """Of the client under test: as a thief of its id and password would have it."""
+    backend = client._kernel.backend
+    assert isinstance(backend, ZooKeeperBackend)
+    return backend._transport._client.client_id
+
+
+def steal_and_close(server: ZooKeeperServer, client_id: Any) -> None:
+    """Another client with the same session closes it."""
+    thief = KazooClient(server.endpoint, client_id=client_id)
+    thief.start()
+    thief.stop()
+    thief.close()
+
+
+@contextmanager
+def outage(proxy: FaultProxy) -> Iterator[None]:
+    proxy.refuse()
+    proxy.cut()
+    try:
+        yield
+    finally:
+        proxy.accept()
+
+
+# ---- lost replies
+
+
+@pytest.mark.parametrize("then", ["cut", "hold"])
+def test_a_lost_reply_to_an_acquire_leaves_one_holder_and_nothing_else(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, operator: Operator, then: Any
+) -> None:
+    client = connect(proxy.url)
+    client.lock("another").acquire()
+    client.lock("job").acquire().release()
+    lost = proxy.drop_reply(b"__lock__", then=then)
+    lease = client.lock("job").acquire(timeout=10)
+    lost.wait(0)
+    assert len(contenders(operator(server.endpoint))) == 1
+    assert lease.release()
+    assert contenders(operator(server.endpoint)) == []
+
+
+@pytest.mark.parametrize("then", ["cut", "hold"])
+def test_a_lost_reply_to_a_try_is_given_back_in_the_background(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, then: Any
+) -> None:
+    client = connect(proxy.url)
+    client.lock("another").acquire()
+    client.lock("job").acquire().release()
+    lost = proxy.drop_reply(b"__lock__", then=then)
+    with pytest.raises(BackendUnavailable):
+        client.lock("job").try_acquire()
+    lost.wait(0)
+    assert connect(server.url).lock("job").try_acquire(timeout=5) is not None
+    assert client.is_healthy()
+
+
+def test_a_lost_reply_to_a_release_is_a_release(server: ZooKeeperServer, proxy: FaultProxy, connect: Connect) -> None:
+    client, other = connect(proxy.url), connect(server.url)
+    lease = client.lock("job").acquire()
+    lost = proxy.drop_reply(b"__lock__", then="hold")
+    assert lease.release()
+    lost.wait(0)
+    assert other.lock("job").try_acquire(timeout=5) is not None
+
+
+def test_a_lost_reply_to_a_renewal_is_no_loss(server: ZooKeeperServer, proxy: FaultProxy, connect: Connect) -> None:
+    client = connect(proxy.url)
+    lease = client.lock("job").acquire()
+    time.sleep(0.4)  # its watch names the node, too
+    lost = proxy.drop_reply(b"__lock__", then="hold")
+    lost.wait(5)
+    eventually(lambda: lease.remaining() > 1.5)  # a later one was answered, on another connection
+    assert lease.state is LeaseState.HELD
+
+
+def test_a_create_that_is_executed_after_its_timeout_is_found_and_deleted(
+    server: ZooKeeperServer, proxy: FaultProxy, operator: Operator
+) -> None:
+    ear = Ear()
+    backend = open_backend(proxy.url, {"ttl": 6.0})
+    backend.open(ear)
+    backend.ping(5.0)
+    operator(server.endpoint).ensure_path("/multilock/job")
+    held = proxy.hold_request(b"__lock__")
+    claim = ear.claim("job")
+    with pytest.raises(BackendUnavailable):
+        backend.attempt(claim, True, 0.3)
+    held.release()
+    assert backend.release(claim, None, True, 5.0) is True
+    assert contenders(operator(server.endpoint)) == []
+    backend.close()
+
+
+def test_a_node_of_an_earlier_session_is_deleted_and_never_taken_over(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    """Its id is ours, its session is not: as after a reconnect to a server that still shows it."""
+    ear = Ear()
+    backend = open_backend(server.url, {"ttl": 6.0})
+    backend.open(ear)
+    claim = ear.claim("job")
+    stale = operator(server.endpoint)
+    path = stale.create(f"/multilock/job/{claim.id}__lock__", b"", ephemeral=True, sequence=True, makepath=True)
+    place = backend._recipe._places.setdefault(claim.id, _unsure())
+    granted = backend.attempt(claim, True, 5.0)
+    assert place.path != path
+    assert granted.key != path  # type: ignore[union-attr]
+    assert len(contenders(stale)) == 1
+    backend.close()
+
+
+def _unsure() -> Any:
+    from multilock_zookeeper.recipe import _Place
+
+    place = _Place()
+    place.unsure = True
+    return place
+
+
+# ---- the server
+
+
+def test_a_lock_survives_a_restart_of_the_server(server: ZooKeeperServer, connect: Connect) -> None:
+    client = connect(server.url, ttl=12)
+    lease = client.lock("job").acquire()
+    server.restart()
+    before = lease.remaining()
+    eventually(lambda: lease.remaining() > before, within=8)
+    assert lease.state is LeaseState.HELD
+    assert connect(server.url).lock("job").try_acquire() is None
+    token = lease.fence()
+    assert lease.release()
+    assert client.lock("job").acquire(timeout=5).fence() > token
+
+
+def test_a_server_that_is_silent_past_the_ttl_costs_the_lock_before_another_gets_it(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    lost = Recorder[Loss]()
+    lease = connect(server.url).lock("job", on_lost=lost).acquire()
+    other = connect(server.url)
+    other.ping()
+    server.pause()
+    loss = lost.wait(within=5)
+    assert loss.reason is LossReason.EXPIRED
+    assert not lease.is_held()
+    server.resume()
+    begun = time.monotonic()
+    assert other.lock("job").acquire(timeout=10).is_held()
+    assert time.monotonic() - begun < 5
+    assert lost.stays_at(1)
+
+
+def test_waiting_outlasts_an_outage_and_hears_of_a_release_during_it(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    holder = connect(server.url, ttl=10).lock("job").acquire()
+    waiter = connect(proxy.url, ttl=10)
+    waits = background(lambda: waiter.lock("job").acquire(timeout=20))
+    eventually(lambda: waiting(waiter, "job") == 1)
+    with outage(proxy):
+        holder.release()
+    begun = time.monotonic()
+    assert waits.result(20).is_held()
+    assert time.monotonic() - begun < 4  # its safety timer would take ten
+
+
+def test_a_node_deleted_while_the_connection_is_broken_is_a_loss_once_it_is_back(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, operator: Operator
+) -> None:
+    lost = Recorder[Loss]()
+    client = connect(proxy.url, ttl=20)
+    client.lock("job", on_lost=lost).acquire()
+    kept = client.lock("kept").acquire()
+    time.sleep(0.5)  # the watch is armed after a quarter of a second
+    by = operator(server.endpoint)
+    with outage(proxy):
+        by.delete(f"/multilock/job/{contenders(by)[0]}")
+    assert lost.wait().reason is LossReason.TAKEN
+    assert kept.is_held()
+
+
+def test_a_connection_that_says_nothing_is_given_up_for_another(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    """kazoo keeps one for minutes while there is something to send."""
+    lease = connect(proxy.url, ttl=6).lock("job").acquire()
+    proxy.black_hole(which="present")
+    eventually(lambda: lease.state is LeaseState.AT_RISK)
+    eventually(lambda: lease.state is LeaseState.HELD)
+
+
+# ---- sessions and nodes
+
+
+def test_a_session_closed_by_somebody_else_ends_every_lock_on_it_once(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    lost = Recorder[Loss]()
+    client = connect(server.url, ttl=10)
+    held = [client.lock(f"job-{n}", on_lost=lost).acquire() for n in range(20)]
+    time.sleep(0.5)
+    steal_and_close(server, session_of(client))
+    lost.wait(20)
+    assert {loss.reason for loss in lost.calls} == {LossReason.SESSION_LOST}
+    assert not any(lease.is_held() for lease in held)
+    assert lost.stays_at(20)
+    assert client.lock("job-0").acquire(timeout=5) is not None  # on a new session
+
+
+def test_a_waiter_whose_session_expires_joins_again_on_a_new_one(server: ZooKeeperServer, connect: Connect) -> None:
+    ours, theirs = connect(server.url, ttl=10), connect(server.url, ttl=10)
+    holder = theirs.lock("job").acquire()
+    waits = background(lambda: ours.lock("job").acquire(timeout=10))
+    eventually(lambda: waiting(theirs, "job") == 1)
+    steal_and_close(server, session_of(ours))
+    eventually(lambda: waiting(theirs, "job") == 1)
+    holder.release()
+    assert waits.result(5).is_held()
+
+
+def test_a_waiter_whose_node_is_deleted_joins_again(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    ours, theirs = connect(server.url, ttl=10), connect(server.url, ttl=10)
+    holder = theirs.lock("job").acquire()
+    waits = background(lambda: ours.lock("job").acquire(timeout=10))
+    by = operator(server.endpoint)
+    eventually(lambda: len(contenders(by)) == 2)
+    last = max(contenders(by), key=lambda child: int(child[-10:]))
+    by.delete(f"/multilock/job/{last}")
+    eventually(lambda: len(contenders(by)) == 2 and last not in contenders(by))
+    holder.release()
+    assert waits.result(5).is_held()
+
+
+def test_a_killed_holder_is_followed_within_the_session_timeout_and_a_tick(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    holder = connect(proxy.url, ttl=2).lock("job").acquire()
+    other = connect(server.url, ttl=2)
+    other.ping()
+    with outage(proxy):
+        cut_at = time.monotonic()
+        assert other.lock("job").acquire(timeout=10).is_held()
+        assert not holder.is_held()
+        assert time.monotonic() - cut_at < 2 + 2 * TICK + 1.0
+
+
+def test_the_parent_of_a_free_lock_is_a_container_and_the_server_removes_it(operator: Operator) -> None:
+    with ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=200"]) as server:
+        by = operator(server.endpoint)
+        client = open_client(server)
+        try:
+            client.lock("job").acquire().release()
+            eventually(lambda: by.exists("/multilock/job") is None)
+            assert client.lock("job").try_acquire() is not None
+        finally:
+            client.close()
+
+
+def open_client(server: ZooKeeperServer) -> Client:
+    import multilock
+
+    return multilock.connect(server.url, ttl=6)
+
+
+def test_sequence_numbers_are_compared_as_numbers() -> None:
+    from multilock_zookeeper.recipe import Nodes
+
+    queue = Nodes("multilock/", "kazoo").queue(["b__lock__0000000002", "a__lock__-000000001", "c", "a-lock-0000000001"])
+    assert queue == ["a__lock__-000000001", "a-lock-0000000001", "b__lock__0000000002"]
+
+
+def test_a_timeout_that_is_not_granted_in_full_is_what_the_lease_has(connect: Connect) -> None:
+    with ZooKeeperServer(maxSessionTimeout=4000) as server:
+        client = connect(server.url, ttl=30)
+        lease = client.lock("job", ttl=20).acquire()
+        assert lease.ttl == 4.0
+        assert 0 < lease.remaining() < 4 * 2 / 3
+        assert "zookeeper-short-session" in [finding.code for finding in client.diagnose()]
+        time.sleep(5)
+        assert lease.is_held()
+
+
+def test_close_leaves_neither_nodes_nor_a_session(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    by = operator(server.endpoint)
+    client = connect(server.url)
+    for n in range(3):
+        client.lock(f"job-{n}").acquire()
+    client.lock("once", renew=False, ttl=2).acquire()
+    client.close()
+    assert all(contenders(by, name) == [] for name in ("job-0", "job-1", "job-2", "once"))
+    assert server.metric("zk_global_sessions") == 1  # the operator's
+
+
+def test_close_does_not_wait_for_a_silent_server(server: ZooKeeperServer, connect: Connect) -> None:
+    client = connect(server.url, request_timeout=0.3)
+    client.ping()
+    server.pause()
+    begun = time.monotonic()
+    client.close()
+    assert time.monotonic() - begun < 4
+    server.resume()
+
+
+# ---- cost
+
+
+def packets(server: ZooKeeperServer) -> int:
+    return server.metric("zk_packets_received")
+
+
+def test_an_uncontended_lock_costs_one_round_trip_to_acquire_and_one_to_release(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    lock = connect(server.url, ttl=60).lock("job")
+    lock.acquire().release()
+    before = packets(server)
+    for _ in range(100):
+        lock.acquire().release()
+    assert packets(server) - before - 1 <= 302  # create and listing go together; then the delete; and the question
+
+
+def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -> None:
+    holder = connect(server.url, ttl=60).lock("job").acquire()
+    clients = [connect(server.url, ttl=60) for _ in range(5)]
+    waits = [background(client.lock("job").acquire) for client in clients]
+    eventually(lambda: waiting(clients[0], "job") == 5)
+    time.sleep(0.3)
+    before = packets(server)
+    holder.release()
+    eventually(lambda: any(each.done() for each in waits))
+    time.sleep(0.2)
+    assert packets(server) - before <= 3 + 1  # the delete, one listing, this question, and a ping of anybody
+    assert sum(each.done() for each in waits) == 1
+    while waits:
+        eventually(lambda: any(each.done() for each in waits))
+        done = next(each for each in waits if each.done())
+        waits.remove(done)
+        done.result(0).release()
+
+
+def test_a_thousand_locks_are_renewed_by_one_request(server: ZooKeeperServer, connect: Connect) -> None:
+    client = connect(server.url, ttl=6)
+    held = [client.lock(f"job-{n}").acquire() for n in range(1000)]
+    time.sleep(1.5)  # until all are watched
+    before, started = packets(server), time.monotonic()
+    time.sleep(4)
+    periods = time.monotonic() - started
+    assert packets(server) - before <= periods * 1.2 + 3
+    assert all(lease.is_held() for lease in held)
+
+
+def test_no_exception_of_kazoo_ever_leaves(server: ZooKeeperServer, connect: Connect) -> None:
+    client = connect(server.url, outage_timeout=0.5)
+    lock = client.lock("job")
+    lease = lock.acquire()
+    server.kill()
+    for call in (client.ping, lock.try_acquire, lock.acquire, lock.is_locked, lease.renew, client.diagnose):
+        with pytest.raises(MultilockError) as caught:
+            call()
+        assert "kazoo" not in type(caught.value).__module__
+    assert lease.release() in (True, False)

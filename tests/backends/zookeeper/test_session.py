@@ -1,0 +1,61 @@
+"""For how long a session certainly lives: the leader's view, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from multilock_zookeeper.session import Session
+
+T = 6.0
+
+
+def until(session: Session) -> float:
+    sent_at, valid_for = session.validity()
+    return sent_at + valid_for
+
+
+def test_a_session_counts_from_its_handshake() -> None:
+    assert until(Session(1, T, 100.0)) == pytest.approx(100 + T * 2 / 3)
+
+
+def test_renewals_in_time_are_worth_two_thirds_of_the_timeout() -> None:
+    session = Session(1, T, 100.0)
+    for step in range(1, 20):
+        session.prove(100 + step * T / 6)
+        assert until(session) == pytest.approx(100 + step * T / 6 + T * 2 / 3)
+
+
+def test_the_first_write_after_a_silence_counts_from_before_the_silence() -> None:
+    session = Session(1, T, 100.0)
+    session.prove(104.0)
+    assert until(session) == pytest.approx(100 + T)
+
+
+def test_after_a_silence_longer_than_the_timeout_the_first_write_proves_nothing() -> None:
+    session = Session(1, T, 100.0)
+    session.prove(150.0)
+    assert until(session) < 150
+
+
+def test_a_third_of_the_timeout_after_a_silence_all_is_as_before() -> None:
+    session = Session(1, T, 100.0)
+    for sent_at in (104.0, 105.0):
+        session.prove(sent_at)
+        assert until(session) == pytest.approx(100 + T)
+    session.prove(106.0)
+    assert until(session) == pytest.approx(106 + T * 2 / 3)
+
+
+def test_a_reconnect_ends_a_silence_for_the_leader_confirms_it() -> None:
+    session = Session(1, T, 100.0)
+    session.touch(104.0)
+    assert until(session) == pytest.approx(100 + T * 2 / 3)  # an acknowledged write moves validity, nothing else
+    session.prove(104.1)
+    assert until(session) == pytest.approx(104.1 + T * 2 / 3)
+
+
+def test_an_older_write_that_is_answered_late_moves_nothing_back() -> None:
+    session = Session(1, T, 100.0)
+    session.prove(101.0)
+    session.prove(100.5)
+    assert session.validity()[0] == 101.0

@@ -1,12 +1,11 @@
 #!/bin/sh
-# See to it that a consul can be started: the one on the PATH, else Debian 11's, unpacked under .state (nothing is
-# installed). Prints its path. Debian 12 and later have no package; so this machine's own source of packages is read
+# See to it that a consul can be started: the one on the PATH, else Debian 11's, unpacked in the user's cache (nothing
+# is installed). Prints its path. Debian 12 and later have no package; so this machine's own source of packages is read
 # under the name of Debian 11, by a second set of package lists, for this one package.
 set -eu
-cd "$(dirname "$0")/../.."
 
 suite=bullseye
-home=.state/servers/consul
+home=${XDG_CACHE_HOME:-${HOME:-/var/tmp}/.cache}/multilock-tests/consul
 program=$home/usr/bin/consul
 
 found() {
@@ -14,14 +13,13 @@ found() {
     exit 0
 }
 missing() {
-    echo "The tests need a Consul: put the program consul on the PATH," >&2
-    echo "or name one that may be emptied: MULTILOCK_TEST_CONSUL_URL=consul://127.0.0.1:8500" >&2
+    echo "The tests need a Consul, which they start themselves: put the program consul on the PATH" >&2
     exit 1
 }
 
 on_path=$(command -v consul || true)
 [ -z "$on_path" ] || found "$on_path"
-[ ! -x "$program" ] || found "$PWD/$program"
+[ ! -x "$program" ] || found "$program"
 command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 
 # Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
@@ -34,8 +32,8 @@ for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/source
         sed -e "s/$release-\(updates\|backports\)//g" -e "s/$release/$suite/g" "$file" >"$work/sources/${file##*/}"
     fi
 done
-options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$PWD/$work/sources
-    -o Dir::State::Lists=$PWD/$work/lists -o Dir::Cache::Archives=$PWD/$work/archives
+options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$work/sources
+    -o Dir::State::Lists=$work/lists -o Dir::Cache::Archives=$work/archives
     -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User= -o Debug::NoLocking=true"
 {
     # shellcheck disable=SC2086
@@ -44,4 +42,4 @@ options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$PWD/$wo
     (cd "$work" && apt-get $options download consul) && dpkg -x "$work"/consul_*.deb "$work/root"
 } >&2 || missing
 mv -T "$work/root" "$home" 2>/dev/null || [ -x "$program" ] || missing
-found "$PWD/$program"
+found "$program"

@@ -1,4 +1,4 @@
-"""``make bench``: all benchmarks in one run, as a table and as dated JSON under ``results``.
+"""``make bench``: all benchmarks in one run, as tables, as dated JSON under ``results``, and in docs/performance.md.
 
 Ratios count, not microseconds: every contender takes its turns in the same minute on the same machine.
 """
@@ -20,11 +20,10 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import handover, holding, importing, uncontended
+from tests.benchmarks import handover, holding, importing, page, uncontended
 from tests.benchmarks.measure import Sample
 from tests.servers import RedisServer
 
-RESULTS = Path(__file__).parent / "results"
 WAITERS = (10, 100, 500, 2000)
 
 console = Console(width=120)
@@ -40,9 +39,10 @@ def main() -> None:
         os.sched_setaffinity(0, cores)
     results["load after"] = os.getloadavg()[0]
     results["seconds"] = round(time.monotonic() - started)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"redis-{datetime.now(UTC):%Y-%m-%d}.json"
+    page.RESULTS.mkdir(exist_ok=True)
+    path = page.RESULTS / f"redis-{datetime.now(UTC):%Y-%m-%d}.json"
     path.write_text(json.dumps(results, indent=2) + "\n")
+    page.write()
     console.print(f"written to {path.relative_to(Path.cwd())} after {results['seconds']} s")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,6 +88,57 @@ class calls:
     WATCH = Method("/etcdserverpb.Watch/Watch", messages.WatchResponse)
 
 
+class _Traffic:
+    """Calls into gRPC that are under way. A child survives a fork only if no thread is inside gRPC at that moment, nor
+    inside the imports of its functions; so a fork waits for them, for a moment, and then ends them: their answers are
+    unknown, and the kernel asks again."""
+
+    PATIENCE = 0.25  # seconds; most calls end sooner
+
+    def __init__(self) -> None:
+        self._transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+        self._begin()
+        os.register_at_fork(before=self._stop, after_in_parent=self._go_on, after_in_child=self._begin)
+
+    def add(self, transport: Transport) -> None:
+        self._transports.add(transport)
+
+    def __enter__(self) -> None:
+        with self._changed:
+            while self._stopped:
+                self._changed.wait()
+            self._calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._calls -= 1
+            if self._stopped:
+                self._changed.notify_all()
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._stopped = False
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            if self._changed.wait_for(self._quiet, self.PATIENCE):
+                return
+        for transport in list(self._transports):
+            transport.interrupt()
+        with self._changed:
+            self._changed.wait_for(self._quiet, self.PATIENCE)
+
+    def _quiet(self) -> bool:
+        return not self._calls
+
+    def _go_on(self) -> None:
+        with self._changed:
+            self._stopped = False
+            self._changed.notify_all()
+
+
 class LeaseMissing(Exception):
     """The lease that a put names does not exist; nothing was written."""
 
@@ -121,6 +173,7 @@ class Transport:
         self._lines: list[_Line | None] = [None] * len(cluster.targets)
         self._login = _Login(cluster)
         self._closed = False
+        _traffic.add(self)
 
     @property
     def name(self) -> str:
@@ -205,6 +258,13 @@ class Transport:
             if line:
                 line.close()
 
+    def interrupt(self) -> None:
+        """End the calls that are under way, so that this process can fork."""
+        for line in self._lines:
+            if line:
+                self._give_up(line)
+                line.abort()
+
     def _prepared(self, line: _Line, deadline: float) -> Sequence[tuple[str, str]]:
         """See to it that this endpoint is alive and knows us; then what to send with each request. Whatever goes wrong
         here, the request itself was not sent."""
@@ -228,6 +288,11 @@ class Transport:
         if self._cluster.client is not None and self._cluster.pid != os.getpid():
             raise ConfigurationError("the etcd client was handed over before the fork: connect after the fork")
         with self._lock:
+            line = self._lines[self._current if number is None else number]
+            if line is not None:
+                line.users += 1
+                return line
+        with _traffic, self._lock:
             if self._closed:
                 raise BackendUnavailable("the connections to etcd are closed", unknown=False)
             number = self._current if number is None else number
@@ -291,7 +356,8 @@ class _Line:
                 response_deserializer=method.answer.FromString,
             )
         try:
-            return stub(request, timeout=max(within, 0.001), metadata=metadata)
+            with _traffic:
+                return stub(request, timeout=max(within, 0.001), metadata=metadata)
         except ValueError as error:  # "Cannot invoke RPC on closed channel!": the client was closed meanwhile
             raise BackendUnavailable(f"{self.name}: {error}", unknown=False) from error
 
@@ -302,7 +368,8 @@ class _Line:
             response_deserializer=messages.WatchResponse.FromString,
         )
         try:
-            call = stub(requests, metadata=metadata)
+            with _traffic:
+                call = stub(requests, metadata=metadata)
         except ValueError as error:  # as above
             raise BackendUnavailable(f"{self.name}: {error}", unknown=False) from error
         self.streams.add(call)
@@ -311,6 +378,11 @@ class _Line:
         return call
 
     def close(self) -> None:
+        with _traffic:
+            self.abort()
+
+    def abort(self) -> None:
+        """End whatever is under way; from inside a fork, too."""
         if self.ours:
             self._channel.close()
 
@@ -373,6 +445,9 @@ class _Login:
             if "authentication is not enabled" in str(error):
                 return ()
             raise
+
+
+_traffic = _Traffic()
 
 
 def _code(error: Exception) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -12,7 +13,9 @@ from collections.abc import Callable
 import multilock
 from multilock.testing import say
 
-__all__ = ["fork_after_use", "fork_with_a_client_handed_over"]
+__all__ = ["fork_after_use", "fork_under_traffic", "fork_with_a_client_handed_over"]
+
+FORKS = 15
 
 
 def fork_after_use(url: str) -> None:
@@ -20,7 +23,7 @@ def fork_after_use(url: str) -> None:
     client = multilock.connect(url, ttl=4)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
-    threading.Thread(target=lambda: client.lock("parent").acquire(), daemon=True).start()
+    threading.Thread(target=_wait_for, args=(client, "parent"), daemon=True).start()
     time.sleep(0.6)  # both watches run
     children = [_forked(_child, client, lease, str(number)) for number in range(3)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
@@ -30,6 +33,41 @@ def fork_after_use(url: str) -> None:
     say("notice", lost.wait(2))
     client.close()
     say("done")
+
+
+def _wait_for(client: multilock.Client, name: str) -> None:
+    with contextlib.suppress(multilock.ClientClosed):
+        client.lock(name).acquire()
+
+
+def fork_under_traffic(url: str) -> None:
+    """Again and again, while other threads take and release locks."""
+    client = multilock.connect(url, ttl=4)
+    over = threading.Event()
+    threads = [threading.Thread(target=_traffic, args=(client, f"busy-{number}", over)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    codes = []
+    for number in range(FORKS):
+        child = _forked(_brief_child, client, str(number))
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        time.sleep(0.02)
+    over.set()
+    for thread in threads:
+        thread.join()
+    say("children", codes)
+    client.close()
+    say("done")
+
+
+def _traffic(client: multilock.Client, name: str, over: threading.Event) -> None:
+    while not over.is_set():
+        client.lock(name).acquire().release()
+
+
+def _brief_child(client: multilock.Client, number: str) -> None:
+    with client.lock(f"child-{number}") as lease:
+        lease.renew()
 
 
 def _child(client: multilock.Client, lease: multilock.Lease, number: str) -> None:

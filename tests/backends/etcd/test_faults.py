@@ -14,6 +14,7 @@ import pytest
 import multilock_etcd.recipe
 from multilock import BackendUnavailable, Client, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
+from multilock.model import Granted
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
 from multilock.testing.conformance.faces import background
@@ -231,6 +232,22 @@ def test_a_key_deleted_while_the_watch_is_broken_is_a_loss_once_it_is_mended(
     assert kept.is_held()
 
 
+def test_the_mended_watch_itself_tells_of_the_loss_before_any_renewal_asks(
+    server: EtcdServer, proxy: FaultProxy
+) -> None:
+    ear = Ear()
+    backend = open_backend(proxy.url, {})
+    backend.open(ear)
+    claim = ear.claim("job")
+    granted = backend.attempt(claim, False, 2.0)
+    assert isinstance(granted, Granted)
+    backend.watch(granted.group, [(claim, granted)], 2.0)
+    with outage(proxy):
+        etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
+    assert ear.wait(lambda: ear.losses == [(claim.id, LossReason.TAKEN)])
+    backend.close()
+
+
 def test_compaction_of_what_a_broken_watch_had_still_to_read_hides_nothing(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
@@ -301,6 +318,33 @@ def test_a_revoked_lease_ends_every_lock_on_it_once(server: EtcdServer, connect:
     assert not any(lease.is_held() for lease in held)
     assert lost.stays_at(20)
     assert client.lock("job-0").try_acquire() is not None  # on a new lease
+
+
+def test_an_idle_client_whose_lease_has_ended_gets_a_new_one_with_its_next_lock(
+    server: EtcdServer, connect: Connect
+) -> None:
+    client = connect(server.url, ttl=60)
+    client.lock("job").acquire().release()
+    etcdctl(server.endpoint, "lease", "revoke", leases(server)[0])
+    for _ in range(2):
+        lease = client.lock("job").try_acquire()
+        assert lease is not None
+        assert lease.release()
+    assert len(leases(server)) == 1
+
+
+def test_a_renewal_that_finds_the_lease_gone_ends_the_group(server: EtcdServer) -> None:
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    claim = ear.claim("job")
+    granted = backend.attempt(claim, False, 2.0)
+    assert isinstance(granted, Granted)
+    etcdctl(server.endpoint, "lease", "revoke", leases(server)[0])
+    assert list(backend.renew(granted.group, [(claim, granted)], 2.0)) == [None]
+    assert (claim.id, LossReason.SESSION_LOST) in ear.losses
+    assert ear.sessions == []
+    backend.close()
 
 
 def test_a_waiter_whose_lease_is_revoked_joins_again_on_a_new_one(server: EtcdServer, connect: Connect) -> None:

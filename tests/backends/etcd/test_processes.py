@@ -21,6 +21,12 @@ def test_children_forked_after_use_have_locks_of_their_own_and_the_parent_keeps_
     assert "done" in said
 
 
+def test_forks_while_other_threads_talk_to_the_server_hang_nobody(server: EtcdServer) -> None:
+    said = answers("fork_under_traffic", server.url)
+    assert set(said["children"]) <= set("[0, ]")
+    assert "done" in said
+
+
 def test_a_channel_handed_over_is_not_used_in_a_forked_child(server: EtcdServer) -> None:
     said = answers("fork_with_a_client_handed_over", server.url)
     assert said["children"] == "[0]"

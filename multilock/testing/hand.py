@@ -42,7 +42,8 @@ class HandRuntime:
         self._threads = threads
         self._driver = threading.current_thread()
         self._tickers: list[_HandTicker] = []
-        self._deferred: deque[Callable[[], None]] = deque()
+        self._spawned: deque[Callable[[], None]] = deque()  # what waits for the end of a step: threads of their own …
+        self._deferred: deque[Callable[[], None]] = deque()  # … before the jobs of workers, which may take time
         self._held: deque[Callable[[], None]] | None = None
         self._inside = 0  # steps that run now, one in another's wait
         self._moved = threading.Condition()
@@ -62,7 +63,7 @@ class HandRuntime:
         if self._threads:
             threading.Thread(target=run, name=name, daemon=True).start()
         else:
-            self._run_soon(run)
+            self._run_soon(run, self._spawned)
 
     def workers(self, name: str, limit: int) -> Workers:
         return HandWorkers(self)
@@ -126,13 +127,13 @@ class HandRuntime:
         finally:
             self._inside -= 1
         if not self._inside:
-            while self._deferred:
-                self._deferred.popleft()()
+            while waiting := self._spawned or self._deferred:
+                waiting.popleft()()
 
-    def _run_soon(self, job: Callable[[], None]) -> None:
+    def _run_soon(self, job: Callable[[], None], waiting: deque[Callable[[], None]]) -> None:
         # A step may hold a lock that the job needs.
         if self._inside:
-            self._deferred.append(job)
+            waiting.append(job)
         else:
             job()
 
@@ -140,7 +141,7 @@ class HandRuntime:
         if self._held is not None:
             self._held.append(job)
         else:
-            self._run_soon(job)
+            self._run_soon(job, self._deferred)
 
     def _wait(self, event: _HandEvent, timeout: float | None) -> bool:
         until = math.inf if timeout is None else self._now + timeout

@@ -23,7 +23,17 @@ from hypothesis.stateful import (
     rule,
 )
 
-from multilock import BackendRejected, BackendUnavailable, Client, Lease, LeaseState, LockInfo, LockTimeout, Loss
+from multilock import (
+    BackendRejected,
+    BackendUnavailable,
+    Client,
+    Lease,
+    LeaseState,
+    LockInfo,
+    LockTimeout,
+    Loss,
+    LossReason,
+)
 from multilock.backend import Held, Notices
 from multilock.model import Busy, Claim, Finding, Granted
 from multilock.testing import HandRuntime
@@ -33,8 +43,21 @@ from tests.unit.kit import client_on
 NAMES = ("a", "b")
 TTLS = (1.0, 4.0)
 CLIENTS = 3
-FAULTS = ("lost request", "lost reply", "not sent", "refused", "late", "stuck")
+FAULTS = ("lost request", "lost reply", "not sent", "refused", "late", "too late", "stopped", "stuck")
+STUCK_FOR = 50.0  # seconds; a request that comes later than a minute may leave an orphan of one ttl
 _stores = itertools.count()
+
+
+class Deaf:
+    """Notices of which those of a loss do not arrive."""
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+
+    def gone(self, claim_id: str, reason: LossReason, message: str) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._notices, name)
 
 
 class Faulty:
@@ -42,14 +65,16 @@ class Faulty:
 
     scheme = "memory"
 
-    def __init__(self, world: World, inner: MemoryBackend) -> None:
+    def __init__(self, world: World, inner: MemoryBackend, deaf: bool) -> None:
+        self.deaf = deaf
         self.world = world
         self.inner = inner
         self.capabilities = inner.capabilities
         self.faults: list[str] = []
+        self.always: str | None = None
 
     def open(self, notices: Notices) -> None:
-        self.inner.open(notices)
+        self.inner.open(Deaf(notices) if self.deaf else notices)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._send(within, lambda: self.inner.attempt(claim, join, within))  # type: ignore[no-any-return]
@@ -84,21 +109,24 @@ class Faulty:
         self.inner.close()
 
     def _send(self, within: float, execute: Callable[[], Any]) -> Any:
-        fault = self.faults.pop(0) if self.faults else None
+        fault = self.faults.pop(0) if self.faults else self.always
         if fault is None:
             return execute()
         if fault == "refused":
             raise BackendRejected("refused")
         if fault == "not sent":
             raise BackendUnavailable("connection refused", unknown=False)
-        if fault == "late":
+        if fault in ("late", "too late", "stopped"):
             answer = execute()
-            self.world.pass_time(within * 0.9)
+            if fault == "stopped":
+                self.world.stop_everything(within * 2)
+            else:
+                self.world.pass_time(within * (0.95 if fault == "late" else 1.5))
             return answer
         if fault == "lost reply":
             execute()
         elif fault == "stuck":
-            self.world.stuck.append(execute)
+            self.world.stuck.append((self.world.runtime.now(), execute))
         self.world.pass_time(within)
         raise BackendUnavailable("no answer")
 
@@ -111,8 +139,8 @@ class Watched:
         self.lease = lease
         self.states = [LeaseState.HELD]
         self.losses: list[tuple[float, Loss]] = []
+        self.taken = False  # an operator took its name away, and it may not have heard of it
         self.paused = False  # its process was stopped while it was held
-        self.given_back = False
 
 
 NEXT = {
@@ -130,15 +158,24 @@ class World(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.runtime = HandRuntime(start=1000.0, seed=seed)
         store = f"state-machine-{next(_stores)}"
-        self.backends = [Faulty(self, MemoryBackend(store, prefix="", ttl=TTLS[-1])) for _ in range(CLIENTS)]
-        self.clients = [client_on(backend, self.runtime, outage_timeout=3.0) for backend in self.backends]
-        self.stuck: list[Callable[[], Any]] = []
+        self.backends = [
+            Faulty(self, MemoryBackend(store, prefix="", ttl=TTLS[-1]), deaf) for deaf in (True, True, False)
+        ]
+        self.clients = [
+            client_on(backend, self.runtime, outage_timeout=3.0, request_timeout=patience)
+            for backend, patience in zip(self.backends, (None, 1.0, 2.5), strict=True)
+        ]
+        self.stuck: list[tuple[float, Callable[[], Any]]] = []
         self.watched: list[Watched] = []
         self.tokens: dict[str, int] = {}
-        self.depth = 0
 
     def pass_time(self, seconds: float) -> None:
         self.runtime.event().wait(seconds)
+
+    def stop_everything(self, seconds: float) -> None:
+        for watched in self.watched:
+            watched.paused = True
+        self.runtime.jump(seconds)
 
     @rule(
         target=leases,
@@ -150,15 +187,60 @@ class World(RuleBasedStateMachine):
         fair=st.booleans(),
     )
     def acquire(self, client: int, name: str, ttl: float, timeout: float, renew: bool, fair: bool) -> Any:
+        watched = self.take(client, name, timeout, ttl=ttl, renew=renew, fair=fair)
+        return watched if watched else multiple()
+
+    @rule(
+        target=leases,
+        client=st.integers(0, CLIENTS - 1),
+        name=st.sampled_from(NAMES),
+        ttl=st.sampled_from(TTLS),
+        stopped=st.booleans(),
+    )
+    def somebody_is_greedy(self, client: int, name: str, ttl: float, stopped: bool) -> Any:
+        """It asks all the time, and gets the lock in the first moment in which the server lets it."""
+        self.backends[client].always = None
+        self.backends[client].faults.clear()
+        for _ in range(200):
+            if mine := self.take(client, name, 0, ttl=ttl):
+                return mine
+            if stopped:
+                self.stop_everything(0.05)
+            else:
+                self.runtime.advance(0.02)
+            self.believers()
+        return multiple()
+
+    @rule(
+        target=leases,
+        pair=st.permutations(range(CLIENTS)),
+        name=st.sampled_from(NAMES),
+        ttl=st.sampled_from(TTLS),
+        first=st.sampled_from((None, *FAULTS)),
+        later=st.lists(st.sampled_from(FAULTS), max_size=3),
+        then=st.sampled_from(FAULTS),
+        stopped=st.booleans(),
+    )
+    def a_holder_is_cut_off(
+        self, pair: list[int], name: str, ttl: float, first: str | None, later: list[str], then: str, stopped: bool
+    ) -> Any:
+        cut_off, greedy, _ = pair
+        self.backends[cut_off].always = None
+        self.backends[cut_off].faults[:] = [first] if first else []
+        mine = self.take(cut_off, name, 0, ttl=ttl)
+        self.backends[cut_off].faults[:] = later
+        self.backends[cut_off].always = then
+        others = self.somebody_is_greedy(client=greedy, name=name, ttl=ttl, stopped=stopped)
+        return multiple(*([mine] if mine else []), *([others] if isinstance(others, Watched) else []))
+
+    def take(self, client: int, name: str, timeout: float, **options: Any) -> Watched | None:
         holder = self.clients[client]
         heard: list[tuple[float, Loss]] = []
-        lock = holder.lock(
-            name, ttl=ttl, renew=renew, fair=fair, on_lost=lambda loss: heard.append((self.runtime.now(), loss))
-        )
+        lock = holder.lock(name, on_lost=lambda loss: heard.append((self.runtime.now(), loss)), **options)
         try:
             lease = lock.acquire(timeout)
         except (LockTimeout, BackendUnavailable, BackendRejected):
-            return multiple()
+            return None
         watched = Watched(holder, lease)
         watched.losses = heard
         self.watched.append(watched)
@@ -166,6 +248,10 @@ class World(RuleBasedStateMachine):
         assert lease.token is not None
         assert lease.token > self.tokens.get(name, 0), "tokens grow"
         self.tokens[name] = lease.token
+        for former in self.watched[:-1]:
+            if former.lease.name == name and former.losses and not (former.losses[0][1].confirmed or former.taken):
+                assert self.runtime.now() >= former.losses[0][1].valid_until, "the time of its callback is its own"
+        self.believers()
         return watched
 
     @rule(watched=consumes(leases))
@@ -173,7 +259,6 @@ class World(RuleBasedStateMachine):
         held = watched.lease.is_held()
         losses = len(watched.losses)
         ours = watched.lease.release()
-        watched.given_back = True
         assert held or not ours
         assert watched.lease.release() is False
         if ours:
@@ -199,11 +284,13 @@ class World(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 10.0]), settle=st.booleans())
     def everything_is_stopped(self, seconds: float, settle: bool) -> None:
-        for watched in self.watched:
-            watched.paused = True
-        self.runtime.jump(seconds)
+        self.stop_everything(seconds)
         if settle:
             self.runtime.settle()
+
+    @rule(client=st.integers(0, CLIENTS - 1), fault=st.sampled_from(FAULTS))
+    def the_network_stays_bad(self, client: int, fault: str) -> None:
+        self.backends[client].always = fault
 
     @rule(client=st.integers(0, CLIENTS - 1), faults=st.lists(st.sampled_from(FAULTS), min_size=1, max_size=5))
     def the_network_goes_bad(self, client: int, faults: list[str]) -> None:
@@ -213,15 +300,20 @@ class World(RuleBasedStateMachine):
     def the_network_heals(self) -> None:
         for backend in self.backends:
             backend.faults.clear()
+            backend.always = None
 
     @precondition(lambda self: self.stuck)
     @rule()
     def a_stuck_request_is_executed(self) -> None:
-        self.stuck.pop(0)()
+        since, execute = self.stuck.pop(0)
+        if self.runtime.now() < since + STUCK_FOR:
+            execute()
 
     @rule(name=st.sampled_from(NAMES))
     def an_operator_takes_it(self, name: str) -> None:
         self.backends[0].inner.force_release(name, 1.0)
+        for watched in self.watched:
+            watched.taken |= watched.lease.name == name
 
     @rule(client=st.integers(0, CLIENTS - 1))
     def carriers_hang_for_a_while(self, client: int) -> None:
@@ -234,7 +326,9 @@ class World(RuleBasedStateMachine):
     @invariant()
     def believers(self) -> None:
         for name in NAMES:
-            believers = [each for each in self.watched if each.lease.name == name and each.lease.is_held()]
+            believers = [
+                each for each in self.watched if each.lease.name == name and each.lease.is_held() and not each.taken
+            ]
             assert len(believers) <= 1, f"{len(believers)} believe that they hold {name!r}"
 
     @invariant()
@@ -261,14 +355,25 @@ class World(RuleBasedStateMachine):
             believed = {each.lease for each in self.watched if each.client is client and each.lease.is_held()}
             assert believed == looked_after
 
+    @invariant()
+    def everything_held_is_known_to_somebody(self) -> None:
+        known: set[str] = set()
+        for client in self.clients:
+            known |= client._kernel.held.keys()
+            known |= {cancel.claim.id for cancel in client._kernel.cleanup._open}
+        for name, entry in self.backends[0].inner._store.names.items():
+            if entry.holder and entry.holder.until > self.runtime.now():
+                assert entry.holder.claim.id in known, f"{name!r} is held by a claim that nobody will give back"
+
     def teardown(self) -> None:
         if not hasattr(self, "clients"):
             return
         self.the_network_heals()
         for watched in self.watched:
             watched.lease.release()
-        for execute in self.stuck:
-            execute()
+        while self.stuck:
+            self.a_stuck_request_is_executed()
+            self.everything_held_is_known_to_somebody()
         self.runtime.advance(200)
         store = self.backends[0].inner._store
         assert store.names == {}, "nothing is left behind"
@@ -286,7 +391,7 @@ class World(RuleBasedStateMachine):
 
 TestWorld = World.TestCase
 TestWorld.settings = settings(
-    max_examples=60,
+    max_examples=150,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -27,9 +27,9 @@ def test_the_lock_of_a_killed_holder_is_free_within_its_ttl(client: Client, star
         assert lease.fence() > token
 
 
+# Only a backend of one host can see that a process is gone.
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_on_one_host_a_killed_holder_costs_no_ttl(client: Client, start: Start) -> None:
-    if client.capabilities.cross_host:
-        pytest.skip("only a backend of one host can see that a process is gone")
     holder = start("hold", 30.0)
     holder.wait_for("held", START)
     holder.kill()

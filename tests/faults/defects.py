@@ -28,7 +28,7 @@ def plain_del() -> None:
     """A release deletes the key, whoever holds it by now."""
 
     def release(self: recipe.Recipe, claim: Claim, unsure: bool, within: float) -> bool:
-        answer, _ = self._connections.call(pack("DEL", self._keys.of(claim.name).lock), within)
+        answer, _ = self._connections.call(pack("DEL", self._keys.lock(claim.name)), within)
         return bool(answer)
 
     recipe.Recipe.release = release  # type: ignore[method-assign]

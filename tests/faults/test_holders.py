@@ -11,15 +11,13 @@ import multilock
 from multilock import ClientClosed, LeaseState, Loss, LossReason, now
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock.testing.conformance.base import Recorder, eventually
-from multilock.testing.conformance.faces import BlockingFace, Face, background
+from multilock.testing.conformance.faces import background
 from tests.faults.conftest import Connect, Operator
 
 
-def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(
-    connect: Connect, face: Face, operator: Operator
-) -> None:
-    if not isinstance(face, BlockingFace):
-        pytest.skip("on a loop a callback that blocks is the program's own loop that blocks")
+# On a loop a callback that blocks is the program's own loop that blocks.
+@pytest.mark.parametrize("face", ["blocking"], indirect=True)
+def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: Connect, operator: Operator) -> None:
     go_on, hanging = threading.Event(), threading.Event()
 
     def hang(loss: Loss) -> None:

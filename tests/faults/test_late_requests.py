@@ -9,7 +9,7 @@ import pytest
 from multilock import BackendUnavailable, Client, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
-from multilock.testing.conformance.faces import AsyncioFace, Face
+from multilock.testing.conformance.faces import AsyncioFace
 from tests.faults.conftest import Connect, Operator
 from tests.servers import RedisServer
 
@@ -26,11 +26,10 @@ def test_an_acquire_into_a_frozen_server_leaves_no_orphan(
     _nothing_is_taken(operator)
 
 
+@pytest.mark.parametrize("face", ["asyncio"], indirect=True)
 def test_a_cancelled_task_leaves_no_orphan_at_a_frozen_server(
-    face: Face, connect: Connect, redis_server: RedisServer, operator: Operator
+    face: AsyncioFace, connect: Connect, redis_server: RedisServer, operator: Operator
 ) -> None:
-    if not isinstance(face, AsyncioFace):
-        pytest.skip("asyncio only")
     client = connect(ttl=2.0)
 
     async def give_up(client: Client) -> None:

@@ -36,6 +36,7 @@ AT_ONCE = 64  # operations a server takes in one transaction
 SAFETY = 10.0  # seconds after which a waiter looks again, although nothing was pushed
 UNPUSHED = 1.0  # … where no push can come: too many keys are waited for
 DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pushed; a refusal costs the servers little
+AT_ONCE_AGAIN = 0.02  # seconds over which those are spread who found the key taken, and gone a moment later
 TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
 
 
@@ -126,8 +127,6 @@ class Recipe:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         until = self._now() + within
-        if self._sessions.is_cancelled(claim):
-            return Busy(SAFETY)
         try:
             answer = self._try(claim, join, until)
         except BackendRejected:
@@ -181,15 +180,18 @@ class Recipe:
         if "invalid session" in refused.why:
             self._sessions.gone(session, "the server does not know it any more")
             return None
-        return Busy(0.0)  # somebody was faster between the two
+        return Busy(random.uniform(0.0, AT_ONCE_AGAIN))  # somebody was faster between the two
 
     def _taken(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy:
         """The key exists: whose is it?"""
         entry, index = self._entry(claim.name, until)
         if entry is None:
+            return Busy(random.uniform(0.0, AT_ONCE_AGAIN))
+        if entry.session and entry.claim_id == claim.id:  # our own attempt, whose answer was lost
+            if entry.session == session.id:
+                return self._hold(session, claim, entry.index, until)
+            self._delete(claim, entry.session, entry.index, until)  # in a session whose time is over
             return Busy(0.0)
-        if entry.session and entry.session == session.id and entry.claim_id == claim.id:
-            return self._hold(session, claim, entry.index, until)  # our own attempt, whose answer was lost
         if entry.flags != LOCK_FLAGS:
             raise BackendRejected(
                 f"the key {self._keys.of(claim.name)!r} is in use by something else"
@@ -349,7 +351,10 @@ def _operation(verb: str, key: str, **arguments: object) -> dict[str, Any]:
 
 def _results(response: Response) -> list[Any]:
     if response.status == 409:
-        raise _Refused(response)
+        refused = _Refused(response)
+        if "ermission denied" in refused.why:
+            raise BackendRejected(f"Consul refused: {refused.why} (see token=)", backend="consul")
+        raise refused
     try:
         results: list[Any] = response.json()["Results"] or []
     except (ValueError, LookupError, TypeError) as error:

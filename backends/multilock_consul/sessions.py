@@ -75,7 +75,7 @@ class Sessions:
         self._current: dict[float | str, Session] = {}  # by purpose, those in use
         self._open: dict[str, list[Session]] = {}  # by claim id, those that have it in `Session.open`
         self._holding: dict[str, Session] = {}  # by claim id
-        self._cancelled: dict[str, float] = {}  # claim id -> when, the oldest first; no attempt of it may begin
+        self._cancelled: dict[str, float] = {}  # claim id -> when, the oldest first; an attempt may still begin
         self._over: deque[str] = deque(maxlen=REMEMBERED)
 
     # What a claim is tried in
@@ -108,10 +108,6 @@ class Sessions:
             self._holding[claim.id] = session
             return True
 
-    def is_cancelled(self, claim: Claim) -> bool:
-        """An attempt can come after its cancel: it waited for a thread, and its caller did not."""
-        return claim.id in self._cancelled
-
     def _enter(self, claim: Claim, until: float) -> Session:
         while True:
             session = self._find(claim)
@@ -124,7 +120,7 @@ class Sessions:
                 if not session.ended:
                     session.open.append(claim.id)
                     self._open.setdefault(claim.id, []).append(session)
-                    if claim.id in self._cancelled:  # just now
+                    if claim.id in self._cancelled:  # it waited for a thread longer than its caller did
                         session.cancelled[claim.id] = (claim.name, LOOKS)
                     return session
 

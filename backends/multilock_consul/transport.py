@@ -287,6 +287,8 @@ class _Api(consul.base.Consul):  # type: ignore[misc]
     def http_connect(self, host: str, port: int, scheme: str, verify: object = True, cert: object = None) -> _Adapter:
         return self._adapter
 
+    connect = http_connect  # its name in python-consul; py-consul puts something else there
+
 
 class _Adapter(consul.base.HTTPClient):  # type: ignore[misc]
     """Token, address and TLS are those of the agents, so that what py-consul says about them is passed over."""

@@ -114,6 +114,22 @@ def test_a_destroyed_session_loses_all_its_locks_at_once_and_no_other(server: Co
     assert all(recorder.calls[0].confirmed and recorder.stays_at(1, 0.0) for recorder in lost)
 
 
+def test_a_destroyed_session_is_heard_of_where_none_of_its_keys_is_watched(
+    server: ConsulServer, connect: Connect
+) -> None:
+    client = connect(server.url)
+    for number in range(10):
+        client.lock(f"watched-{number}").acquire()
+    time.sleep(0.6)
+    lost = Recorder[multilock.Loss]()
+    client.lock("job", ttl=30, on_lost=lost).acquire()
+    time.sleep(0.6)
+    begun = now()
+    server.ask("PUT", f"session/destroy/{session_of(server)}")
+    assert lost.wait(1, WITHIN).reason is LossReason.SESSION_LOST
+    assert lost.times[0] - begun < NOTICE
+
+
 def test_a_deleted_key_loses_that_lock_alone_at_once(server: ConsulServer, connect: Connect) -> None:
     client = connect(server.url)
     lost = Recorder[multilock.Loss]()
@@ -166,6 +182,7 @@ def test_no_lock_delay_where_none_is_wanted(server: ConsulServer, connect: Conne
     connect(server.url, lock_delay=0).lock("job").acquire()
     begun = now()
     server.ask("PUT", f"session/destroy/{session_of(server)}")
+    assert server.key(KEY) is None
     with connect(server.url).lock("job").acquire(timeout=WITHIN):
         assert now() - begun < 0.5
 
@@ -254,7 +271,7 @@ def test_a_waiter_outlasts_the_restart_of_the_server(server: ConsulServer, conne
     thread.start()
     time.sleep(0.3)
     server.restart()  # and nobody holds it any more
-    assert entered.wait(WITHIN)
+    assert entered.wait(3), "before the next renewal would tell that the session has gone too"
     thread.join()
 
 

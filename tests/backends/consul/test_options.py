@@ -141,6 +141,14 @@ def test_without_the_right_token_it_is_refused_at_once(guarded: ConsulServer, gi
         assert not given or given not in str(refused.value)
 
 
+def test_a_token_that_may_only_read_is_refused_at_once(guarded: ConsulServer, connect: Connect) -> None:
+    rules = 'key_prefix "multilock/" { policy = "read" } session_prefix "" { policy = "write" }'
+    guarded.ask("PUT", "acl/policy", {"Name": "readers", "Rules": rules})
+    token = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "readers"}]})["SecretID"]
+    with pytest.raises(BackendRejected, match="denied"):
+        connect(guarded.url, token=token).lock("job").acquire()
+
+
 def test_a_token_is_shown_nowhere(guarded: ConsulServer, token: str, connect: Connect) -> None:
     client = connect(guarded.url, token=token)
     assert token not in repr(client)

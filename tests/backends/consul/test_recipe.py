@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from multilock import now
+from multilock import BackendUnavailable, now
 from multilock.model import Busy, Claim, Granted
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.spi import Ear
@@ -77,6 +77,21 @@ def test_a_session_that_was_not_renewed_in_time_is_never_used_again(
     assert second.group != first.group
     assert second.sent_at > first.sent_at + 0.9
     assert list(backend.renew(first.group, [(ear.claim("first"), first)], WITHIN)) == [None]
+
+
+def test_what_an_unanswered_attempt_took_in_a_session_whose_time_is_over_is_given_back(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
+) -> None:
+    backend = open_(proxy.url)
+    take(backend, ear.claim("warm-up", ttl=1.0))
+    claim = ear.claim(ttl=1.0)
+    proxy.drop_reply(b'"lock"')
+    with pytest.raises(BackendUnavailable):
+        backend.attempt(claim, True, 0.3)
+    time.sleep(1.0)
+    assert isinstance(backend.attempt(claim, True, WITHIN), Busy)
+    granted = take(backend, claim)
+    assert now() - granted.sent_at < 0.5
 
 
 def test_locks_of_different_ttls_are_in_different_sessions(server: ConsulServer, open_: Open, ear: Ear) -> None:

@@ -91,9 +91,9 @@ class ZooKeeperServer:
                 self.await_answer()
                 return
             except OSError:
+                self._end() if again else self.stop()
                 if again or not left:
                     raise
-                self.stop()
 
     def launch(self) -> None:
         """Without waiting for an answer, which one server of three alone never gives."""
@@ -174,9 +174,6 @@ class ZooKeeperServer:
 
     def _config(self, folder: Path) -> str:
         lines = {"dataDir": folder / "data", "clientPortAddress": "127.0.0.1", "clientPort": self.port}
-        if "secureClientPort" in self.settings:  # TLS instead of the plain port
-            del lines["clientPort"]
-            self.settings["secureClientPort"] = self.port
         servers = {
             f"server.{number}": f"127.0.0.1:{peers[0]}:{peers[1]}:participant" for number, peers in self.members.items()
         }

@@ -13,7 +13,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 # First of all: it imports kazoo, whose absence the registry explains.
-from multilock_zookeeper.transport import Ensemble, Transport
+from multilock_zookeeper.transport import TLS_OPTIONS, Ensemble, Transport
 
 # isort: split
 from multilock.backend import Held, Notices
@@ -189,13 +189,12 @@ def _handed_over(client: Any) -> Ensemble:
     """In a forked child a client of our own with its settings takes its place."""
     if not all(hasattr(client, name) for name in ("add_listener", "start_async", "client_state", "chroot")):
         raise ConfigurationError(f"client= takes a kazoo.client.KazooClient, not {type(client).__name__}")
-    names = ("ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname", "use_ssl")
     return Ensemble(
         ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in client.hosts),
         client.chroot,
         client._session_timeout / 1000,
         list(client.auth_data),
-        {name: getattr(client, name) for name in names},
+        {name: getattr(client, name) for name in TLS_OPTIONS},
         client,
     )
 

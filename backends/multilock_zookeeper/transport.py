@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import ssl
 import struct
 import threading
@@ -22,20 +23,22 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
-from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock_zookeeper.session import PERIODS, Session
 
-__all__ = ["Answer", "Ensemble", "Listener", "NodeExists", "NodeMissing", "Transport"]
+__all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "Listener", "NodeExists", "NodeMissing", "Transport"]
 
 PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
 ANY_VERSION = -1
 SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the connection is given up for another
+STOPPED = 0.05  # seconds; who wakes up that much too late did not run
 CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
 DIAL_SHARE = 1 / 3  # of the session timeout, for one host: kazoo would give one dead host all of it
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
+TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 _NOT_EXECUTED = (foreign.SessionExpiredError,)  # … or executed in a session whose nodes are gone
 _REFUSED: Mapping[type[Exception], str] = {
     foreign.NoAuthError: "give username= and password= of who may use these nodes",
@@ -116,8 +119,8 @@ class Ensemble:
 
     @property
     def acl(self) -> Sequence[Any]:
-        """What nobody proved to be is open to everybody; what somebody made is his alone."""
-        acl: Sequence[Any] = CREATOR_ALL_ACL if self.auth else OPEN_ACL_UNSAFE
+        """Who has a password is the only one to write what he made; to read it, as waiting does, is everybody's."""
+        acl: Sequence[Any] = CREATOR_ALL_ACL + READ_ACL_UNSAFE if self.auth else OPEN_ACL_UNSAFE
         return acl
 
 
@@ -132,11 +135,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self.error: OSError | None = None
         self.loop: threading.Thread | None = None
 
-    def create_connection(self, *args: Any, **options: Any) -> Any:
+    def create_connection(self, address: Any, timeout: float | None = None, **options: Any) -> Any:
         self.dialed_at = self._now()
-        options["timeout"] = min(options.get("timeout") or self._dial_within, self._dial_within)
         try:
-            connection = super().create_connection(*args, **options)
+            connection = _dial(address, min(timeout or self._dial_within, self._dial_within), options)
         except OSError as error:
             self.error = error
             raise
@@ -169,6 +171,7 @@ class Transport:
         self._id: int | None = None
         self._touched_at = -1e9  # when the leader heard of the session at the latest, by its handshake
         self._started = False
+        self._adopted = False  # the session was there before us
         self._closed = False
 
     @property
@@ -202,7 +205,9 @@ class Transport:
         with self._changing:
             if number is None or number != self._id:
                 raise BackendUnavailable(f"{self.name}: the session ended while it began", unknown=False)
-            session = self._session = Session(number, granted, self._touched_at)
+            # kazoo sends something every third of the timeout. What it sent last arrived before what we send now.
+            touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
+            session = self._session = Session(number, granted, touched_at)
         self._listener.began(session)
         return session
 
@@ -233,7 +238,8 @@ class Transport:
             client = self._client = self._make() if self._ours else self._ensemble.client
             client.add_listener(self._heard)
             if client.connected:
-                self._connected(self._now() - 2 / 3 * self.asked)  # kazoo gives up what was silent for that long
+                self._connected(self._now())
+                self._adopted = True
         if not self._runs():
             self._started = True
             client.start_async()
@@ -261,6 +267,7 @@ class Transport:
     def _heard(self, state: str) -> None:
         """kazoo's connection thread tells its state."""
         session = self._session
+        self._adopted = False
         if state == KazooState.CONNECTED:
             self._connected(self._handler.dialed_at if self._handler else self._touched_at)
         elif state == KazooState.SUSPENDED:
@@ -317,20 +324,8 @@ class Transport:
         """Another connection to the server that we are connected to."""
         client = self._client
         peer = client._connection._socket.getpeername()[:2]
-        connection = client.handler.create_connection(
-            peer,
-            hostname=peer[0],
-            timeout=within,
-            use_ssl=client.use_ssl,
-            ca=client.ca,
-            certfile=client.certfile,
-            keyfile=client.keyfile,
-            keyfile_password=client.keyfile_password,
-            verify_certs=client.verify_certs,
-            check_hostname=False,  # it was checked by the connection that this one follows
-        )
-        connection.settimeout(within)
-        return connection
+        options = {name: getattr(client, name) for name in TLS_OPTIONS}
+        return _dial(peer, within, {**options, "check_hostname": False})  # that was done by the connection we follow
 
     def command(self, word: bytes, within: float) -> str:
         """What the server says to one of its four-letter words."""
@@ -379,7 +374,7 @@ class Transport:
 
     def wait(self, answer: Answer, deadline: float) -> Any:
         """Its value. Raises also `NodeMissing` and `NodeExists`."""
-        if not answer.wait(deadline - self._now()):
+        if not answer.wait(deadline - self._now()) and not self._came_while_stopped(answer, deadline):
             self._silent(answer)
             raise BackendUnavailable(f"{self.name}: no answer in time")
         error = answer.error
@@ -393,6 +388,10 @@ class Transport:
         if remedy := _REFUSED.get(type(error)):
             raise BackendRejected(f"{what} ({remedy})") from error
         raise BackendUnavailable(what, unknown=not isinstance(error, _NOT_EXECUTED)) from error
+
+    def _came_while_stopped(self, answer: Answer, deadline: float) -> bool:
+        """This process did not run for a while: kazoo's thread is to read first what had come by then."""
+        return self._now() - deadline > STOPPED and answer.wait(STOPPED)
 
     def full(self, path: str) -> str:
         """With the chroot."""
@@ -461,6 +460,21 @@ class Transport:
         with contextlib.suppress(Exception):
             self._client.stop()
             self._client.close()
+
+
+def _dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
+    """A connection, as kazoo makes one; but what fails is closed."""
+    connection = socket.create_connection(address, within)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not options.get("use_ssl"):
+        return connection
+    context = ssl.create_default_context(cafile=options.get("ca"))
+    context.check_hostname = bool(options.get("check_hostname"))
+    if not options.get("verify_certs", True):
+        context.verify_mode = ssl.CERT_NONE
+    if options.get("certfile"):
+        context.load_cert_chain(options["certfile"], options.get("keyfile"), options.get("keyfile_password"))
+    return context.wrap_socket(connection, server_hostname=options.get("hostname"))
 
 
 def _receive(connection: Any) -> bytes:

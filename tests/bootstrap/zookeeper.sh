@@ -4,7 +4,8 @@
 set -eu
 
 jars=/usr/share/java
-classpath=$jars/zookeeper.jar:$jars/slf4j-nop.jar
+# Debian's ZooKeeper names the jars it needs, but not all that its Netty connections (TLS) need.
+classpath=$jars/zookeeper.jar:$jars/slf4j-nop.jar:$jars/netty-codec.jar:$jars/netty-resolver.jar
 
 missing() {
     echo "The tests need ZooKeeper: java, and in $jars the jars of ZooKeeper, slf4j and Curator's recipes (Debian:" >&2

@@ -11,7 +11,7 @@ from multilock.testing import FaultProxy
 from tests.servers_zookeeper import ZooKeeperCluster, ZooKeeperServer
 
 Connect = Callable[..., multilock.Client]
-Operator = Callable[[str], Any]
+Operator = Callable[..., Any]
 
 
 @pytest.fixture(scope="package")

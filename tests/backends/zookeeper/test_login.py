@@ -1,0 +1,212 @@
+"""Who we are and how we come in: digest and ACLs, TLS, chroots, a client handed over, options."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.security import make_digest_acl
+
+from multilock import BackendRejected, ConfigurationError, LeaseState, Loss, LossReason
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
+from multilock_zookeeper import open_backend
+from tests.backends.zookeeper.conftest import Connect, Operator
+from tests.servers import free_port
+from tests.servers_zookeeper import ZooKeeperServer
+
+
+def login(server: ZooKeeperServer, who: str) -> str:
+    return server.url.replace("://", f"://{who}@")
+
+
+# ---- digest
+
+
+def test_what_a_user_locks_nobody_else_may_touch(server: ZooKeeperServer, connect: Connect, operator: Operator) -> None:
+    ours = connect(login(server, "app:s3cret"))
+    with ours.lock("job") as lease:
+        assert connect(server.url, username="app", password="s3cret").lock("job").try_acquire() is None
+        for stranger in (server.url, login(server, "app:wrong")):
+            begun = time.monotonic()
+            with pytest.raises(BackendRejected, match="username=") as caught:
+                connect(stranger).lock("job").acquire(timeout=10)
+            assert time.monotonic() - begun < 5
+            assert "s3cret" not in str(caught.value)
+        assert lease.is_held()
+        time.sleep(1.5)
+        assert lease.state is LeaseState.HELD  # renewals are allowed, too
+
+
+def test_a_directory_made_by_hand_may_be_shared_by_several_users(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    by = operator(server.endpoint, auth_data=[("digest", "app:s3cret")])
+    acl = [make_digest_acl("app", "s3cret", all=True), make_digest_acl("web", "pa55", all=True)]
+    by.create("/multilock", b"", acl=acl)
+    by.create("/multilock/job", b"", acl=acl)
+    app, web = connect(login(server, "app:s3cret")), connect(login(server, "web:pa55"))
+    with app.lock("job"):
+        assert web.lock("job").try_acquire(timeout=0.3) is None
+        waits = background(lambda: web.lock("job").acquire(timeout=10))
+        eventually(lambda: len(by.get_children("/multilock/job")) == 2)
+    assert waits.result(10).is_held()
+
+
+# ---- chroot
+
+
+def test_a_chroot_is_made_and_names_are_without_it(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    client = connect(f"{server.url}/apps/one")
+    lost = Recorder[Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    assert connect(f"{server.url}/apps/two").lock("job").try_acquire() is not None
+    assert connect(f"{server.url}/apps/one").lock("job").try_acquire() is None
+    assert [info.name for info in client.inspect_all()] == ["job"]
+    time.sleep(0.5)
+    by = operator(server.endpoint)
+    by.delete("/apps/one/multilock/job/" + by.get_children("/apps/one/multilock/job")[0])
+    assert lost.wait().reason is LossReason.TAKEN
+    assert not lease.is_held()
+
+
+# ---- TLS
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ca.pem, and server.pem and client.pem by it, each with its key."""
+    folder = tmp_path_factory.mktemp("pems")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2",
+            "-subj", "/CN=ca")  # fmt: skip
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    for who in ("server", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{who}.key", "-out", "csr", "-subj", f"/CN={who}")
+        openssl("x509", "-req", "-in", "csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out",
+                f"{who}.crt", "-days", "2", "-extfile", "names")  # fmt: skip
+        (folder / f"{who}.pem").write_text((folder / f"{who}.key").read_text() + (folder / f"{who}.crt").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secured(pems: Path) -> Iterator[tuple[ZooKeeperServer, str]]:
+    """A server, and its URL for TLS. It asks clients for a certificate."""
+    port = free_port()
+    settings = {
+        "secureClientPort": port,
+        "secureClientPortAddress": "127.0.0.1",
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "ssl.keyStore.location": pems / "server.pem",
+        "ssl.trustStore.location": pems / "ca.pem",
+    }
+    with ZooKeeperServer(**settings) as server:  # type: ignore[arg-type]
+        yield server, f"zookeeper://127.0.0.1:{port}"
+
+
+def test_mutual_tls(secured: tuple[ZooKeeperServer, str], pems: Path, connect: Connect) -> None:
+    files = {"ca": str(pems / "ca.pem"), "cert": str(pems / "client.crt"), "key": str(pems / "client.key")}
+    client = connect(secured[1], **files)
+    with client.lock("job") as lease:
+        assert connect(secured[0].url).lock("job").try_acquire() is None
+        time.sleep(1)
+        assert lease.state is LeaseState.HELD
+    assert client.diagnose() is not None
+
+
+def test_a_server_that_the_ca_does_not_vouch_for_is_refused(secured: tuple[ZooKeeperServer, str]) -> None:
+    import multilock
+
+    with multilock.connect(secured[1], tls=True, ttl=3) as client, pytest.raises(BackendRejected, match="ca="):
+        client.lock("job").acquire(timeout=10)
+
+
+# ---- a client handed over
+
+
+def test_a_kazoo_client_is_used_with_its_session_and_never_closed(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    theirs = operator(server.endpoint, timeout=4)
+    client = connect("zookeeper://", client=theirs, ttl=30)
+    before = server.metric("zk_global_sessions")
+    lease = client.lock("job").acquire()
+    assert server.metric("zk_global_sessions") == before
+    assert lease.ttl == 4.0
+    assert connect(server.url).lock("job").try_acquire() is None
+    time.sleep(3)
+    assert lease.state is LeaseState.HELD
+    client.close()
+    assert theirs.connected
+    assert theirs.get_children("/multilock/job") == []
+
+
+def test_the_session_of_a_kazoo_client_that_is_stopped_is_a_loss(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    theirs = operator(server.endpoint, timeout=10)
+    lost = Recorder[Loss]()
+    connect("zookeeper://", client=theirs, ttl=10).lock("job", on_lost=lost).acquire()
+    theirs.stop()
+    assert lost.wait().reason is LossReason.SESSION_LOST
+
+
+def test_a_kazoo_client_that_reconnects_keeps_its_locks(connect: Connect, operator: Operator) -> None:
+    with ZooKeeperServer() as server, FaultProxy.before(server.url, server.port) as proxy:
+        theirs = operator(f"{proxy.host}:{proxy.port}", timeout=6)
+        lease = connect("zookeeper://", client=theirs, ttl=6).lock("job").acquire()
+        proxy.cut()
+        eventually(lambda: theirs.connected)
+        before = lease.remaining()
+        eventually(lambda: lease.remaining() > before)
+        assert lease.state is LeaseState.HELD
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("zookeeper://", {}, "names its servers"),
+        ("zookeeper://h:port", {}, "write host:port"),
+        ("zookeeper://h//a", {}, "dotted part"),
+        ("zookeeper://h", {"prefix": "a//b/"}, "dotted part"),
+        ("zookeeper://h", {"node_style": "go"}, "kazoo or curator"),
+        ("zookeeper://h", {"username": "me"}, "belong together"),
+        ("zookeeper://h", {"cert": "me.pem"}, "belong together"),
+        ("zookeeper://h", {"ca": "absent.pem"}, "can be read"),
+        ("zookeeper://h", {"tls": "perhaps"}, "true or false"),
+        ("zookeeper://h", {"tls": False, "ca": "ca.pem"}, "says not to use it"),
+        ("zookeeper://h", {"client": object()}, "that client knows its servers"),
+        ("zookeeper://", {"client": object()}, "KazooClient"),
+        ("zookeeper://h", {"delay": 1}, "delay"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_told_before_any_request(
+    url: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        open_backend(url, options)
+
+
+def test_a_lock_cannot_have_more_than_the_clients_ttl(shared: ZooKeeperServer, connect: Connect) -> None:
+    client = connect(shared.url, ttl=6, prefix="limits/")
+    with pytest.raises(ValueError, match="6 s at most"):
+        client.lock("job", ttl=7)
+    with client.lock("job", ttl=2) as lease:
+        assert lease.ttl == 6.0
+
+
+def test_no_password_shows_in_a_repr() -> None:
+    assert "s3cret" not in repr(open_backend("zookeeper://app:s3cret@h", {}))

@@ -1,0 +1,33 @@
+"""Forks after use, and the end of a process."""
+
+from __future__ import annotations
+
+from multilock.testing import Helper
+from tests.backends.zookeeper.conftest import Connect
+from tests.servers_zookeeper import ZooKeeperServer
+
+
+def answers(function: str, url: str) -> dict[str, str]:
+    """What the helper said, by the first word of each line."""
+    with Helper(f"tests.backends.zookeeper.children:{function}", url) as helper:
+        assert helper.wait(30) == 0, helper.errors
+        return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}
+
+
+def test_children_forked_after_use_have_locks_of_their_own_and_the_parent_keeps_its(server: ZooKeeperServer) -> None:
+    said = answers("fork_after_use", server.url)
+    assert said["children"] == "[0, 0, 0]"
+    assert said["parent"] == "True"
+    assert said["notice"] == "True"
+    assert "done" in said
+
+
+def test_a_client_handed_over_is_replaced_in_a_forked_child(server: ZooKeeperServer) -> None:
+    said = answers("fork_with_a_client_handed_over", server.url)
+    assert said["children"] == "[0]"
+    assert said["parent"] == "True"
+
+
+def test_a_process_that_ends_gives_back_what_it_held(server: ZooKeeperServer, connect: Connect) -> None:
+    assert answers("exit_while_holding", server.url)["held"] == "True"
+    assert connect(server.url).lock("job").try_acquire() is not None

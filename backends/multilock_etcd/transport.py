@@ -37,6 +37,9 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # a proxy for web pages must not carry, buffer and time out a lock's requests
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, shared with nobody
     ("grpc.max_receive_message_length", -1),  # thousands of names in one page
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long one try to connect may take
+    ("grpc.max_reconnect_backoff_ms", 1_000),
     # Finds a watch stream whose connection died silently; etcd ends connections that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -312,13 +315,16 @@ class Transport:
     def _failed(self, line: _Line, error: Exception, sent_at: float) -> Exception:
         """The exception to raise; an endpoint that is silent is given up for the next."""
         silence = _translate(error, line.name)
+        late = _code(error) is Code.DEADLINE_EXCEEDED
         heard = line.answered_at is not None and line.answered_at > sent_at
-        short = _code(error) is Code.DEADLINE_EXCEEDED and (heard or self._now() - sent_at < SILENT_AFTER)
-        if isinstance(silence, BackendUnavailable) and not short:
-            self._give_up(line)
+        # Late is not silent: others were answered meanwhile, or there was hardly any time.
+        busy = late and error is not silence and (heard or self._now() - sent_at < SILENT_AFTER)
+        if isinstance(silence, BackendUnavailable) and not busy:
+            # One that is still connecting may be a slow one: the next request finds it further on.
+            self._give_up(line, connecting=late and line.answered_at is None)
         return silence
 
-    def _give_up(self, line: _Line) -> None:
+    def _give_up(self, line: _Line, *, connecting: bool = False) -> None:
         """The next request goes to the next endpoint, and one to this endpoint over a new connection."""
         with self._lock:
             if line not in self._lines:
@@ -326,7 +332,7 @@ class Transport:
             number = self._lines.index(line)
             if number == self._current:
                 self._current = (number + 1) % len(self._lines)
-            if not line.ours:
+            if connecting or not line.ours:
                 return
             self._lines[number] = None
             line.retired = True
@@ -451,7 +457,8 @@ _traffic = _Traffic()
 
 
 def _code(error: Exception) -> Any:
-    return error.code() if isinstance(error, grpc.RpcError) else None
+    cause = error if isinstance(error, grpc.RpcError) else error.__cause__
+    return cause.code() if isinstance(cause, grpc.RpcError) else None
 
 
 def _details(error: Exception) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from multilock import BackendRejected, BackendUnavailable, now
 from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from multilock_etcd import messages as m
 from multilock_etcd.transport import Cluster, LeaseMissing, Transport, calls
@@ -79,6 +80,22 @@ def test_an_endpoint_where_nobody_listens_is_passed_over(shared: EtcdServer, ope
     assert transport.name == f"etcd {shared.endpoint}"
 
 
+def test_frozen_members_are_passed_over_however_little_time_there_is(cluster: EtcdCluster, open_: Open) -> None:
+    leader = cluster.leader()
+    transport = open_(leader.endpoint, *(member.endpoint for member in cluster.followers()))
+    leader.pause()
+    eventually(lambda: _answered(transport, 0.2))
+    leader.resume()
+
+
+def _answered(transport: Transport, within: float) -> bool:
+    try:
+        transport.call(calls.TXN, m.TxnRequest(), within)
+    except BackendUnavailable:
+        return False
+    return True
+
+
 def test_a_dead_connection_is_replaced(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
     transport = open_(f"{proxy.host}:{proxy.port}")
     transport.call(calls.TXN, m.TxnRequest(), 2.0)
@@ -87,6 +104,16 @@ def test_a_dead_connection_is_replaced(server: EtcdServer, proxy: FaultProxy, op
     with pytest.raises(BackendUnavailable):
         transport.call(calls.TXN, m.TxnRequest(), 0.3)
     transport.call(calls.TXN, m.TxnRequest(), 2.0)
+
+
+def test_a_connection_that_takes_longer_than_one_request_is_made_all_the_same(
+    server: EtcdServer, proxy: FaultProxy, open_: Open
+) -> None:
+    proxy.delay(0.12)
+    transport = open_(f"{proxy.host}:{proxy.port}")
+    with pytest.raises(BackendUnavailable):
+        transport.call(calls.TXN, m.TxnRequest(), 0.35)
+    transport.call(calls.TXN, m.TxnRequest(), 0.35)
 
 
 def test_a_request_with_hardly_any_time_says_nothing_about_the_endpoint(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import Client, LeaseState, LossReason, NotHeld, now
+from multilock import BackendUnavailable, Client, LeaseState, LossReason, NotHeld, now
 from multilock.testing.conformance.base import NAME, SOON, Conformance, eventually
 from multilock.testing.conformance.faces import FACES, Face, background
 from multilock.testing.conformance.places import Place
@@ -197,7 +197,10 @@ def believe(url: str, prefix: str, ttl: str) -> None:
     end = background(hear)
     beliefs = []
     while not end.done():
-        lease = client.lock(NAME).try_acquire(timeout=0.5)
+        try:
+            lease = client.lock(NAME).try_acquire(timeout=0.5)
+        except BackendUnavailable:
+            continue  # it was stopped in the midst of a request, and its session or its timeout ended meanwhile
         if lease is None:
             continue
         begun = now()

@@ -4,7 +4,7 @@ PYTHON ?= python3
 URL ?= sqlite:///$(CURDIR)/.state/demo.db
 VENV := .venv
 BIN := $(VENV)/bin
-SERVERS := redis,consul,etcd
+SERVERS := redis,consul,etcd,zookeeper
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -41,8 +41,8 @@ versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked
 	tests/versions.sh $(BIN)/python
 
 # The servers for the tests: nothing to do for those that are installed or that MULTILOCK_TEST_<NAME>_URL names.
-servers: redis consul etcd
-redis consul etcd:
+servers: redis consul etcd zookeeper
+redis consul etcd zookeeper:
 	@tests/bootstrap/$@.sh >/dev/null
 
 clean: ## forget the environment and the state of the demo
@@ -70,4 +70,4 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
-.PHONY: help demo test quick lint types bench mutants versions servers redis consul etcd clean
+.PHONY: help demo test quick lint types bench mutants versions servers redis consul etcd zookeeper clean

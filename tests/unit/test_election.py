@@ -134,6 +134,21 @@ def test_on_lost_is_never_called_before_on_elected(client: Client, server: Scrip
         assert order == ["elected", "lost"]
 
 
+def test_on_lost_waits_for_on_elected_however_late_its_thread_comes(
+    client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary()
+    threads: list[Callable[[], object]] = []
+    monkeypatch.setattr(
+        client._kernel.callbacks, "start", lambda callback, *args: threads.append(lambda: callback(*args))
+    )
+    client.election("e", on_elected=diary.elected, on_lost=diary.lost).campaign()
+    take(server)
+    while threads:
+        threads.pop()()  # the one that was started last comes first
+    assert diary.entries == ["elected 1", "lost 1 taken"]
+
+
 def test_an_on_elected_that_still_runs_does_not_delay_on_lost(client: Client, server: Scripted) -> None:
     inside, hang, lost = threading.Event(), threading.Event(), threading.Event()
 

@@ -3,6 +3,10 @@
     pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:///var/tmp/locks.db
 
 Without the option the ini value ``multilock_urls`` (one URL a line) counts, and without that ``memory://``.
+
+The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are servers in
+Docker (`multilock.testing.containers`), each started when a test first asks for it and shared by all tests of the run:
+use names of your own. Where none can be started they raise `ContainerError`.
 """
 
 from __future__ import annotations
@@ -14,10 +18,19 @@ import pytest
 
 if TYPE_CHECKING:
     from multilock import AsyncClient, Client
+    from multilock.testing.containers import Kind, ServerContainer
 
 pytest.register_assert_rewrite("multilock.testing.conformance")
 
-__all__ = ["multilock_async_client", "multilock_client", "multilock_url"]
+__all__ = [
+    "consul_container",
+    "etcd_container",
+    "multilock_async_client",
+    "multilock_client",
+    "multilock_url",
+    "redis_container",
+    "zookeeper_container",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,3 +84,34 @@ def multilock_async_client(multilock_url: str) -> Iterator[AsyncClient]:
     client = multilock.connect_async(multilock_url)
     yield client
     asyncio.run(client.close())
+
+
+@pytest.fixture(scope="session")
+def redis_container() -> Iterator[ServerContainer]:
+    """A Redis in Docker."""
+    yield from _container("redis")
+
+
+@pytest.fixture(scope="session")
+def etcd_container() -> Iterator[ServerContainer]:
+    """An etcd in Docker."""
+    yield from _container("etcd")
+
+
+@pytest.fixture(scope="session")
+def zookeeper_container() -> Iterator[ServerContainer]:
+    """A ZooKeeper in Docker."""
+    yield from _container("zookeeper")
+
+
+@pytest.fixture(scope="session")
+def consul_container() -> Iterator[ServerContainer]:
+    """A Consul agent in Docker that is a server of its own."""
+    yield from _container("consul")
+
+
+def _container(kind: Kind) -> Iterator[ServerContainer]:
+    from multilock.testing.containers import container
+
+    with container(kind) as server:
+        yield server

@@ -1,0 +1,185 @@
+"""A server of each kind in a container of its own, on any Docker engine. Needs ``multilock[docker]``.
+
+    with container("etcd") as server, multilock.connect(server.url) as client:
+        ...
+
+In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are such
+servers, each started once in a run, when a test first asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import multilock
+
+__all__ = ["LABEL", "SERVERS", "ContainerError", "Kind", "Server", "ServerContainer", "container"]
+
+Kind = Literal["redis", "etcd", "zookeeper", "consul"]
+
+LABEL = "multilock.testing.pid"  # on each container: the process that started it, for whoever finds one left behind
+START_WITHIN = 60.0  # seconds; a ZooKeeper answers after 2 on an idle machine
+REQUEST_WITHIN = 2.0
+ENGINE_WITHIN = 30  # seconds for one request to the engine
+
+
+class ContainerError(RuntimeError):
+    """There is no such server, and the message says why and what to do: no engine, no image, or it does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How a server of one kind is started: image and settings are those of compose/compose.yaml."""
+
+    image: str
+    port: int
+    memory: str
+    command: Sequence[str] | None = None  #: None: the image's own
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+SERVERS: Mapping[str, Server] = MappingProxyType(
+    {
+        "redis": Server(
+            "redis:8.2",
+            6379,
+            "128m",
+            ["redis-server", "--save", "", "--appendonly", "no", "--maxmemory", "64mb"]
+            + ["--maxmemory-policy", "noeviction"],
+        ),
+        "etcd": Server(
+            "quay.io/coreos/etcd:v3.6.5",
+            2379,
+            "256m",
+            ["/usr/local/bin/etcd", "--data-dir=/tmp/etcd", "--listen-client-urls=http://0.0.0.0:2379"]
+            + ["--advertise-client-urls=http://127.0.0.1:2379"],
+        ),
+        "zookeeper": Server(
+            "zookeeper:3.9.4",
+            2181,
+            "384m",
+            environment={
+                "ZOO_TICK_TIME": "500",
+                "ZOO_4LW_COMMANDS_WHITELIST": "srvr",
+                "ZOO_ADMINSERVER_ENABLED": "false",
+                "JVMFLAGS": "-Xms32m -Xmx128m",
+            },
+        ),
+        "consul": Server(
+            "hashicorp/consul:1.21",
+            8500,
+            "256m",
+            ["agent", "-dev", "-client", "0.0.0.0"],
+            {"CONSUL_LOCAL_CONFIG": '{"session_ttl_min": "1s", "disable_update_check": true}'},
+        ),
+    }
+)
+
+
+class ServerContainer:
+    """A server that runs; `container` makes it."""
+
+    def __init__(self, kind: Kind, handle: Any, port: int) -> None:
+        self.kind = kind
+        self.url = f"{kind}://127.0.0.1:{port}"
+        self._handle = handle
+
+    @property
+    def id(self) -> str:
+        """The engine's name for it."""
+        identity: str = self._handle.id
+        return identity
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Frozen inside this block: connections are accepted, and nothing is answered."""
+        self._handle.pause()
+        try:
+            yield
+        finally:
+            self._handle.unpause()
+
+    def __repr__(self) -> str:
+        return f"<ServerContainer {self.url} {self.id[:12]}>"
+
+
+@contextlib.contextmanager
+def container(kind: Kind) -> Iterator[ServerContainer]:
+    """A fresh server in a container, from when it answers a request of multilock's until the end of the block.
+
+    It listens on a free port of 127.0.0.1, so the engine must be on this machine: the one of ``DOCKER_HOST``, or the
+    default socket. Nothing is downloaded: the image must be there. The container and its data are removed at the end,
+    also after an error, and nothing else is; a process that is killed leaves it behind, with its pid as `LABEL`.
+    Raises ContainerError.
+    """
+    if kind not in SERVERS:
+        raise ValueError(f"kind must be one of {', '.join(SERVERS)}, not {kind!r}")
+    with _engine() as engine, _created(engine, SERVERS[kind]) as handle:
+        handle.start()
+        handle.reload()
+        [binding] = handle.ports[f"{SERVERS[kind].port}/tcp"]
+        server = ServerContainer(kind, handle, int(binding["HostPort"]))
+        _wait_until_it_answers(server, handle)
+        yield server
+
+
+@contextlib.contextmanager
+def _engine() -> Iterator[Any]:
+    try:
+        import docker  # here, so that the settings above can be read without it
+    except ModuleNotFoundError as missing:
+        if missing.name != "docker":
+            raise
+        raise ContainerError("containers need the docker package: pip install 'multilock[docker]'") from missing
+    try:
+        engine = docker.from_env(timeout=ENGINE_WITHIN)
+    except docker.errors.DockerException as error:
+        where = os.environ.get("DOCKER_HOST", "the default socket")
+        raise ContainerError(
+            f"no Docker engine answers at {where}: start one, or name it in DOCKER_HOST ({error})"
+        ) from error
+    with contextlib.closing(engine):
+        yield engine
+
+
+@contextlib.contextmanager
+def _created(engine: Any, server: Server) -> Iterator[Any]:
+    import docker
+
+    try:
+        handle = engine.containers.create(
+            server.image,
+            server.command,
+            environment=dict(server.environment),
+            labels={LABEL: str(os.getpid())},
+            mem_limit=server.memory,
+            ports={f"{server.port}/tcp": ("127.0.0.1", None)},
+        )
+    except docker.errors.ImageNotFound as error:
+        raise ContainerError(f"the engine has no image {server.image}: docker pull {server.image}") from error
+    try:
+        yield handle
+    finally:
+        with contextlib.suppress(docker.errors.NotFound):  # somebody removed it
+            handle.remove(force=True, v=True)
+
+
+def _wait_until_it_answers(server: ServerContainer, handle: Any) -> None:
+    until = time.monotonic() + START_WITHIN
+    with multilock.connect(server.url, request_timeout=REQUEST_WITHIN) as client:
+        while True:
+            try:
+                client.ping()
+                return
+            except multilock.BackendUnavailable as error:
+                handle.reload()
+                if handle.status != "running" or time.monotonic() > until:
+                    said = handle.logs(tail=20).decode(errors="replace")
+                    raise ContainerError(f"{server.kind} does not answer; it is {handle.status}: {said}") from error
+            time.sleep(0.05)

@@ -31,7 +31,12 @@ FOR_BACKENDS = {
     "multilock",
     *(f"multilock.{name}" for name in ("backend", "config", "errors", "model", "names", "values")),
 }
-LIBRARIES = {"multilock_redis": {"redis"}, "multilock_etcd": {"grpc", "google"}, "multilock_consul": {"consul"}}
+LIBRARIES = {
+    "multilock_redis": {"redis"},
+    "multilock_etcd": {"grpc", "google"},
+    "multilock_consul": {"consul"},
+    "multilock_zookeeper": {"kazoo"},
+}
 
 HEAVY = ["asyncio", "secrets", "importlib.metadata", "typing_extensions", "urllib.request", "tomllib", "subprocess"]
 

@@ -1,0 +1,105 @@
+"""Somebody steps the clock of the Redis server: tokens keep their order, and whoever loses a lock by it is told."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from multilock import Loss, LossReason
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
+from tests.faults.conftest import Connect
+from tests.servers import RedisServer
+
+HOUR = 3600.0
+
+
+class SteppedRedis(RedisServer):
+    """A Redis whose wall clock a test can step."""
+
+    def __init__(self, shim: Path, offset: Path) -> None:
+        super().__init__()
+        self._shim, self._offset = shim, offset
+        self.step(0.0)
+
+    def step(self, seconds: float) -> None:
+        """From now on its clock is off by so much."""
+        with self._offset.open("r+b" if self._offset.exists() else "wb") as file:
+            file.write(struct.pack("q", round(seconds * 1e6)))
+
+    def command(self, program: str, folder: str) -> list[str]:
+        shim = [f"LD_PRELOAD={self._shim}", f"CLOCK_OFFSET={self._offset}"]
+        return ["env", *shim, *super().command(program, folder)]
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: nothing can step the clock of a server")
+    library = tmp_path_factory.mktemp("clock") / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture
+def redis_server(shim: Path, tmp_path: Path) -> Iterator[SteppedRedis]:
+    with SteppedRedis(shim, tmp_path / "offset") as server:
+        yield server  # type: ignore[misc]
+
+
+def test_the_clock_is_stepped(redis_server: SteppedRedis) -> None:
+    with redis.Redis(port=redis_server.port) as client:
+        before = client.time()[0]
+        redis_server.step(-HOUR)
+        assert before - HOUR <= client.time()[0] <= before - HOUR + 10
+
+
+def test_tokens_grow_whatever_the_clock_does(connect: Connect, redis_server: SteppedRedis) -> None:
+    client, other = connect(), connect()
+    tokens = []
+    for step in (0.0, -HOUR, -2 * HOUR, HOUR, 0.0, -24 * HOUR):
+        redis_server.step(step)
+        for each in (client, other):
+            with each.lock("n").acquire(timeout=5) as lease:
+                tokens.append(lease.fence())
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_clock_stepped_back_costs_no_lease_and_keeps_no_waiter_out(
+    connect: Connect, redis_server: SteppedRedis
+) -> None:
+    losses: Recorder[Loss] = Recorder()
+    client, other = connect(ttl=1.0), connect(ttl=1.0)
+    lease = client.lock("n", on_lost=losses).acquire(timeout=5)
+    waiting = background(lambda: other.lock("n").acquire(timeout=20))
+    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
+    redis_server.step(-HOUR)
+    assert losses.stays_at(0, during=2.0)
+    assert lease.release()
+    assert waiting.result(5).is_held()
+
+
+def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
+    connect: Connect, redis_server: SteppedRedis
+) -> None:
+    """No client can prevent it: the server takes the ttl for over. The token tells the two holders apart."""
+    losses: Recorder[Loss] = Recorder()
+    client, other = connect(ttl=3.0), connect(ttl=3.0)
+    lease = client.lock("n", on_lost=losses).acquire(timeout=5)
+    waiting = background(lambda: other.lock("n").acquire(timeout=20))
+    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
+    redis_server.step(HOUR)
+    following = waiting.result(5)
+    loss = losses.wait(within=2.0)
+    assert (loss.reason, loss.confirmed) == (LossReason.TAKEN, True)
+    assert not lease.is_held()
+    assert following.fence() > (lease.token or 0)
+    following.renew()

@@ -52,15 +52,21 @@ class ZooKeeperServer:
             "4lw.commands.whitelist": "*",
             **settings,
         }
+        self.host = "127.0.0.1"
         self.port = 0
         self.peer_ports = (0, 0)
-        self.members: Mapping[int, tuple[int, int]] = {}
+        self.members: Mapping[int, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """For the other members of its ensemble."""
+        return f"{self.host}:{self.peer_ports[0]}:{self.peer_ports[1]}:participant"
 
     @property
     def url(self) -> str:
@@ -95,6 +101,10 @@ class ZooKeeperServer:
                 if again or not left:
                     raise
 
+    def before(self) -> list[str]:
+        """Words before its command line."""
+        return []
+
     def launch(self) -> None:
         """Without waiting for an answer, which one server of three alone never gives."""
         if self._folder is None:
@@ -105,7 +115,7 @@ class ZooKeeperServer:
         (folder / "zoo.cfg").write_text(self._config(folder))
         with self._log().open("ab") as output:
             self._process = subprocess.Popen(
-                ["java", *JAVA, *self.java, "-cp", classpath(), self._main(), str(folder / "zoo.cfg")],
+                [*self.before(), "java", *JAVA, *self.java, "-cp", classpath(), self._main(), str(folder / "zoo.cfg")],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -128,7 +138,7 @@ class ZooKeeperServer:
         """What it says to one of its four-letter words; nothing if it does not answer."""
         said = b""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=within) as connection:
+            with socket.create_connection((self.host, self.port), timeout=within) as connection:
                 connection.sendall(word.encode())
                 while piece := connection.recv(65536):
                     said += piece
@@ -173,10 +183,8 @@ class ZooKeeperServer:
         self.stop()
 
     def _config(self, folder: Path) -> str:
-        lines = {"dataDir": folder / "data", "clientPortAddress": "127.0.0.1", "clientPort": self.port}
-        servers = {
-            f"server.{number}": f"127.0.0.1:{peers[0]}:{peers[1]}:participant" for number, peers in self.members.items()
-        }
+        lines = {"dataDir": folder / "data", "clientPortAddress": self.host, "clientPort": self.port}
+        servers = {f"server.{number}": address for number, address in self.members.items()}
         return "".join(f"{name}={value}\n" for name, value in {**lines, **self.settings, **servers}.items())
 
     def _main(self) -> str:
@@ -198,7 +206,8 @@ class ZooKeeperCluster:
     """Three servers on this machine."""
 
     def __init__(self, size: int = 3, **settings: object) -> None:
-        self.members = [ZooKeeperServer(number, **settings) for number in range(1, size + 1)]  # type: ignore[arg-type]
+        numbers = range(1, size + 1)
+        self.members: Sequence[ZooKeeperServer] = [ZooKeeperServer(each, **settings) for each in numbers]  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:
@@ -221,7 +230,7 @@ class ZooKeeperCluster:
         for left in reversed(range(TRIES)):
             for member in self.members:
                 member.take_ports()
-            peers = {member.number: member.peer_ports for member in self.members}
+            peers = {member.number: member.address for member in self.members}
             for member in self.members:
                 member.members = peers
                 member.launch()

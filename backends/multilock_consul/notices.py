@@ -39,7 +39,8 @@ PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without an answer is ta
 CONNECT_WITHIN = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after a failure
 REFUSED_PAUSE = 30.0  # … after a refusal: an operator would have to change something
-PACE = 0.01  # seconds: one query is not asked more often, however much changes around it
+PACE = 0.01  # seconds: one query is not asked more often, however much changes
+FREE_PACE = 0.1  # … for a key that was free and is: the server answers whenever some key near it changes
 LOST_RACE = 1.0  # seconds after a wake-up within which a waiter that comes back was not the only one
 CONTESTED = 60.0  # seconds for which that is remembered
 SPREAD = 0.02  # seconds over which the waiters of different processes are spread then
@@ -58,6 +59,7 @@ class Query:
     waiting: set[str] = field(default_factory=set)  # claim ids
     held: dict[str, str] = field(default_factory=dict)  # claim id -> its session
     followed: bool = False
+    free: bool = False  # nobody held it when it was looked at last
     wire: Wire | None = None
     reading: Reading | None = None  # of the answer that is awaited
     dialing: bool = False
@@ -107,8 +109,7 @@ class Listener:
         if (KEY, name) not in self._queries and len(self._queries) >= QUERIES:
             return False
         self._known.add(claim_id)
-        self._post(lambda: self._wait(name, claim_id, index))
-        return True
+        return self._post(lambda: self._wait(name, claim_id, index))
 
     def hold(self, claim: Claim, session_id: str, index: int) -> None:
         """Tell when this claim's key vanishes, also if that happened since ``index``; while there is room."""
@@ -134,8 +135,7 @@ class Listener:
         new = sum((KEY, name) not in self._queries for name in names)
         if len(self._queries) + new > QUERIES:
             names = frozenset()
-        self._post(lambda: self._follow(names))
-        return bool(names)
+        return self._post(lambda: self._follow(names)) and bool(names)
 
     def close(self) -> None:
         with self._starting:
@@ -407,7 +407,10 @@ class Listener:
             if entry is None or not entry.held_by(claim_id, session_id):
                 self._forget(claim_id)
                 self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))  # type: ignore[misc]
-        if query.waiting and not (entry and entry.session):
+        was_free, query.free = query.free, not (entry and entry.session)
+        if query.free and was_free:
+            query.due = query.asked_at + FREE_PACE
+        if query.free and query.waiting:
             self._wake(query)
 
     def _wake(self, query: Query) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import multilock
+from multilock import now
 from tests.servers_consul import ConsulServer
 
 Connect = Callable[..., multilock.Client]
@@ -106,3 +107,20 @@ def test_a_lock_that_is_given_back_leaves_no_key_and_close_leaves_no_session(
     assert len(server.sessions()) == int(renew)
     client.close()
     assert server.sessions() == []
+
+
+def test_a_free_name_that_is_followed_costs_little_however_much_is_written_around_it(
+    server: ConsulServer, connect: Connect
+) -> None:
+    client = connect(server.url, ttl=30)
+    leaders = client.election("job").observe()
+    assert next(leaders) is None
+    with counted(server) as made:
+        begun = now()
+        while now() < begun + 1.0:
+            server.ask("PUT", "kv/multilock/job-2/.lock", b"")
+            server.ask("DELETE", "kv/multilock/job-2/.lock")
+    assert made["PUT kv/multilock"] > 30
+    assert made["GET kv/multilock"] <= 30, "a question and a look each tenth of a second"
+    with connect(server.url).lock("job"):
+        assert next(leaders) is not None

@@ -3,8 +3,8 @@
     with container("etcd") as server, multilock.connect(server.url) as client:
         ...
 
-In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are such
-servers, each started once in a run, when a test first asks for it.
+In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are
+such servers, each started once in a run, when a test first asks for it.
 """
 
 from __future__ import annotations
@@ -50,15 +50,21 @@ SERVERS: Mapping[str, Server] = MappingProxyType(
             "redis:8.2",
             6379,
             "128m",
-            ["redis-server", "--save", "", "--appendonly", "no", "--maxmemory", "64mb"]
-            + ["--maxmemory-policy", "noeviction"],
+            [
+                *("redis-server", "--save", "", "--appendonly", "no"),
+                *("--maxmemory", "64mb", "--maxmemory-policy", "noeviction"),
+            ],
         ),
         "etcd": Server(
             "quay.io/coreos/etcd:v3.6.5",
             2379,
             "256m",
-            ["/usr/local/bin/etcd", "--data-dir=/tmp/etcd", "--listen-client-urls=http://0.0.0.0:2379"]
-            + ["--advertise-client-urls=http://127.0.0.1:2379"],
+            [
+                "/usr/local/bin/etcd",
+                "--data-dir=/tmp/etcd",
+                "--listen-client-urls=http://0.0.0.0:2379",
+                "--advertise-client-urls=http://127.0.0.1:2379",
+            ],
         ),
         "zookeeper": Server(
             "zookeeper:3.9.4",

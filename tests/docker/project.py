@@ -1,0 +1,124 @@
+"""One of the compose files, up under a project name of this run's own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import unavailable
+
+__all__ = ["COMPOSE", "Project", "docker", "need_engine", "running"]
+
+COMPOSE = Path(__file__).parents[2] / "compose"
+UP_WITHIN = 240.0  # seconds; the cluster takes 13 on an idle machine
+COMMAND_WITHIN = 60.0
+
+
+def docker(*arguments: str, within: float = COMMAND_WITHIN) -> str:
+    """What ``docker …`` printed; fails the test with what it complained about."""
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=within, check=False)
+    if done.returncode:
+        pytest.fail(f"docker {' '.join(arguments)}: {done.stderr.strip()}", pytrace=False)
+    return done.stdout.strip()
+
+
+def need_engine() -> None:
+    """Skip, loudly, without an engine; fail where ``MULTILOCK_REQUIRE`` names docker."""
+    for command in (["docker", "version"], ["docker", "compose", "version"]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_WITHIN, check=False)
+            why = done.stderr.strip() if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = str(error)
+        if why:
+            unavailable("docker", f"compose/ and the containers are not tested: {why}")
+
+
+class Project:
+    """``docker compose`` on one file, and what a test does to its services."""
+
+    def __init__(self, file: str) -> None:
+        # `make docker` says the name, to end what a killed run left.
+        base = os.environ.get("MULTILOCK_DOCKER_PROJECT", f"multilock-test-{os.getpid()}")
+        self.name = f"{base}-{file.partition('.')[0]}"
+        self._compose = ("compose", "--project-name", self.name, "--file", str(COMPOSE / file), "--profile", "all")
+
+    def compose(self, *arguments: str, within: float = COMMAND_WITHIN) -> str:
+        return docker(*self._compose, *arguments, within=within)
+
+    def services(self) -> dict[str, Any]:
+        """By name, as the file says."""
+        services: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))["services"]
+        return services
+
+    def up(self) -> None:
+        # With every image at hand nothing is asked of a registry, where there may be none.
+        images = {service["image"] for service in self.services().values()}
+        pull = "never" if all(map(_is_local, images)) else "missing"
+        self.compose("up", "--detach", "--wait", "--pull", pull, within=UP_WITHIN)
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", "--timeout", "1")
+
+    def is_healthy_and_local(self) -> None:
+        """Assert that every service of the file is healthy, with ports on 127.0.0.1 only."""
+        said = self.compose("ps", "--all", "--format", "json")
+        containers = [json.loads(line) for line in said.splitlines()]
+        assert sorted(each["Service"] for each in containers) == sorted(self.services())
+        assert {(each["State"], each["Health"]) for each in containers} == {("running", "healthy")}
+        open_to = {port["URL"] for each in containers for port in each["Publishers"] if port["PublishedPort"]}
+        assert open_to == {"127.0.0.1"}
+
+    @contextlib.contextmanager
+    def paused(self, *services: str) -> Iterator[None]:
+        """Frozen: connections are accepted, nothing is answered."""
+        self.compose("pause", *services)
+        try:
+            yield
+        finally:
+            self.compose("unpause", *services)
+
+    @contextlib.contextmanager
+    def disconnected(self, service: str, network: str = "default") -> Iterator[None]:
+        """Off this network; its published port is gone too, where it has no other."""
+        where = (f"{self.name}_{network}", f"{self.name}-{service}-1")
+        docker("network", "disconnect", *where)
+        try:
+            yield
+        finally:
+            docker("network", "connect", *where)
+
+
+@contextlib.contextmanager
+def running(file: str) -> Iterator[Project]:
+    """All services of this file, healthy; all gone at the end, whatever happens."""
+    need_engine()
+    project = Project(file)
+    ports = [int(port["published"]) for service in project.services().values() for port in service["ports"]]
+    if taken := sorted(filter(_is_taken, ports)):
+        unavailable("docker", f"compose/{file} is not tested: ports {taken} of 127.0.0.1 are taken")
+    try:
+        project.up()
+        yield project
+    finally:
+        project.down()
+
+
+def _is_local(image: str) -> bool:
+    done = subprocess.run(
+        ["docker", "image", "inspect", image], capture_output=True, timeout=COMMAND_WITHIN, check=False
+    )
+    return done.returncode == 0
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,78 @@
+"""What is tried at each address that a compose file opens."""
+
+from __future__ import annotations
+
+import uuid
+
+import multilock
+from multilock import LeaseState, Loss, LossReason
+from multilock.testing import conformance
+from multilock.testing.conformance.base import Recorder
+
+__all__ = ["Holder", "Service", "Smoke"]
+
+CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
+
+
+class Service(conformance.Place):
+    """An address as a place under test; what hurts it is done to its container."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+
+class Smoke(conformance.Conformance):
+    """A handful of the conformance suite, on both faces: excluded, waiting, tokens, renewal, loss, election."""
+
+    test_second_caller = conformance.LockConformance.test_second_caller_is_refused_while_the_first_holds
+    test_waiter = conformance.LockConformance.test_a_waiter_gets_the_lock_after_the_release
+    test_no_overlap = conformance.LockConformance.test_holders_never_overlap_under_contention
+    test_tokens = conformance.LeaseConformance.test_tokens_always_grow
+    test_renew = conformance.LeaseConformance.test_renew_moves_the_deadline
+    test_force_release = conformance.LossConformance.test_an_operators_release_is_a_taken_lock
+    test_campaign = conformance.ElectionConformance.test_campaign_makes_the_one_leader
+    test_terms = conformance.ElectionConformance.test_terms_always_grow
+
+
+class Holder:
+    """One who holds a lock that nobody else knows of, to see what becomes of it."""
+
+    def __init__(self, url: str, ttl: float) -> None:
+        self._lost = Recorder[Loss]()
+        self._url = url
+        self._name = f"held-{uuid.uuid4().hex[:12]}"
+        self._client = multilock.connect(url, ttl=ttl)
+        self.lease = self._client.lock(self._name, on_lost=self._lost).acquire(timeout=30)
+
+    def hears_in_time(self) -> None:
+        """Assert that it is told of a silence, once, before its lease could be another's."""
+        loss = self._lost.wait(within=3 * self.lease.ttl)
+        assert not self.lease.is_held()
+        assert self._lost.times[0] <= loss.valid_until + CALLBACK_SLACK
+        assert (loss.reason, loss.confirmed) == (LossReason.EXPIRED, False)
+        assert self._lost.stays_at(1)
+
+    def keeps_it(self) -> None:
+        """Assert that it is told of no loss, for longer than a lease lasts without renewal."""
+        assert self._lost.stays_at(0, during=1.5 * self.lease.ttl)
+        assert self.lease.is_held()
+        assert self.lease.state is LeaseState.HELD
+
+    def has_a_successor(self) -> None:
+        """Assert that the lock is free for another, with a greater token, once the servers answer again."""
+        with multilock.connect(self._url) as other, other.lock(self._name).acquire(timeout=45) as lease:
+            assert (lease.token or 0) > (self.lease.token or 0)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Holder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

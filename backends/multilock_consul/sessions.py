@@ -5,7 +5,7 @@ used any more once its proof is too old: whoever comes then gets a new one.
 
 What has no answer is remembered here, because it may still be executed while its session lives: an acquire whose answer
 was lost, or is not here yet. Once nobody wants it, either its session ends, which is final, or (others hold locks in
-it) its key is looked at with each of the next renewals.
+it) its key is looked at with each renewal for a while.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["OWN", "Session", "Sessions"]
 OWN = "own sessions"
 """The group of all locks that are not renewed: each has a session of its own."""
 
-LOOKS = 3  # renewals after a cancel at which the key is looked at: a stopped server may execute the acquire later
+LOOKED_AT = 60.0  # seconds after a cancel (or 2 × ttl) for which renewals look: a stopped server may execute it later
 USABLE = 0.89  # of the ttl: from then on every lease of the session is lost by the clock
 FRESH = 0.05  # of the ttl: an own session older than that is renewed before it takes a lock
 NO_MORE = 60.0  # seconds after a cancel; no call that gave up earlier can still wait for a thread
@@ -47,7 +47,7 @@ class Session:
     ended: bool = False  # nobody begins anything in it any more
     held: set[str] = field(default_factory=set)  # ids of claims
     open: list[str] = field(default_factory=list)  # ids, one for each request that is under way or has no answer
-    cancelled: dict[str, tuple[str, int]] = field(default_factory=dict)  # id -> its name, looks left; nobody wants it
+    cancelled: dict[str, tuple[str, float]] = field(default_factory=dict)  # id nobody wants -> name, looked at until
 
     @property
     def shared(self) -> bool:
@@ -121,7 +121,7 @@ class Sessions:
                     session.open.append(claim.id)
                     self._open.setdefault(claim.id, []).append(session)
                     if claim.id in self._cancelled:  # it waited for a thread longer than its caller did
-                        session.cancelled[claim.id] = (claim.name, LOOKS)
+                        self._look_after(session, claim)
                     return session
 
     def _find(self, claim: Claim) -> Session | None:
@@ -278,7 +278,7 @@ class Sessions:
         with self._lock:
             doubtful = list(dict.fromkeys(self._open.get(claim.id, ())))
             for session in doubtful:
-                session.cancelled[claim.id] = (claim.name, LOOKS)
+                self._look_after(session, claim)
             if holding := self._holding.pop(claim.id, None):
                 holding.held.discard(claim.id)
             if not granted:
@@ -291,14 +291,15 @@ class Sessions:
             del self._cancelled[oldest]
         self._cancelled[claim_id] = now
 
+    def _look_after(self, session: Session, claim: Claim) -> None:
+        session.cancelled[claim.id] = (claim.name, self._now() + max(LOOKED_AT, 2 * session.ttl))
+
     def to_look_at(self, session: Session) -> dict[str, str]:
-        """Ids and names of its cancelled claims; each is looked at a few times."""
+        """Ids and names of its cancelled claims, those whose time is over for the last time."""
+        now = self._now()
         with self._lock:
             found = {claim_id: name for claim_id, (name, _) in session.cancelled.items()}
-            for claim_id, (name, left) in list(session.cancelled.items()):
-                if left > 1:
-                    session.cancelled[claim_id] = (name, left - 1)
-                    continue
+            for claim_id in [claim_id for claim_id, (_, until) in session.cancelled.items() if until <= now]:
                 del session.cancelled[claim_id]
                 while claim_id in session.open:
                     session.open.remove(claim_id)

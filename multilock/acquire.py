@@ -246,9 +246,9 @@ class _Contender:
         except (BackendUnavailable, BackendRejected) as error:
             self.unsure = unsure or getattr(error, "unknown", False)
             raise
-        self.unsure = unsure
         self.stands = isinstance(answer, Granted) or not self.once
         self.granted = answer if isinstance(answer, Granted) else None
+        self.unsure = unsure  # last: an interrupt before this finds a claim that is to be cancelled
         return answer
 
     def _within(self, ttl: float) -> float:

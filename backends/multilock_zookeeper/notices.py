@@ -127,14 +127,12 @@ class Watcher:
 
     def _tell_loss(self, claim_id: str, session: Session | None) -> None:
         """Deleted alone, or with its session? A server that ends a session deletes its nodes, then hangs up."""
-        alive = session is not None and not session.over
+        alive = session is not None and not session.over and self._transport.connected
         if alive:
             try:
-                deadline = self._notices.now() + REASON_WITHIN
-                self._transport.connect(deadline)
-                self._transport.wait(self._transport.exists("/"), deadline)
+                self._transport.wait(self._transport.exists("/"), self._notices.now() + REASON_WITHIN)
             except MultilockError:
-                alive = False
+                alive = self._transport.connected  # it is only slow
         if alive:
             self._notices.gone(claim_id, LossReason.TAKEN, "its node was deleted")
         else:

@@ -211,6 +211,10 @@ class Transport:
         self._listener.began(session)
         return session
 
+    @property
+    def connected(self) -> bool:
+        return self._up.is_set()
+
     def present(self) -> Session | None:
         """The session that has not ended as far as we know."""
         return self._session
@@ -316,14 +320,17 @@ class Transport:
                 answer = _receive(connection)
                 connection.sendall(struct.pack("!iii", 8, 1, -11))
                 granted: int = struct.unpack_from("!i", answer, 4)[0]
-        except (OSError, AttributeError, struct.error) as error:
+        except (OSError, struct.error) as error:
             raise BackendUnavailable(f"{self.name}: no session ({error})", unknown=False) from error
         return granted / 1000
 
     def _dial(self, within: float) -> Any:
         """Another connection to the server that we are connected to."""
         client = self._client
-        peer = client._connection._socket.getpeername()[:2]
+        present = client._connection._socket
+        if present is None:
+            raise ConnectionError("the connection broke")
+        peer = present.getpeername()[:2]
         options = {name: getattr(client, name) for name in TLS_OPTIONS}
         return _dial(peer, within, {**options, "check_hostname": False})  # that was done by the connection we follow
 
@@ -336,7 +343,7 @@ class Transport:
                 connection.sendall(word)
                 while piece := connection.recv(65536):
                     said += piece
-        except (OSError, AttributeError) as error:
+        except OSError as error:
             raise BackendUnavailable(f"{self.name}: no answer to {word.decode()} ({error})") from error
         return said.decode(errors="replace")
 

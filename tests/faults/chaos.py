@@ -2,7 +2,7 @@
 
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
-python -m tests.faults.chaos --backend etcd              or consul
+python -m tests.faults.chaos --backend etcd              or consul, zookeeper
 python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in: ends when it is seen
 """
 
@@ -26,6 +26,9 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 import redis
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
 from rich.console import Console
 from rich.table import Table
 
@@ -41,8 +44,19 @@ from tests.faults.oracles import Fault, Record
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer, etcdctl
+from tests.servers_zookeeper import ZooKeeperServer
 
-__all__ = ["Arena", "ConsulArena", "EtcdArena", "RedisArena", "Report", "ServerArena", "SqliteArena", "run"]
+__all__ = [
+    "Arena",
+    "ConsulArena",
+    "EtcdArena",
+    "RedisArena",
+    "Report",
+    "ServerArena",
+    "SqliteArena",
+    "ZooKeeperArena",
+    "run",
+]
 
 NAMES = ("red", "green", "blue")
 KEYS = [f"multilock/{name}" for name in NAMES]
@@ -245,7 +259,57 @@ class ConsulArena(ServerArena):
             time.sleep(0.05)
 
 
-ARENAS: dict[str, type[Arena]] = {each.scheme: each for each in (RedisArena, SqliteArena, EtcdArena, ConsulArena)}
+class ZooKeeperArena(ServerArena):
+    """One server with a disk, which is also killed and started again."""
+
+    scheme = "zookeeper"
+    ttl = 1.5
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.server: ZooKeeperServer = stack.enter_context(ZooKeeperServer(forceSync="no"))
+        super().__init__(stack)
+        retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
+        self.operator = KazooClient(self.server.endpoint, timeout=60, connection_retry=retry)
+        self.operator.start()
+        stack.callback(self.operator.stop)
+        self.mishaps = {"connections cut": (1.5, self.cut), "server killed": (0.2, lambda _: self.server.restart())}
+
+    def held(self) -> Iterator[LockInfo]:
+        for name in NAMES:
+            with suppress(KazooException, KazooTimeoutError, ValueError):  # ValueError: nobody
+                holder = min(self.contenders(name, 0.2), key=lambda child: int(child[-10:]))
+                value, _ = self.operator.get_async(f"/multilock/{name}/{holder}").get(timeout=0.2)
+                yield decode_value(value)
+
+    def contenders(self, name: str, within: float) -> list[str]:
+        try:
+            children: list[str] = self.operator.get_children_async(f"/multilock/{name}").get(timeout=within)
+        except NoNodeError:
+            return []
+        return children
+
+    def cut(self, dice: random.Random) -> None:
+        for proxy in self.proxies:
+            for connection in proxy.connections:
+                if dice.random() < 0.4:
+                    connection.cut()
+
+    def leftovers(self) -> Iterator[str]:
+        until = now() + self.ttl + 2.0
+        while True:
+            nodes = [node for name in NAMES for node in self.contenders(name, 5.0)]
+            sessions = self.server.metric("zk_global_sessions") - 1
+            if not nodes and not sessions:
+                return
+            if now() > until:
+                yield f"O7: the nodes {nodes} and {sessions} sessions are left"
+                return
+            time.sleep(0.05)
+
+
+ARENAS: dict[str, type[Arena]] = {
+    each.scheme: each for each in (RedisArena, SqliteArena, EtcdArena, ConsulArena, ZooKeeperArena)
+}
 
 
 # ---- what happens

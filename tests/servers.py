@@ -27,13 +27,17 @@ __all__ = ["SERVERS", "RedisServer", "Server", "address", "free_port", "running"
 
 START_WITHIN = 10.0  # seconds; a Redis answers after 0.05 on an idle machine
 STOP_WITHIN = 5.0
+HIGHEST_PORT = 55_535  # the nodes of a Redis Cluster talk to each other on a port that is 10,000 higher
 
 
 def free_port() -> int:
     """A port nobody listens on. Another process may take it before we do: `Server.start` then tries another one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port <= HIGHEST_PORT:
+            return port
 
 
 class Server:

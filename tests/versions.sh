@@ -11,6 +11,6 @@ for which in "bullseye redis" "trixie redis" "trixie valkey"; do
     version=$("$program" --version)
     echo "== $which: $version"
     PATH=$(dirname "$program"):$PATH MULTILOCK_REQUIRE=redis \
-        "$python" -m pytest -q tests/backends/redis tests/conformance/test_redis.py
+        "$python" -m pytest -q -n 4 tests/backends/redis tests/conformance/test_redis.py
     echo "== passed: $version"
 done

@@ -155,7 +155,7 @@ class ElectionConformance(Conformance):
     def test_a_lost_leadership_is_told_before_anybody_else_leads(
         self, client: Client, other: Client, place: Place, diary: Diary
     ) -> None:
-        election = client.election(NAME, ttl=place.quick_ttl, **diary.callbacks())
+        election = client.election(NAME, ttl=place.calm_ttl, **diary.callbacks())
         election.campaign()
         with place.silence():
             waiting = background(lambda: (other.election(NAME).campaign(timeout=20), now()))

@@ -38,7 +38,7 @@ class LossConformance(Conformance):
         self, client: Client, other: Client, place: Place
     ) -> None:
         lost = Recorder[Loss]()
-        lease = client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
+        lease = client.lock(NAME, ttl=place.calm_ttl, on_lost=lost).acquire()
         with place.silence():
             waiting = background(lambda: (other.lock(NAME).acquire(timeout=20), now()))
             loss = lost.wait()
@@ -157,7 +157,7 @@ class LossConformance(Conformance):
 
     def test_a_hanging_renewal_never_delays_the_callback(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()
-        client.lock(NAME, ttl=place.quick_ttl, on_lost=lost).acquire()
+        client.lock(NAME, ttl=place.calm_ttl, on_lost=lost).acquire()
         held = place.hold_request("renew")
         with place.silence():
             loss = lost.wait()
@@ -361,7 +361,7 @@ class CancelConformance(Conformance):
     def test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost(
         self, client: Client, place: Place, face: AsyncioFace
     ) -> None:
-        lock: Any = client.lock(NAME, ttl=place.quick_ttl, renew=False)
+        lock: Any = client.lock(NAME, ttl=place.calm_ttl, renew=False)
         cancelled: list[float] = []
 
         async def body() -> None:

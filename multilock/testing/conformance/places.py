@@ -46,6 +46,7 @@ class Place:
 
     scheme: ClassVar[str]
     quick_ttl: float = 0.6  #: seconds; the shortest ttl whose timing a busy machine still keeps
+    calm_ttl: float = 2.0  #: seconds; … and of whose last tenth, in which the lost callback starts
 
     def __init__(self) -> None:
         self.prefix = f"conformance-{uuid.uuid4().hex[:12]}/"

@@ -62,8 +62,10 @@ NAMES = ("red", "green", "blue")
 KEYS = [f"multilock/{name}" for name in NAMES]
 PROCESSES = 8
 CONTENDERS = 50
-PROCESS_PACE, SERVER_PACE = 0.07, 0.45  # seconds between two faults, on average
+PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
+SERVER_PACE = 0.6  # … of the server; of a ttl, for which it is away
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
+RECOVERY = 0.1  # seconds in which a process that was stopped can say so, before anything else happens to it
 AT_ONCE = 4  # processes that are out of order at the same time
 LOOK_EVERY = 0.5
 
@@ -392,7 +394,7 @@ class Chaos:
         server: dict[Happening, float] = {self.freeze_server: 0.7}
         for kind, (weight, what) in self.arena.mishaps.items():
             server[partial(self.hurt_server, kind, what)] = weight
-        return [_Stream(self.dice, processes, PROCESS_PACE), _Stream(self.dice, server, SERVER_PACE)]
+        return [_Stream(self.dice, processes, PROCESS_PACE), _Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
 
     def _rest(self) -> float:
         """How long it lasts: as a rule longer than a lease lives without a renewal."""
@@ -423,7 +425,7 @@ class Chaos:
         def undo() -> None:
             end()
             fault.end = now()
-            self._busy.discard(place)
+            self._do(RECOVERY, lambda: self._busy.discard(place))
 
         self._do(after, undo)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -293,6 +294,7 @@ def test_an_agent_that_dies_is_replaced_while_a_lock_is_held(server: ConsulServe
         assert lease.release()
 
 
+@pytest.mark.timeout(120)
 def test_a_cluster_whose_leader_is_killed_keeps_the_lock_and_its_tokens_grow(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
@@ -308,21 +310,24 @@ def test_a_cluster_whose_leader_is_killed_keeps_the_lock_and_its_tokens_grow(
         assert again.token > lease.token  # type: ignore[operator]
 
 
+@pytest.mark.timeout(120)
 def test_a_frozen_leader_costs_no_lock_and_lets_nobody_in(cluster: ConsulCluster, connect: Connect) -> None:
-    client = connect(cluster.url, ttl=20)
+    client = connect(cluster.url, ttl=40)
     lost = Recorder[multilock.Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
     leader = cluster.leader()
     leader.pause()
     try:
-        eventually(lambda: renews(lease), 25)
-        assert connect(cluster.url, ttl=20).lock("job").try_acquire(timeout=3) is None
+        eventually(lambda: renews(lease), 35)
+        with contextlib.suppress(multilock.BackendUnavailable):  # on a busy machine the others may be silent again
+            assert connect(cluster.url, ttl=40).lock("job").try_acquire(timeout=3) is None
     finally:
         leader.resume()
     assert lost.stays_at(0, 1.0)
     assert lease.release()
 
 
+@pytest.mark.timeout(120)
 def test_without_a_quorum_a_lease_ends_by_silence_and_comes_back_with_it(
     cluster: ConsulCluster, connect: Connect
 ) -> None:

@@ -9,6 +9,7 @@ become ours here.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import ssl
@@ -180,9 +181,8 @@ class Transport:
 
     @property
     def asked(self) -> float:
-        """Seconds of session timeout that are asked for."""
-        ensemble = self._ensemble
-        return ensemble.ttl if self._ours else float(ensemble.client._session_timeout / 1000)
+        """Seconds of session timeout that are asked for: whole milliseconds."""
+        return math.ceil(round(self._ensemble.ttl * 1000, 3)) / 1000
 
     # ---- the session
 
@@ -246,6 +246,7 @@ class Transport:
                 self._adopted = True
         if not self._runs():
             self._started = True
+            self._touched_at = self._now()
             client.start_async()
 
     def _runs(self) -> bool:
@@ -261,7 +262,7 @@ class Transport:
         self._handler = _Handler(self._now, ensemble.ttl * DIAL_SHARE / hosts)
         return KazooClient(
             hosts=ensemble.hosts + ensemble.chroot,
-            timeout=ensemble.ttl,
+            timeout=self.asked + 0.0001,  # it cuts milliseconds off
             handler=self._handler,
             auth_data=list(ensemble.auth),
             connection_retry=RECONNECT,
@@ -315,7 +316,7 @@ class Transport:
             raise BackendUnavailable(f"{self.name}: no time was left to open a session", unknown=False)
         try:
             with self._dial(within) as connection:
-                asked = int(self.asked * 1000)
+                asked = round(self.asked * 1000)
                 connection.sendall(struct.pack("!iiqiqi16s?", 45, 0, 0, asked, 0, 16, b"", False))
                 answer = _receive(connection)
                 connection.sendall(struct.pack("!iii", 8, 1, -11))

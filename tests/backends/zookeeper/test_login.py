@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from multilock import BackendRejected, ConfigurationError, LeaseState, Loss, LossReason
@@ -64,7 +65,7 @@ def test_a_directory_made_by_hand_may_be_shared_by_several_users(
 def test_a_chroot_is_made_and_names_are_without_it(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
-    client = connect(f"{server.url}/apps/one")
+    client = connect(f"{server.url}/apps/one", ttl=10)
     lost = Recorder[Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
     assert connect(f"{server.url}/apps/two").lock("job").try_acquire() is not None
@@ -210,3 +211,14 @@ def test_a_lock_cannot_have_more_than_the_clients_ttl(shared: ZooKeeperServer, c
 
 def test_no_password_shows_in_a_repr() -> None:
     assert "s3cret" not in repr(open_backend("zookeeper://app:s3cret@h", {}))
+
+
+def test_a_kazoo_client_that_was_not_started_yet_is_started(server: ZooKeeperServer, connect: Connect) -> None:
+    theirs = KazooClient(server.endpoint, timeout=6)
+    client = connect("zookeeper://", client=theirs, ttl=6)
+    with client.lock("job") as lease:
+        assert lease.remaining() > 2
+    client.close()
+    assert theirs.connected
+    theirs.stop()
+    theirs.close()

@@ -135,13 +135,18 @@ async def acquire(kernel: Kernel, want: Want, timeout: float | None, stop: Stop 
     if timeout == 0 or want.fair:
         return await contender.contend(Line())
     waiter = contender.waiter
+    lease: Holding | None = None
     try:
         line = kernel.gate.enter(want.name, waiter)
-        if line.waiters[0] is not waiter and not await contender.stand_in(line):
-            return None
-        return await contender.contend(line)
-    finally:
+        if line.waiters[0] is waiter or await contender.stand_in(line):
+            lease = await contender.contend(line)
         kernel.gate.leave(want.name, waiter)
+    except BaseException:  # an interrupt inside that leave() too: one who stays keeps out all behind him
+        kernel.gate.leave(want.name, waiter)
+        if lease:
+            kernel.release_later(lease)
+        raise
+    return lease
 
 
 class _Contender:
@@ -190,6 +195,7 @@ class _Contender:
                     answer = await self._attempt(claim)
                     if isinstance(answer, Granted):
                         if lease := await self._confirmed(claim, answer):
+                            self._heed_no_more(claim)
                             return lease
                         self._leave(claim, sure=False)  # an id whose time is over is never used again
                         claim = self._claim()
@@ -202,6 +208,7 @@ class _Contender:
                     line.answered()
                     failures = 0
                     if self.once:
+                        self._heed_no_more(claim)
                         return None
                     self._tell_waiting(claim)
                     pause = self._look_again_in(answer)
@@ -218,8 +225,6 @@ class _Contender:
             if isinstance(error, MultilockError):
                 self.kernel.name_error(error, self.want.name)
             raise
-        finally:
-            self.kernel.monitor.waiting.pop(claim.id, None)
 
     def _check_wanted(self) -> None:
         self.kernel.check_open()
@@ -284,7 +289,11 @@ class _Contender:
         """Hand the claim to the background cancel, unless nothing of it can be at the backend."""
         if self.stands or self.unsure:
             self.kernel.cleanup.add(claim, self.granted, self.unsure or not sure)
-        self.kernel.monitor.waiting.pop(claim.id, None)  # not before: close() waits for those in it
+        self._heed_no_more(claim)  # not before: close() waits for those in it
+
+    def _heed_no_more(self, claim: Claim) -> None:
+        """Where an interrupt still gives the claim back: never in a ``finally`` after the lease was made."""
+        self.kernel.monitor.waiting.pop(claim.id, None)
 
     # Silence and waiting
 

@@ -58,6 +58,8 @@ class Client:
     """
 
     def __init__(self, backend: Backend, **options: Any) -> None:
+        if isinstance(backend, str):
+            raise TypeError("Client() takes a backend object: multilock.connect(url) makes a client of a URL")
         self._begin(backend, settings_for(backend.scheme, options))
 
     @classmethod

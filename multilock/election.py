@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -79,6 +80,8 @@ class Election(Standing[Leadership]):
         """
         if not callable(work):
             raise TypeError(f"run takes a function of one argument, not {work!r:.60}")
+        if inspect.iscoroutinefunction(work):
+            raise TypeError("run of a blocking client takes a plain function: make the client with connect_async()")
         stop = self._begin_standing()
         try:
             result: R | None = run(self._stand(work, stop))

@@ -57,7 +57,12 @@ class Lease(Holding):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        except BaseException:  # interrupted before it began: nobody else would give it back
+            if self._count == 1:
+                self._kernel.release_later(self)
+            raise
         if self._is_lost():
             self._raise_lost(error)
 
@@ -150,7 +155,11 @@ class Lock:
         if lease is None:
             return None
         assert isinstance(lease, Lease)
-        scope.push(lease)
+        try:
+            scope.push(lease)
+        except BaseException:  # interrupted: nobody has it to release it
+            self._kernel.release_later(lease)
+            raise
         return lease
 
     def release(self) -> bool:
@@ -188,6 +197,14 @@ class Lock:
             self._entered.leases.append(lease)
         except AttributeError:
             self._entered.leases = [lease]
+        except BaseException:  # interrupted: a `with` that has not begun releases nothing
+            if self._entered.leases[-1:] == [lease]:
+                self._entered.leases.pop()
+            if lease._count == 1:
+                self._kernel.release_later(lease)
+            else:
+                lease.release()  # only counts down
+            raise
         return lease
 
     def __exit__(

@@ -94,11 +94,19 @@ def _open_ours(ours: Ours, scheme: str, url: str, options: Mapping[str, object])
         opener: OpenBackend = importlib.import_module(ours.module).open_backend
         return opener(url, options)
     except ModuleNotFoundError as error:
-        if ours.library is None or error.name != ours.library:  # a mistake of ours must not read "pip install"
+        if ours.library is None or not _is_missing(ours.library):  # a mistake of ours must not read "pip install"
             raise
         raise ConfigurationError(
             f"{scheme}:// needs the package {ours.library!r}: pip install 'multilock[{ours.extra}]'", backend=scheme
         ) from error
+
+
+def _is_missing(library: str) -> bool:
+    try:
+        importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        return error.name == library
+    return False
 
 
 def _entry_points() -> dict[str, EntryPoint]:
@@ -114,6 +122,12 @@ def _load(point: EntryPoint) -> OpenBackend:
         raise ConfigurationError(
             f"the backend of {point.name}:// ({point.value}) cannot be loaded: {error}", backend=point.name
         ) from error
+    if not callable(opener):
+        raise ConfigurationError(
+            f"the backend of {point.name}:// ({point.value}) is no function: name open(url, options), as in "
+            f"{point.module}:open",
+            backend=point.name,
+        )
     return opener
 
 

@@ -1,0 +1,140 @@
+"""Defects that somebody met, each with the test that would have shown it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import multilock
+from multilock import registry
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://{uuid4().hex}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[multilock.Client]:
+    with multilock.connect(url) as client:
+        yield client
+
+
+class InterruptedOnce:
+    """Does what ``call`` does, and the first time is interrupted before or after it."""
+
+    def __init__(self, call: Callable[..., Any], *, after: bool) -> None:
+        self.call = call
+        self.after = after
+        self.interrupted = False
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        first, self.interrupted = not self.interrupted, True
+        if first and not self.after:
+            raise KeyboardInterrupt
+        result = self.call(*args, **keywords)
+        if first:
+            raise KeyboardInterrupt
+        return result
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, place: object, method: str, *, after: bool) -> InterruptedOnce:
+    once = InterruptedOnce(getattr(place, method), after=after)
+    monkeypatch.setattr(place, method, once)
+    return once
+
+
+def free_for_everybody(client: multilock.Client, url: str) -> bool:
+    """Whether another thread of the client, and another client, get the lock soon."""
+    taken: list[bool] = []
+
+    def take() -> None:
+        if lease := client.lock("a").try_acquire(timeout=5):
+            lease.release()
+        taken.append(lease is not None)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(10)
+    with multilock.connect(url) as other:
+        lease = other.lock("a").try_acquire(timeout=5)
+        return taken == [True] and lease is not None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_as_an_acquire_leaves_the_gate_leaves_nothing_behind(
+    client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    interrupt(monkeypatch, client._kernel.gate, "leave", after=after)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("a").acquire()
+    assert free_for_everybody(client, url)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_after_the_grant_leaves_nothing_behind(
+    client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    class Waiting(dict[str, Any]):
+        pop: Any = None
+
+    waiting = Waiting()
+    waiting.pop = InterruptedOnce(lambda *args: dict.pop(waiting, *args), after=after)
+    monkeypatch.setattr(client._kernel.monitor, "waiting", waiting)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("a").acquire()
+    assert not waiting
+    assert free_for_everybody(client, url)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_before_the_lease_is_handed_out_leaves_nothing_behind(
+    client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    interrupt(monkeypatch, client._scope(), "push", after=after)
+    with pytest.raises(KeyboardInterrupt):
+        client.lock("a").acquire()
+    assert free_for_everybody(client, url)
+
+
+def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
+    client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt), client.lock("a"):
+        interrupt(monkeypatch, client._kernel, "release", after=False)
+    assert free_for_everybody(client, url)
+
+
+def test_an_asynchronous_work_is_refused_by_a_blocking_election(client: multilock.Client) -> None:
+    async def work(leadership: multilock.Leadership) -> None:
+        raise AssertionError("never awaited")
+
+    with pytest.raises(TypeError, match="connect_async"):
+        client.election("a").run(work)
+
+
+def test_a_client_of_a_url_says_what_makes_one() -> None:
+    for kind in (multilock.Client, multilock.AsyncClient):
+        with pytest.raises(TypeError, match="connect"):
+            kind("memory://")  # type: ignore[arg-type]
+
+
+def test_a_client_library_that_cannot_be_imported_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] in ("redis", "multilock_redis")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(multilock.ConfigurationError, match=r"pip install 'multilock\[redis\]'"):
+        multilock.connect("redis://localhost")
+
+
+def test_an_entry_point_that_names_a_module_is_refused_with_what_to_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("third", "json", registry.GROUP)
+    monkeypatch.setattr(registry, "_entry_points", lambda: {"third": point})
+    with pytest.raises(multilock.ConfigurationError, match="json:open"):
+        multilock.connect("third://x")

@@ -37,6 +37,9 @@ bench: $(VENV)/.bench redis ## the benchmarks, against the field's own locks, in
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
+docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker engine; says so where there is none
+	tests/docker/run.sh $(BIN)/python
+
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python
 
@@ -70,4 +73,4 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
-.PHONY: help demo test quick lint types bench mutants versions servers redis consul etcd zookeeper clean
+.PHONY: help demo test quick lint types bench mutants docker versions servers redis consul etcd zookeeper clean

@@ -9,9 +9,16 @@ from multilock import LeaseState, Loss, LossReason
 from multilock.testing import conformance
 from multilock.testing.conformance.base import Recorder
 
-__all__ = ["Holder", "Service", "Smoke"]
+__all__ = ["Holder", "Service", "Smoke", "each_of"]
 
+WELL_WITHIN = 60.0  # seconds in which a server that was hurt serves again
 CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
+
+
+def each_of(url: str) -> list[str]:
+    """The servers of a cluster's URL, one by one."""
+    scheme, _, hosts = url.partition("://")
+    return [f"{scheme}://{host}" for host in hosts.split(",")]
 
 
 class Service(conformance.Place):
@@ -44,10 +51,9 @@ class Holder:
 
     def __init__(self, url: str, ttl: float) -> None:
         self._lost = Recorder[Loss]()
-        self._url = url
-        self._name = f"held-{uuid.uuid4().hex[:12]}"
+        self.name = f"held-{uuid.uuid4().hex[:12]}"
         self._client = multilock.connect(url, ttl=ttl)
-        self.lease = self._client.lock(self._name, on_lost=self._lost).acquire(timeout=30)
+        self.lease = self._client.lock(self.name, on_lost=self._lost).acquire(timeout=30)
 
     def hears_in_time(self) -> None:
         """Assert that it is told of a silence, once, before its lease could be another's."""
@@ -63,10 +69,14 @@ class Holder:
         assert self.lease.is_held()
         assert self.lease.state is LeaseState.HELD
 
-    def has_a_successor(self) -> None:
-        """Assert that the lock is free for another, with a greater token, once the servers answer again."""
-        with multilock.connect(self._url) as other, other.lock(self._name).acquire(timeout=45) as lease:
-            assert (lease.token or 0) > (self.lease.token or 0)
+    def has_a_successor(self, url: str) -> None:
+        """Assert that the lock is another's, with a greater token, through each server of ``url`` once it is well."""
+        token = self.lease.token or 0
+        for server in each_of(url):
+            with multilock.connect(server, outage_timeout=None) as other:
+                with other.lock(self.name).acquire(timeout=WELL_WITHIN) as lease:
+                    assert (lease.token or 0) > token
+                token = lease.token or 0
 
     def close(self) -> None:
         self._client.close()

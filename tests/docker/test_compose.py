@@ -41,7 +41,7 @@ def test_a_holder_hears_in_time_of_a_paused_server(project: Project, service: st
     with Holder(URLS[service], TTL) as holder:
         with project.paused(service):
             holder.hears_in_time()
-        holder.has_a_successor()
+        holder.has_a_successor(URLS[service])
 
 
 @pytest.mark.parametrize("service", URLS)
@@ -49,4 +49,4 @@ def test_a_holder_hears_in_time_of_a_server_cut_off_from_its_network(project: Pr
     with Holder(URLS[service], TTL) as holder:
         with project.disconnected(service):
             holder.hears_in_time()
-        holder.has_a_successor()
+        holder.has_a_successor(URLS[service])

@@ -1,0 +1,77 @@
+"""compose/cluster.yaml on a real engine: clusters serve locks, outlive one server, and need a majority."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import multilock
+from tests.docker.project import Project, running
+from tests.docker.smoke import Holder, Service, Smoke, each_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CLUSTERS = {
+    "etcd": "etcd://127.0.0.1:23791,127.0.0.1:23792,127.0.0.1:23793",
+    "zookeeper": "zookeeper://127.0.0.1:21811,127.0.0.1:21812,127.0.0.1:21813",
+    "consul": "consul://127.0.0.1:8510,127.0.0.1:8520,127.0.0.1:8530",
+}
+FIRST = {service: each_of(url)[0] for service, url in CLUSTERS.items()}
+REDIS = [6381, 6382, 6383, 6384, 6385, 6390]
+TTL = 6.0
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[Project]:
+    with running("cluster.yaml") as project:
+        yield project
+
+
+def test_every_service_is_healthy_and_open_to_this_machine_only(project: Project) -> None:
+    project.is_healthy_and_local()
+
+
+class TestSmoke(Smoke):
+    @pytest.fixture(params=CLUSTERS)
+    def place(self, request: pytest.FixtureRequest, project: Project) -> Service:
+        return Service(CLUSTERS[request.param])
+
+
+@pytest.mark.parametrize("port", REDIS)
+def test_each_redis_is_a_lock_server_of_its_own(project: Project, port: int) -> None:
+    with multilock.connect(f"redis://127.0.0.1:{port}") as client, client.lock("alone").acquire(timeout=0):
+        assert [info.name for info in client.inspect_all("alone")] == ["alone"]
+
+
+@pytest.mark.parametrize("service", CLUSTERS)
+def test_all_servers_of_a_cluster_serve_the_same_locks(project: Project, service: str) -> None:
+    with Holder(FIRST[service], TTL) as holder:
+        for url in each_of(CLUSTERS[service]):
+            with multilock.connect(url, ttl=TTL) as other:
+                assert other.lock(holder.name).try_acquire() is None
+
+
+@pytest.mark.parametrize("service", CLUSTERS)
+def test_a_holder_hears_in_time_of_a_lost_majority(project: Project, service: str) -> None:
+    with Holder(CLUSTERS[service], TTL) as holder:
+        with project.paused(f"{service}2", f"{service}3"):
+            holder.hears_in_time()
+        holder.has_a_successor(CLUSTERS[service])
+
+
+@pytest.mark.parametrize("service", CLUSTERS)
+def test_a_lock_outlives_a_paused_server(project: Project, service: str) -> None:
+    with Holder(CLUSTERS[service], 10.0) as holder:
+        with project.paused(f"{service}1"):
+            holder.keeps_it()
+        assert holder.lease.release()
+        holder.has_a_successor(CLUSTERS[service])
+
+
+@pytest.mark.parametrize("service", CLUSTERS)
+def test_a_holder_hears_in_time_of_its_server_cut_off_from_its_clients(project: Project, service: str) -> None:
+    with Holder(FIRST[service], TTL) as holder:
+        with project.disconnected(f"{service}1", "clients"):
+            holder.hears_in_time()
+        holder.has_a_successor(CLUSTERS[service])

@@ -1,0 +1,112 @@
+"""The servers of `multilock.testing.containers`: what they are, that they work, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+
+import multilock
+from multilock.testing import containers
+from multilock.testing.containers import LABEL, ContainerError, ServerContainer, container
+from tests.docker.project import COMPOSE, docker, need_engine
+from tests.docker.smoke import Holder
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def images(file: str) -> list[tuple[str, str]]:
+    """Name and image of what has one, in the order of the file."""
+    text = (COMPOSE / file).read_text(encoding="utf-8")
+    return re.findall(r"^(?:  |x-)(\w+):(?: &\w+)?\n +image: (\S+)", text, re.MULTILINE)
+
+
+@pytest.fixture
+def engine() -> None:
+    need_engine()
+
+
+@pytest.fixture(params=containers.SERVERS)
+def server(request: pytest.FixtureRequest, engine: None) -> ServerContainer:
+    """What the plugin's fixture gives."""
+    server: ServerContainer = request.getfixturevalue(f"{request.param}_container")
+    return server
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "cluster.yaml"])
+def test_images_are_those_of_the_compose_files(file: str) -> None:
+    assert dict(images(file)) == {kind: server.image for kind, server in containers.SERVERS.items()}
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"redis, etcd, zookeeper, consul, not 'mysql'"), container("mysql"):  # type: ignore[arg-type]
+        pass
+
+
+def test_no_engine_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(ContainerError, match=r"no Docker engine answers at unix:///nowhere"), container("redis"):
+        pass
+
+
+def test_no_docker_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(ContainerError, match=r"pip install 'multilock\[docker\]'"), container("redis"):
+        pass
+
+
+def test_an_absent_image_is_a_clear_error_and_nothing_is_left(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = replace(containers.SERVERS["redis"], image="multilock-absent:1")
+    monkeypatch.setattr(containers, "SERVERS", {"redis": absent})
+    before = ours()
+    with pytest.raises(ContainerError, match=r"docker pull multilock-absent:1"), container("redis"):
+        pass
+    assert ours() == before
+
+
+def test_a_server_that_ends_is_a_clear_error_and_nothing_is_left(engine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(containers.SERVERS["redis"], command=["redis-server", "--no-such-option", "1"])
+    monkeypatch.setattr(containers, "SERVERS", {"redis": wrong})
+    before = ours()
+    with pytest.raises(ContainerError, match=r"redis does not answer; it is exited"), container("redis"):
+        pass
+    assert ours() == before
+
+
+@pytest.mark.slow
+def test_a_container_excludes_and_its_holder_hears_in_time_of_a_pause(server: ServerContainer) -> None:
+    with Holder(server.url, 3.0) as holder:
+        with multilock.connect(server.url, ttl=3.0) as other:
+            assert other.lock(holder.name).try_acquire() is None
+        with server.paused():
+            holder.hears_in_time()
+        holder.has_a_successor(server.url)
+
+
+@pytest.mark.slow
+def test_each_container_is_another_server_on_this_machine_only_and_is_removed(engine: None) -> None:
+    before = ours()
+    with container("redis") as one, container("redis") as two:
+        assert ours() - before == {one.id, two.id}
+        with multilock.connect(one.url) as first, multilock.connect(two.url) as second:
+            assert first.lock("n").try_acquire() is not None
+            assert second.lock("n").try_acquire() is not None
+        assert docker("port", one.id, "6379").startswith("127.0.0.1:")
+    assert ours() == before
+
+
+@pytest.mark.slow
+def test_an_error_in_the_block_removes_the_container(engine: None) -> None:
+    before = ours()
+    with pytest.raises(KeyboardInterrupt), container("redis"):
+        raise KeyboardInterrupt
+    assert ours() == before
+
+
+def ours() -> set[str]:
+    """The containers that this process started and has not removed."""
+    said = docker("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={os.getpid()}")
+    return set(said.split())

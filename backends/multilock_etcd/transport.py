@@ -121,11 +121,11 @@ class _Traffic:
     def _begin(self) -> None:
         self._changed = threading.Condition()
         self._calls = 0
-        self._stopped = False
+        self._stopped = 0  # threads that fork
 
     def _stop(self) -> None:
         with self._changed:
-            self._stopped = True
+            self._stopped += 1
             if self._changed.wait_for(self._quiet, self.PATIENCE):
                 return
         for transport in list(self._transports):
@@ -138,7 +138,7 @@ class _Traffic:
 
     def _go_on(self) -> None:
         with self._changed:
-            self._stopped = False
+            self._stopped -= 1
             self._changed.notify_all()
 
 
@@ -148,7 +148,8 @@ class LeaseMissing(Exception):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cluster:
-    """Where etcd is and who we are: endpoints ``host:port`` with what TLS and login need, or a client handed over."""
+    """Where etcd is and who we are: endpoints ``host:port`` with what TLS and login need, or a client handed over,
+    which only the process ``pid`` can use."""
 
     targets: Sequence[str]
     tls: bool = False
@@ -159,10 +160,6 @@ class Cluster:
     password: str | None = None
     client: Any = None
     pid: int = field(default_factory=os.getpid)
-
-    @property
-    def name(self) -> str:
-        return "etcd " + ",".join(self.targets)
 
 
 class Transport:

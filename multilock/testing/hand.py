@@ -1,8 +1,8 @@
 """A clock that stands still until a test moves it, and threads that run when the test says so.
 
 runtime = HandRuntime()
-client = multilock.Client(backend, runtime=runtime)
-lease = client.lock("n", ttl=30).acquire()
+kernel = Kernel(backend, settings_for(backend.scheme, {}), runtime, BlockingFace)
+lease = run(acquire(kernel, want, timeout=0))
 runtime.advance(10)          # the watchdog renews on the way, at its exact times
 """
 

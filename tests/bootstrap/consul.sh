@@ -3,6 +3,7 @@
 # is installed). Prints its path. Debian 12 and later have no package; so this machine's own source of packages is read
 # under the name of Debian 11, by a second set of package lists, for this one package.
 set -eu
+. "$(dirname "$0")/release.sh"
 
 suite=bullseye
 home=${XDG_CACHE_HOME:-${HOME:-/var/tmp}/.cache}/multilock-tests/consul
@@ -25,19 +26,8 @@ command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 # Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/sources" "$work/lists/partial" "$work/archives/partial"
-release=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
-for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
-    if [ -n "$release" ] && grep -qs "$release" "$file"; then
-        sed -e "s/$release-\(updates\|backports\)//g" -e "s/$release/$suite/g" "$file" >"$work/sources/${file##*/}"
-    fi
-done
-options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$work/sources
-    -o Dir::State::Lists=$work/lists -o Dir::Cache::Archives=$work/archives
-    -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User= -o Debug::NoLocking=true"
+read_release "$work" "$suite"
 {
-    # shellcheck disable=SC2086
-    apt-get $options update || true # a source without this suite is no matter if another has the package
     # shellcheck disable=SC2086
     (cd "$work" && apt-get $options download consul) && dpkg -x "$work"/consul_*.deb "$work/root"
 } >&2 || missing

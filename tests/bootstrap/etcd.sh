@@ -5,6 +5,7 @@
 # nothing is installed: this machine's own source of packages is read under the other name, by a second set of lists.
 set -eu
 cd "$(dirname "$0")/../.."
+. tests/bootstrap/release.sh
 
 suite=${1:-}
 
@@ -47,19 +48,8 @@ command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 # Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/sources" "$work/lists/partial" "$work/archives/partial"
-release=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
-for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
-    if [ -n "$release" ] && grep -qs "$release" "$file"; then
-        sed -e "s/$release-\(updates\|backports\)//g" -e "s/$release/$suite/g" "$file" >"$work/sources/${file##*/}"
-    fi
-done
-options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$PWD/$work/sources
-    -o Dir::State::Lists=$PWD/$work/lists -o Dir::Cache::Archives=$PWD/$work/archives
-    -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User= -o Debug::NoLocking=true"
+read_release "$PWD/$work" "$suite"
 {
-    # shellcheck disable=SC2086
-    apt-get $options update || true # a source without this suite is no matter if another has the package
     # shellcheck disable=SC2086
     (cd "$work" && apt-get $options download etcd-server) && dpkg -x "$work"/etcd-server_*.deb "$work/root"
 } >&2 || missing

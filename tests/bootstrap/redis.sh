@@ -6,6 +6,7 @@
 # packages is read under the other name, by a second set of package lists.
 set -eu
 cd "$(dirname "$0")/../.."
+. tests/bootstrap/release.sh
 
 suite=${1:-}
 server=${2:-redis}
@@ -48,20 +49,10 @@ command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 # Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/sources" "$work/lists/partial" "$work/archives/partial" "$work/root" "$work/home/bin"
-release=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
-for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
-    if [ -n "$release" ] && grep -qs "$release" "$file"; then
-        sed -e "s/$release-\(updates\|backports\)//g" -e "s/$release/$suite/g" "$file" \
-            >"$work/sources/${file##*/}"
-    fi
-done
-options="-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts=$PWD/$work/sources
-    -o Dir::State::Lists=$PWD/$work/lists -o Dir::Cache::Archives=$PWD/$work/archives -o Dir::State::status=/dev/null
-    -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User= -o Debug::NoLocking=true"
+mkdir -p "$work/root" "$work/home/bin"
+read_release "$PWD/$work" "$suite"
+options="$options -o Dir::State::status=/dev/null"
 {
-    # shellcheck disable=SC2086
-    apt-get $options update || true # a source without this suite is no matter if another has the package
     # shellcheck disable=SC2086
     packages=$(apt-cache $options depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
         --no-replaces --no-enhances "$server-server" | grep -E "^(lib|lua|$server)" | sort -u)

@@ -9,7 +9,7 @@ from multilock import LeaseState, Loss, LossReason
 from multilock.testing import conformance
 from multilock.testing.conformance.base import Recorder
 
-__all__ = ["Holder", "Service", "Smoke", "each_of"]
+__all__ = ["Holder", "Service", "Smoke", "each_grants", "each_of"]
 
 WELL_WITHIN = 60.0  # seconds in which a server that was hurt serves again
 CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
@@ -19,6 +19,18 @@ def each_of(url: str) -> list[str]:
     """The servers of a cluster's URL, one by one."""
     scheme, _, hosts = url.partition("://")
     return [f"{scheme}://{host}" for host in hosts.split(",")]
+
+
+def each_grants(url: str, name: str = "any") -> list[int]:
+    """The tokens of this lock, taken through one server after the other; each is waited for until it is well."""
+    tokens = []
+    for server in each_of(url):
+        with (
+            multilock.connect(server, outage_timeout=None) as client,
+            client.lock(name).acquire(timeout=WELL_WITHIN) as lease,
+        ):
+            tokens.append(lease.fence())
+    return tokens
 
 
 class Service(conformance.Place):
@@ -71,12 +83,8 @@ class Holder:
 
     def has_a_successor(self, url: str) -> None:
         """Assert that the lock is another's, with a greater token, through each server of ``url`` once it is well."""
-        token = self.lease.token or 0
-        for server in each_of(url):
-            with multilock.connect(server, outage_timeout=None) as other:
-                with other.lock(self.name).acquire(timeout=WELL_WITHIN) as lease:
-                    assert (lease.token or 0) > token
-                token = lease.token or 0
+        tokens = [self.lease.token or 0, *each_grants(url, self.name)]
+        assert tokens == sorted(set(tokens))
 
     def close(self) -> None:
         self._client.close()

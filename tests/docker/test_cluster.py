@@ -8,7 +8,7 @@ import pytest
 
 import multilock
 from tests.docker.project import Project, running
-from tests.docker.smoke import Holder, Service, Smoke, each_of
+from tests.docker.smoke import Holder, Service, Smoke, each_grants, each_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -19,12 +19,17 @@ CLUSTERS = {
 }
 FIRST = {service: each_of(url)[0] for service, url in CLUSTERS.items()}
 REDIS = [6381, 6382, 6383, 6384, 6385, 6390]
+# A session of Consul belongs to the agent that made it. Where that is a server and dies, Consul removes its node, and
+# with it the session (SESSION_LOST): a lock outlives only the others.
+OUTLIVES = ["etcd", "zookeeper"]
 TTL = 6.0
 
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
     with running("cluster.yaml") as project:
+        for url in CLUSTERS.values():
+            each_grants(url)
         yield project
 
 
@@ -60,7 +65,7 @@ def test_a_holder_hears_in_time_of_a_lost_majority(project: Project, service: st
         holder.has_a_successor(CLUSTERS[service])
 
 
-@pytest.mark.parametrize("service", CLUSTERS)
+@pytest.mark.parametrize("service", OUTLIVES)
 def test_a_lock_outlives_a_paused_server(project: Project, service: str) -> None:
     with Holder(CLUSTERS[service], 10.0) as holder:
         with project.paused(f"{service}1"):

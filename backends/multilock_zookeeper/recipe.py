@@ -33,6 +33,7 @@ __all__ = ["STYLES", "Nodes", "Recipe"]
 
 STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each, and the one that does not see it
 SAFETY_TIMER = 5.0  # seconds, or the session timeout if that is more: a waiter looks again although no watch fired
+UNWATCHED = 1.0  # seconds until a waiter whose watches were not answered looks again
 REMEMBERED = 600.0  # seconds for which a cancelled id is refused
 AT_ONCE = 100  # names asked about at once when all locks are listed
 _CONTENDER = re.compile(r"(__lock__|-lock-)(\d{10}|-\d{9,10})$")
@@ -233,7 +234,11 @@ class Recipe:
             self._withdraw(claim, place, deadline)
             return self._busy(claim)
         ahead = f"{parent}/{queue[position - 1]}"
-        return self._busy(claim) if self._watcher.wait(claim.id, ahead, place.path, deadline) else None
+        try:
+            watched = self._watcher.wait(claim.id, ahead, place.path, deadline)
+        except BackendUnavailable:
+            return Busy(UNWATCHED)  # that it is taken was answered
+        return self._busy(claim) if watched else None
 
     def _granted(self, claim: Claim, place: _Place, session: Session) -> Granted:
         sent_at, valid_for = session.validity()

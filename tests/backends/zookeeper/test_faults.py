@@ -156,11 +156,11 @@ def _unsure() -> Any:
 
 
 def test_a_lock_survives_a_restart_of_the_server(server: ZooKeeperServer, connect: Connect) -> None:
-    client = connect(server.url, ttl=12)
+    client = connect(server.url, ttl=30)
     lease = client.lock("job").acquire()
     server.restart()
     before = lease.remaining()
-    eventually(lambda: lease.remaining() > before, within=8)
+    eventually(lambda: lease.remaining() > before, within=15)
     assert lease.state is LeaseState.HELD
     assert connect(server.url).lock("job").try_acquire() is None
     token = lease.fence()

@@ -42,6 +42,7 @@ class Waiter(Protocol):
 class Face(Protocol):
     """How a face waits, and where it runs its user's callbacks."""
 
+    asynchronous: bool
     callbacks: Callbacks
 
     async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
@@ -67,6 +68,8 @@ def run(coroutine: Coroutine[Any, Any, R]) -> R:
 
 class BlockingFace:
     """Requests and waits happen in the calling thread."""
+
+    asynchronous = False
 
     def __init__(self, kernel: Kernel) -> None:
         self._runtime = kernel.runtime
@@ -165,6 +168,7 @@ class _Contender:
         self.deadline = math.inf if timeout is None else self.started + timeout
         self.waiting_told = False
         self.silence_told = False
+        self.stands = self.unsure = False  # of the present claim, see _claim()
 
     async def stand_in(self, line: Line) -> bool:
         """Wait for the first place at the gate; False at the deadline."""
@@ -310,9 +314,9 @@ class _Contender:
             raise self._unavailable(silence) from silence
 
     def _unavailable(self, silence: BackendUnavailable) -> BackendUnavailable:
+        undone = "; what may have been taken is being given back" if self.stands or self.unsure else ""
         return BackendUnavailable(
-            f"lock {self.want.name!r}: no answer from {self.kernel.scheme} ({silence}); "
-            "what may have been taken is being given back",
+            f"lock {self.want.name!r}: no answer from {self.kernel.scheme} ({silence}){undone}",
             unknown=silence.unknown,
             name=self.want.name,
             backend=self.kernel.scheme,

@@ -178,8 +178,9 @@ class Holding:
         It starts before the backend could let another holder in (see docs/guarantees.md), on a thread of its own
         (asyncio: on the loop; there it may be ``async def``). One that raises is logged and harms nothing else.
         """
-        if not callable(callback):
-            raise TypeError(f"on_lost takes a function of one argument, not {callback!r:.60}")
+        if callback is None:
+            raise TypeError("on_lost takes a function of one argument, not None")
+        self._kernel.check_callback("on_lost", callback)
         self._alive()  # a deadline that passed unnoticed is noticed now
         with self._kernel.lock:
             if self._loss is None:

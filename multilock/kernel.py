@@ -6,6 +6,7 @@ A lease on its way: `claim` → `multilock.acquire` → `adopt` → the watchdog
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -131,8 +132,7 @@ class Kernel:
         for option, value in (("renew", renew), ("reentrant", reentrant), ("fair", fair)):
             if not isinstance(value, bool):
                 raise TypeError(f"{option} must be True or False, not {value!r:.60}")
-        if on_lost is not None and not callable(on_lost):
-            raise TypeError(f"on_lost takes a function of one argument, not {on_lost!r:.60}")
+        self.check_callback("on_lost", on_lost)
         if fair and not self.backend.capabilities.fair:
             raise CapabilityMissing(
                 f"{self.scheme} keeps no order of arrival: use fair=False or another backend",
@@ -155,6 +155,15 @@ class Kernel:
             math.inf if patient or patience is None else patience,
             make,
         )
+
+    def check_callback(self, what: str, callback: object) -> None:
+        """Raise TypeError for what nobody could call with one argument, or await."""
+        if callback is None:
+            return
+        if not callable(callback):
+            raise TypeError(f"{what} takes a function of one argument, not {callback!r:.60}")
+        if not self.face.asynchronous and inspect.iscoroutinefunction(callback):
+            raise TypeError(f"{what} is a coroutine function, which only a client of connect_async() can call")
 
     def _grantable(self, ttl: float) -> float:
         can = self.backend.capabilities
@@ -205,24 +214,30 @@ class Kernel:
     async def release(self, lease: Holding) -> bool:
         """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
         released_at = self.now()
-        with self.lock:
-            if lease._state != HELD:
-                return False
-            expired = released_at >= lease._lost_at
-            if not expired:
-                if lease._count > 1:
-                    lease._count -= 1
-                    return True
-                lease._state = RELEASING
-                self.forget(lease)
-        if expired:
-            self.monitor.expire(lease)
-            return False
-        self._releasing.add(lease)
+        begun = False
         try:
+            with self.lock:
+                if lease._state != HELD:
+                    return False
+                expired = released_at >= lease._lost_at
+                if not expired:
+                    if lease._count > 1:
+                        lease._count -= 1
+                        return True
+                    lease._state = RELEASING
+                    self.forget(lease)
+            if expired:
+                self.monitor.expire(lease)
+                return False
+            begun = True
+            self._releasing.add(lease)
             within = self.request_timeout(lease.ttl)
             ours = await self.face.request(within, self.backend.release, lease._claim, lease._granted, lease._unsure)
         except BaseException as error:
+            if lease._state != RELEASING:  # interrupted before it began
+                raise
+            with self.lock:
+                self.forget(lease)
             self.cleanup.add(lease._claim, lease._granted, unsure=True)
             self._released(lease, released_at)
             if not isinstance(error, Exception):
@@ -232,7 +247,8 @@ class Kernel:
             )
             return True
         finally:
-            self._releasing.discard(lease)
+            if begun:  # else it is another thread's, if anybody's
+                self._releasing.discard(lease)
         if not ours:
             self.monitor.lose(
                 lease, LossReason.TAKEN, "it was gone when it was released", confirmed=True, give_back=False

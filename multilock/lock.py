@@ -57,14 +57,18 @@ class Lease(Holding):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._release_surely()
+        if self._is_lost():
+            self._raise_lost(error)
+
+    def _release_surely(self) -> None:
+        """Release it also where an interrupt comes before that has begun: nobody else would."""
         try:
             self.release()
-        except BaseException:  # interrupted before it began: nobody else would give it back
+        except BaseException:
             if self._count == 1:
                 self._kernel.release_later(self)
             raise
-        if self._is_lost():
-            self._raise_lost(error)
 
 
 @runtime_checkable
@@ -210,8 +214,11 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease: Lease = self._entered.leases.pop()
-        lease.__exit__(kind, error, trace)
+        leases: list[Lease] = self._entered.leases
+        try:
+            leases[-1].__exit__(kind, error, trace)
+        finally:
+            leases.pop()
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} in {self._kernel.scheme} ttl={self.ttl:g}{' held' if self.is_held() else ''}>"
@@ -238,8 +245,12 @@ class ThreadingLock:
         lease = self._lock._acquire(check_timeout(wait))
         if lease is None:
             return False
-        self._owner = threading.get_ident()
-        self._leases.append(lease)
+        try:
+            self._owner = threading.get_ident()
+            self._leases.append(lease)
+        except BaseException:  # interrupted: nobody has it to release it
+            lease._release_surely()
+            raise
         return True
 
     def release(self) -> None:
@@ -249,14 +260,14 @@ class ThreadingLock:
                 name=self._lock.name,
                 backend=self._lock._kernel.scheme,
             )
-        lease = self._leases.pop()
-        lease.release()
+        lease = self._leases.pop()  # first: the next thread may have it at once
+        lease._release_surely()
         if lease._is_lost():
             raise lease._lock_lost()
 
     def locked(self) -> bool:
-        """Whether it is held through this object and still valid."""
-        return bool(self._leases) and self._leases[-1].is_held()
+        """Whether anybody holds it; asks the backend unless it is held through this object."""
+        return (bool(self._leases) and self._leases[-1].is_held()) or self._lock.is_locked()
 
     def __enter__(self) -> bool:
         return self.acquire()

@@ -135,5 +135,5 @@ def _unknown(scheme: str, known: list[str]) -> ConfigurationError:
     from difflib import get_close_matches
 
     near = get_close_matches(scheme, known, 1)
-    hint = f"did you mean {near[0]}://? " if near else ""
-    return ConfigurationError(f"unknown scheme {scheme!r}: {hint}Known schemes: {', '.join(known)}")
+    hint = f"did you mean {near[0]}://? The" if near else "the"
+    return ConfigurationError(f"unknown scheme {scheme!r}: {hint} known schemes are {', '.join(known)}")

@@ -65,8 +65,7 @@ class Standing(Generic[T]):
             ("on_lost", on_lost),
             ("on_leader_changed", on_leader_changed),
         ):
-            if callback is not None and not callable(callback):
-                raise TypeError(f"{what} takes a function of one argument, not {callback!r:.60}")
+            kernel.check_callback(what, callback)
         self._kernel = kernel
         self._want = kernel.want(
             name,

@@ -32,6 +32,8 @@ GRACE = 0.01  # seconds by which a backend's own timeout, which says more, may c
 class LoopFace:
     """A client belongs to the loop that first used it."""
 
+    asynchronous = True
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._workers = kernel.runtime.workers("multilock-request", CARRIERS)

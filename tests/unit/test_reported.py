@@ -138,3 +138,24 @@ def test_an_entry_point_that_names_a_module_is_refused_with_what_to_name(monkeyp
     monkeypatch.setattr(registry, "_entry_points", lambda: {"third": point})
     with pytest.raises(multilock.ConfigurationError, match="json:open"):
         multilock.connect("third://x")
+
+
+def test_a_blocking_client_refuses_callbacks_that_nobody_would_await() -> None:
+    async def unheard(_: object) -> None: ...
+
+    with multilock.connect("memory://") as client:
+        with pytest.raises(TypeError, match="coroutine function"):
+            client.lock("n", on_lost=unheard)
+        for callback in ("on_elected", "on_lost", "on_leader_changed"):
+            with pytest.raises(TypeError, match=callback):
+                client.election("e", **{callback: unheard})
+        with client.lock("n") as lease, pytest.raises(TypeError, match="coroutine function"):
+            lease.on_lost(unheard)
+
+
+def test_a_threading_lock_held_by_another_is_locked() -> None:
+    with multilock.connect("memory://") as one, multilock.connect("memory://") as other:
+        lock = one.lock("shared").as_threading_lock()
+        with other.lock("shared"):
+            assert lock.locked()
+        assert not lock.locked()

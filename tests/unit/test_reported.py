@@ -146,9 +146,10 @@ def test_a_blocking_client_refuses_callbacks_that_nobody_would_await() -> None:
     with multilock.connect("memory://") as client:
         with pytest.raises(TypeError, match="coroutine function"):
             client.lock("n", on_lost=unheard)
-        for callback in ("on_elected", "on_lost", "on_leader_changed"):
-            with pytest.raises(TypeError, match=callback):
-                client.election("e", **{callback: unheard})
+        for name in ("on_elected", "on_lost", "on_leader_changed"):
+            callback: dict[str, Any] = {name: unheard}
+            with pytest.raises(TypeError, match=name):
+                client.election("e", **callback)
         with client.lock("n") as lease, pytest.raises(TypeError, match="coroutine function"):
             lease.on_lost(unheard)
 

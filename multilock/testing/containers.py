@@ -128,9 +128,7 @@ def container(kind: Kind) -> Iterator[ServerContainer]:
         raise ValueError(f"kind must be one of {', '.join(SERVERS)}, not {kind!r}")
     with _engine() as engine, _created(engine, SERVERS[kind]) as handle:
         handle.start()
-        handle.reload()
-        [binding] = handle.ports[f"{SERVERS[kind].port}/tcp"]
-        server = ServerContainer(kind, handle, int(binding["HostPort"]))
+        server = ServerContainer(kind, handle, _published_port(kind, handle))
         _wait_until_it_answers(server, handle)
         yield server
 
@@ -176,6 +174,14 @@ def _created(engine: Any, server: Server) -> Iterator[Any]:
             handle.remove(force=True, v=True)
 
 
+def _published_port(kind: Kind, handle: Any) -> int:
+    handle.reload()
+    bindings = handle.ports.get(f"{SERVERS[kind].port}/tcp")
+    if not bindings:  # it ended as soon as it was started
+        raise _silent(kind, handle)
+    return int(bindings[0]["HostPort"])
+
+
 def _wait_until_it_answers(server: ServerContainer, handle: Any) -> None:
     until = time.monotonic() + START_WITHIN
     with multilock.connect(server.url, request_timeout=REQUEST_WITHIN) as client:
@@ -186,6 +192,10 @@ def _wait_until_it_answers(server: ServerContainer, handle: Any) -> None:
             except multilock.BackendUnavailable as error:
                 handle.reload()
                 if handle.status != "running" or time.monotonic() > until:
-                    said = handle.logs(tail=20).decode(errors="replace")
-                    raise ContainerError(f"{server.kind} does not answer; it is {handle.status}: {said}") from error
+                    raise _silent(server.kind, handle) from error
             time.sleep(0.05)
+
+
+def _silent(kind: Kind, handle: Any) -> ContainerError:
+    said = handle.logs(tail=20).decode(errors="replace")
+    return ContainerError(f"{kind} does not answer; it is {handle.status}: {said}")

@@ -10,6 +10,7 @@ __all__ = ["check_identity", "check_name", "check_prefix", "check_seconds", "che
 
 NAME_MAX = 1000
 IDENTITY_MAX = 64
+FOREVER = 1e9  # seconds, 31 years; threading refuses to wait for ten times as long
 _FORBIDDEN = {"Cc": "a control character", "Cs": "a lone surrogate"}
 
 
@@ -59,13 +60,13 @@ def check_seconds(value: object, what: str) -> float:
 
 
 def check_timeout(value: object) -> float | None:
-    """Seconds to wait; None and inf both mean for ever and come back as None."""
+    """Seconds to wait; None, inf and what is longer than a program runs mean for ever and come back as None."""
     if value is None:
         return None
     seconds = _number(value, "timeout")
     if seconds < 0:
         raise ValueError(f"timeout is {seconds:g}: give 0 to try once, a positive number, or None to wait for ever")
-    return None if math.isinf(seconds) else seconds
+    return None if seconds > FOREVER else seconds
 
 
 @lru_cache(maxsize=16384)

@@ -84,7 +84,7 @@ def try_out(mutant: Mutant) -> Result:
         tree = Path(folder)
         copy_tree(tree)
         applied = subprocess.run(
-            ["git", "apply", "-"],
+            ["git", "apply", "-C1", "-"],
             cwd=tree,
             input=mutant.patch,
             capture_output=True,

@@ -323,6 +323,8 @@ class _Point:
 class StepFace:
     """A face whose coroutines stop at every await until the test lets them go on, so that many run in one thread."""
 
+    asynchronous = False
+
     def __init__(self, kernel: Kernel) -> None:
         self._runtime = kernel.runtime
         self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers)

@@ -397,6 +397,35 @@ def test_an_acquire_under_way_at_close_leaves_nothing_behind(real: Scripted, cli
     assert real.holders == {}
 
 
+def test_close_waits_for_a_release_under_way_also_when_another_thread_tried_it_too(
+    real: Scripted, client_in_threads: Client
+) -> None:
+    client = client_in_threads
+    lease = client.lock("n").acquire()
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(backend: Scripted, call: Call) -> Any:
+        asked.set()
+        answer.wait(10)
+        assert backend.closed == 0, "the connection was closed under the request"
+        return call.execute()
+
+    real.script("release", slow)
+    answers: list[bool] = []
+    releasing = threading.Thread(target=lambda: answers.append(lease.release()))
+    releasing.start()
+    assert asked.wait(5)
+    assert lease.release() is False
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(0.1)
+    answer.set()
+    releasing.join(5)
+    closing.join(5)
+    assert answers == [True]
+    assert real.holders == {}
+
+
 def test_close_ends_the_threads(real: Scripted) -> None:
     before = set(threading.enumerate())
     client = client_on(real, Threads(), ttl=0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -505,7 +506,7 @@ def test_a_lost_lock_is_not_passed_off_as_held(client: Client, backend: Scripted
     lock = client.lock("n").as_threading_lock()
     lock.acquire()
     take(backend)
-    assert not lock.locked()
+    assert lock.locked(), "somebody else has it"
     with pytest.raises(LockLost):
         lock.release()
     with pytest.raises(RuntimeError):
@@ -526,6 +527,24 @@ def test_wait_lost_of_many_threads_ends_with_the_release(threads: Client) -> Non
     for waiter in waiters:
         waiter.join(5)
     assert results == [None] * 3
+
+
+@pytest.mark.parametrize("timeout", [math.inf, sys.maxsize, 1e300])
+def test_a_timeout_longer_than_threads_can_wait_is_for_ever(threads: Client, timeout: float) -> None:
+    lease = threads.lock("n").acquire(timeout)
+    results: list[object] = []
+    waiters = [
+        threading.Thread(target=lambda: results.append(lease.wait_lost(timeout))),
+        threading.Thread(target=lambda: results.append(threads.lock("n").acquire(timeout).release())),
+        threading.Thread(target=lambda: results.append(threads.lock("n").acquire(timeout).release())),
+    ]
+    for waiter in waiters:
+        waiter.start()
+    eventually(lambda: threads._kernel.gate._lines and len(threads._kernel.gate._lines["n"].waiters) == 2)
+    lease.release()
+    for waiter in waiters:
+        waiter.join(5)
+    assert sorted(map(str, results)) == ["None", "True", "True"]
 
 
 def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -96,5 +97,6 @@ def test_a_ttl_is_a_positive_finite_number(value: Any, error: type[Exception]) -
 def test_a_timeout_of_none_or_inf_is_for_ever() -> None:
     assert check_timeout(None) is None
     assert check_timeout(math.inf) is None
+    assert check_timeout(sys.maxsize) is None, "threading could not wait so long"
     assert check_timeout(0) == 0.0
     assert check_timeout(2) == 2.0

@@ -60,14 +60,14 @@ def copy_tree(to: Path) -> None:
             shutil.copy(source, to / name)
 
 
-def run_tests(tree: Path, tests: Iterable[str]) -> tuple[int | None, str]:
+def run_tests(tree: Path, tests: Iterable[str], limit: float = LIMIT) -> tuple[int | None, str]:
     """pytest's exit code, None if it did not end in time, and the end of what it said."""
     # The path goes before site-packages, where the tree itself may be installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "backends")])}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--timeout=30", "-p", "no:cacheprovider"]
     try:
         done = subprocess.run(
-            [*command, *tests], cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+            [*command, *tests], cwd=tree, env=environment, capture_output=True, text=True, timeout=limit, check=False
         )
     except subprocess.TimeoutExpired:
         return None, ""
@@ -103,7 +103,7 @@ def healthy(mutants: Iterable[Mutant]) -> bool:
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     with tempfile.TemporaryDirectory(prefix="multilock-mutant-") as folder:
         copy_tree(Path(folder))
-        code, said = run_tests(Path(folder), tests)
+        code, said = run_tests(Path(folder), tests, 10 * LIMIT)
     if code != 0:
         print(said, "\nthe tests fail without any mutant", file=sys.stderr)
     return code == 0

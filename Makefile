@@ -4,6 +4,8 @@ PYTHON ?= python3
 URL ?= sqlite:///$(CURDIR)/.state/demo.db
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests at a time: one for each core of a small machine, or tests of short ttls fail for lack of time.
+WORKERS ?= 2
 SERVERS := redis,consul,etcd,zookeeper
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
@@ -16,8 +18,8 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 	$(BIN)/multilock demo --url "$(URL)"
 
 test: $(VENV)/.dev servers lint types ## everything that must be green: style, types, all tests on real servers
-	# Most tests wait for short ttls to end, so several run at a time; those in tests/faults need the machine.
-	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest --ignore tests/faults -n 4
+	# Most tests wait for short ttls to end, so two run at a time; those in tests/faults need the machine.
+	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest --ignore tests/faults -n $(WORKERS)
 	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest tests/faults
 
 quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server

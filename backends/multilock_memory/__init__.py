@@ -68,6 +68,9 @@ class MemoryBackend:
 
     def open(self, notices: Notices) -> None:
         self._notices = notices
+        if (store := _stores.get(self._name)) and store.pid != os.getpid():
+            # The parent's: its locks are renewed by nobody here, and another thread may have held its mutex.
+            del _stores[self._name]
         self._store = _stores.setdefault(self._name, _Store())
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -187,6 +190,7 @@ class _Store:
     """
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.mutex = threading.Lock()
         self.names: dict[str, _Name] = {}
         self._token = 0
@@ -325,6 +329,3 @@ def _liveness(claim: Claim) -> float:
 
 
 _stores: dict[str, _Store] = {}
-
-# A copy of the parent's store would show locks that nobody renews, behind a mutex that another thread may have held.
-os.register_at_fork(after_in_child=_stores.clear)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from multilock import Client, ClientClosed, LockLost, LossReason, NotHeld
+from multilock import Client, ClientClosed, LockLost, LossReason, NotHeld, connect
 from multilock.runtime import Threads
 from multilock.testing import HandRuntime
 from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, silence
@@ -137,6 +137,19 @@ def test_in_a_forked_child_a_client_opens_afresh_under_a_new_name(real: Scripted
     assert lease.is_held()
     assert lease.release()
     client.close()
+
+
+def test_in_a_forked_child_old_and_new_clients_share_one_empty_memory() -> None:
+    with connect("memory://forked") as client:
+        lease = client.lock("n").acquire()
+
+        def use() -> list[object]:
+            with connect("memory://forked") as other:
+                first = other.lock("n").acquire(0)
+                return [client.lock("n").try_acquire() is None, first.release(), client.lock("n").acquire(0).release()]
+
+        assert in_child(use) == [True, True, True]
+        assert lease.release() is True
 
 
 def test_a_fork_while_other_threads_use_the_client_does_not_hang_the_child(

@@ -11,11 +11,12 @@ import logging
 import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multilock import events as event_types
 from multilock import lease as rules
@@ -43,6 +44,10 @@ logger = logging.getLogger("multilock")
 
 R = TypeVar("R")
 PAGE = 100  # locks listed in one go
+
+
+class Forkable(Protocol):
+    def forked(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +86,7 @@ class Kernel:
         self.died = False  # the watchdog did, once
         self._make_face = make_face
         self.closers: dict[Callable[[], None], None] = {}  # what runs elections, stopped first by close()
+        self.elections: weakref.WeakSet[Forkable] = weakref.WeakSet()
         self.events = event_types.Events()
         self._start()
         process.register(self)
@@ -403,8 +409,11 @@ class Kernel:
         for lease in list(self.held.values()):
             lease._state = RELEASED
             lease._callbacks = lease._hooks = None
+        for election in list(self.elections):
+            election.forked()
         if not self.closed:
             self.closers.clear()
+            self.died = False
             self._start()
 
     # For messages

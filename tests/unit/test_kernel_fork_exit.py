@@ -152,6 +152,21 @@ def test_in_a_forked_child_old_and_new_clients_share_one_empty_memory() -> None:
         assert lease.release() is True
 
 
+def test_an_election_that_runs_in_the_parent_can_be_started_in_the_child() -> None:
+    with connect("memory://forked-election") as client, client.election("e") as election:
+        eventually(election.is_leader)
+
+        def stand() -> list[object]:
+            before = election.is_leader()
+            election.start()
+            eventually(election.is_leader)
+            election.stop()
+            return [before, election.is_leader(), election.leader()]
+
+        assert in_child(stand) == [False, False, None]
+        assert election.is_leader()
+
+
 def test_a_fork_while_other_threads_use_the_client_does_not_hang_the_child(
     real: Scripted, client_in_threads: Client
 ) -> None:

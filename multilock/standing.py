@@ -290,8 +290,8 @@ class Standing(Generic[T]):
                 if info and info.owner != mine:
                     return
                 await observer.bell.wait(min(0.1, left))  # who resigned first is the first to stand again
-        except BackendUnavailable:
-            pass
+        except (BackendUnavailable, BackendRejected):
+            pass  # who does not learn whether another leads does not wait for it
         finally:
             observer.close()
 

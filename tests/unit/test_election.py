@@ -27,7 +27,7 @@ from multilock import (
 )
 from multilock.runtime import Threads
 from multilock.testing import HandRuntime
-from tests.unit.kit import Call, Scripted, client_on, eventually, refused, silence
+from tests.unit.kit import Answer, Call, Scripted, client_on, eventually, refused, silence
 
 
 @pytest.fixture
@@ -384,6 +384,21 @@ def test_a_background_election_that_is_refused_tries_again(client: Client, serve
     server.script("attempt", refused(BackendRejected("NOAUTH")))
     with pytest.raises(BackendRejected):
         election.run(lambda leadership: None)
+
+
+@pytest.mark.parametrize("trouble", [silence(0.0), refused(BackendRejected("NOPERM"))])
+def test_a_node_that_resigned_where_no_queue_is_kept_stands_again_whatever_it_is_told_of_the_others(
+    trouble: Answer,
+) -> None:
+    server = Scripted(fair=False)
+    client = client_on(server, Threads(), ttl=5.0)
+    election = client.election("e")
+    with election:
+        eventually(election.is_leader)
+        server.always("inspect", trouble)
+        assert election.resign() is True
+        eventually(election.is_leader)
+    client.close()
 
 
 def test_close_ends_an_election_callback_first(client: Client, server: Scripted) -> None:

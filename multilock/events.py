@@ -44,17 +44,23 @@ class Waiting(Event):
 
 @dataclass(frozen=True, slots=True)
 class Acquired(Event):
+    """The name is held from now on; ``token`` is None where the backend has none."""
+
     token: int | None
     waited: float  #: seconds from the call of acquire()
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed(Event):
+    """A renewal was acknowledged; the proof now lasts until ``valid_until``."""
+
     valid_until: float
 
 
 @dataclass(frozen=True, slots=True)
 class RenewFailed(Event):
+    """A renewal was not answered, or refused; it is tried again."""
+
     message: str
 
 
@@ -67,6 +73,8 @@ class AtRisk(Event):
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
+    """The lease ended without being released."""
+
     loss: Loss
 
 
@@ -79,12 +87,16 @@ class Released(Event):
 
 @dataclass(frozen=True, slots=True)
 class Elected(Event):
+    """This node leads, in this term."""
+
     identity: str
     term: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged(Event):
+    """Another node leads, or none."""
+
     leader: LeaderInfo | None
 
 

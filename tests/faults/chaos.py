@@ -273,6 +273,7 @@ class ZooKeeperArena(ServerArena):
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
         self.operator = KazooClient(self.server.endpoint, timeout=60, connection_retry=retry)
         self.operator.start()
+        stack.callback(self.operator.close)  # after stop(), which leaves its sockets open
         stack.callback(self.operator.stop)
         self.mishaps = {"connections cut": (1.5, self.cut), "server killed": (0.2, lambda _: self.server.restart())}
 

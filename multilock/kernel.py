@@ -47,7 +47,7 @@ PAGE = 100  # locks listed in one go
 
 
 class Forkable(Protocol):
-    def forked(self) -> None: ...
+    def _forked(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -410,7 +410,7 @@ class Kernel:
             lease._state = RELEASED
             lease._callbacks = lease._hooks = None
         for election in list(self.elections):
-            election.forked()
+            election._forked()
         if not self.closed:
             self.closers.clear()
             self.died = False

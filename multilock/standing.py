@@ -80,10 +80,10 @@ class Standing(Generic[T]):
         self._on_elected = on_elected
         self._on_lost = on_lost
         self._on_leader_changed = on_leader_changed
-        self.forked()
+        self._forked()
         kernel.elections.add(self)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """As at first: in a forked child nobody stands who stood in its parent."""
         self._lock = threading.Lock()
         self._bells: list[Waiter] = []

@@ -409,9 +409,9 @@ class FaultProxy:
 
     def _drop(self, connection: Connection, fault: Fault) -> None:
         connection.down.discard()
+        fault._happened.set()  # before the client can see it
         if fault.then == "cut":
             connection._cut()
-        fault._happened.set()
 
     def _set(self, direction: Direction, which: Which, held: bool | None = None, delay: float | None = None) -> None:
         if which != "new":

@@ -6,7 +6,6 @@ import base64
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -299,8 +298,10 @@ def test_a_lock_taken_late_ends_with_its_lease_and_no_later(
 def test_the_overlap_is_seen_if_validity_counts_from_the_acquire(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proven = Session.granted
-    monkeypatch.setattr(Session, "granted", lambda *its: replace(proven(*its), sent_at=now()))
+    def granted(self: Session, revision: int | None) -> Granted:
+        return Granted(revision, self.ttl, now(), self.ttl, self.ttl / 3, self.lease, revision)
+
+    monkeypatch.setattr(Session, "granted", granted)
     assert overlap(server, proxy, connect) > 0
 
 

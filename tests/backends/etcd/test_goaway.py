@@ -1,0 +1,137 @@
+"""A server says GOAWAY and means it: no lock is lost, nobody waits for longer, nothing of gRPC comes out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import multilock
+from multilock import LeaseState, Loss, LossReason
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
+from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.goaway import ENHANCE_YOUR_CALM, GoawayProxy
+from tests.backends.etcd.test_faults import keys, waiting
+from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
+
+Goodbye = Callable[[GoawayProxy], int]
+
+WAYS: dict[str, Goodbye] = {
+    "it drains": lambda proxy: proxy.say_goodbye(),
+    "it drains and ends": lambda proxy: proxy.say_goodbye(close=True),
+    "it was pinged too often": lambda proxy: proxy.say_goodbye(ENHANCE_YOUR_CALM, b"too_many_pings", close=True),
+    "it has taken no request": lambda proxy: proxy.say_goodbye(last_stream=0, close=True),
+}
+
+
+@pytest.fixture(params=WAYS)
+def say_goodbye(request: pytest.FixtureRequest) -> Goodbye:
+    return WAYS[request.param]
+
+
+@pytest.fixture
+def polite(server: EtcdServer) -> Iterator[GoawayProxy]:
+    with GoawayProxy(server.endpoint) as proxy:
+        yield proxy
+
+
+def test_a_held_lock_is_kept_over_a_new_connection_and_its_loss_is_still_pushed(
+    server: EtcdServer, polite: GoawayProxy, connect: Connect, say_goodbye: Goodbye
+) -> None:
+    lost = Recorder[Loss]()
+    client = connect(polite.url, ttl=4)
+    lease = client.lock("job", on_lost=lost).acquire()
+    time.sleep(0.5)  # its watch is armed after a quarter of a second
+    before, made = lease.remaining(), polite.made
+    assert say_goodbye(polite) > 0
+    eventually(lambda: lease.remaining() > before, within=4)
+    assert polite.made > made
+    assert lease.state is LeaseState.HELD
+    assert lost.calls == []
+    etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
+    assert lost.wait(within=1).reason is LossReason.TAKEN
+    with client.lock("job").acquire(timeout=5) as again:
+        assert again.is_held()
+    assert keys(server) == []
+
+
+def test_who_waits_hears_of_the_release_all_the_same(
+    server: EtcdServer, polite: GoawayProxy, connect: Connect, say_goodbye: Goodbye
+) -> None:
+    theirs, ours = connect(server.url, ttl=20), connect(polite.url, ttl=20)
+    holder = theirs.lock("job").acquire()
+    waits = background(lambda: (ours.lock("job").acquire(timeout=30), time.monotonic())[1])
+    eventually(lambda: waiting(theirs, "job") == 1)
+    made = polite.made
+    assert say_goodbye(polite) > 0
+    eventually(lambda: _answers(ours) and polite.made > made)
+    begun = time.monotonic()
+    assert holder.release()
+    assert waits.result(20) - begun < 3  # its safety timer would take twenty
+
+
+def test_locks_come_and_go_while_it_says_so_all_the_time(
+    server: EtcdServer, polite: GoawayProxy, connect: Connect, say_goodbye: Goodbye
+) -> None:
+    client = connect(polite.url, ttl=6)
+    over = threading.Event()
+    inside = dict.fromkeys(("red", "green"), 0)
+    taken = dict.fromkeys(inside, 0)
+
+    def come_and_go(name: str) -> None:
+        while not over.is_set():
+            with client.lock(name).acquire(timeout=20):
+                inside[name] += 1
+                assert inside[name] == 1
+                taken[name] += 1
+                inside[name] -= 1
+
+    lease = client.lock("kept").acquire()
+    crews = [background(lambda name=name: come_and_go(name)) for name in inside for _ in range(2)]  # type: ignore[misc]
+    for _ in range(10):
+        before = dict(taken)
+        eventually(lambda: all(taken[name] > before[name] for name in taken))  # noqa: B023
+        eventually(lambda: say_goodbye(polite) > 0)
+    over.set()
+    for crew in crews:
+        crew.result(20)
+    lease.check()
+    assert lease.release()
+    eventually(lambda: keys(server) == [])
+
+
+def test_a_member_that_is_stopped_politely_costs_neither_a_lock_nor_a_place_in_the_queue(
+    cluster: EtcdCluster, connect: Connect
+) -> None:
+    first, *rest = cluster.members
+    url = "etcd://" + ",".join(member.endpoint for member in (first, *rest))
+    lost = Recorder[Loss]()
+    lease = connect(url, ttl=6).lock("held", on_lost=lost).acquire()
+    theirs = connect(f"etcd://{rest[0].endpoint},{rest[1].endpoint}", ttl=20).lock("job").acquire(timeout=10)
+    waiter = connect(url, ttl=20)
+    waits = background(lambda: waiter.lock("job").acquire(timeout=30))
+    eventually(lambda: waiting(waiter, "job") == 1)
+    os.kill(first.pid, signal.SIGTERM)
+    eventually(lambda: not first.alive, within=10)
+    before = lease.remaining()
+    eventually(lambda: lease.remaining() > before, within=6)
+    assert lease.state is LeaseState.HELD
+    eventually(lambda: _answers(waiter), within=10)
+    assert theirs.release()
+    begun = time.monotonic()
+    assert waits.result(20).is_held()
+    assert time.monotonic() - begun < 3
+    assert lost.calls == []
+
+
+def _answers(client: multilock.Client) -> bool:
+    try:
+        client.ping()
+    except multilock.BackendUnavailable:
+        return False
+    return True

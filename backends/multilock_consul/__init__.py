@@ -232,7 +232,7 @@ class ConsulBackend:
         return self._recipe.force(name, within)
 
     def diagnose(self, within: float) -> list[Finding]:
-        return diagnose(self._agents, self._ttl, within)
+        return diagnose(self._agents, self._ttl, self._lock_delay, within)
 
     def ping(self, within: float) -> None:
         if not self._agents.api(within).status.leader():

@@ -15,7 +15,7 @@ __all__ = ["diagnose"]
 CONNECTIONS = 100  # of one address that an agent should take: a client keeps up to 64 blocking queries open
 
 
-def diagnose(agents: Agents, ttl: float, within: float) -> list[Finding]:
+def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
     findings = _library()
     try:
         about = agents.api(within).agent.self()
@@ -35,7 +35,32 @@ def diagnose(agents: Agents, ttl: float, within: float) -> list[Finding]:
                 "run 3 or 5 servers",
             )
         )
+    if len(peers) > 1 and lock_delay < ttl and (about.get("Config") or {}).get("Server"):
+        findings += _removal(agents, ttl, lock_delay, within)
     return findings
+
+
+def _removal(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
+    """Servers that stand still are taken out by the others, with every session that was made on them: a holder that
+    talks to such a one hears of nothing."""
+    try:
+        response, _ = agents.call("GET", agents.target("/v1/operator/autopilot/configuration"), within)
+        cleans_up = response.status != 200 or response.json().get("CleanupDeadServers", True)
+    except BackendRejected:  # it is not ours to know; Consul does unless it is told not to
+        cleans_up = True
+    if not cleans_up:
+        return []
+    return [
+        Finding(
+            "server-agent",
+            "warning",
+            "this agent is a server: if it freezes, the others remove it after about ten seconds, and its sessions "
+            f"with it; who made them may still believe in a lock (ttl {ttl:g} s) when its lock delay "
+            f"({lock_delay:g} s) is over",
+            "talk to client agents, or give lock_delay= the ttl (60 s at most), or set autopilot's "
+            "cleanup_dead_servers to false",
+        )
+    ]
 
 
 def _settings(debug: dict[str, Any], ttl: float) -> list[Finding]:

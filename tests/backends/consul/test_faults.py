@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]
 WITHIN = 10.0
-NOTICE = 0.5  # seconds for a pushed loss on a busy machine; no renewal comes so soon. Benchmarks tell how fast it is
+NOTICE = 0.5  # seconds for one pushed loss on a busy machine; no renewal comes so soon. What is usual has its own test
 KEY = "multilock/job/.lock"
 
 
@@ -210,6 +211,42 @@ def test_a_restored_snapshot_makes_the_index_go_back_and_waiters_are_woken_all_t
     assert lease.release()
     assert entered.wait(3)
     thread.join()
+
+
+# ---- how soon
+
+
+SAMPLES = 21
+SAMPLES_AT_ONCE = 7  # an agent is asked about eight keys at once
+PUSHED = 0.05  # seconds beyond a round trip
+
+
+@pytest.mark.parametrize("what", ["key", "session"])
+def test_a_loss_is_heard_of_within_a_round_trip_and_fifty_milliseconds(
+    server: ConsulServer, connect: Connect, what: str
+) -> None:
+    client = connect(server.url, ttl=30)
+    notices, round_trips = [], []
+    for first in range(0, SAMPLES, SAMPLES_AT_ONCE):
+        held = []
+        for number in range(first, first + SAMPLES_AT_ONCE):
+            lost = Recorder[multilock.Loss]()
+            client.lock(f"job-{number}", ttl=30 + number, on_lost=lost).acquire()  # in a session of its own
+            held.append((f"multilock/job-{number}/.lock", lost))
+        time.sleep(0.6)  # until they are watched
+        for key, lost in held:
+            session = session_of(server, key)
+            sent_at = now()
+            if what == "key":
+                server.ask("DELETE", f"kv/{key}")
+            else:
+                server.ask("PUT", f"session/destroy/{session}")
+            round_trips.append(now() - sent_at)
+            lost.wait(1, WITHIN)
+            notices.append(lost.times[0] - sent_at)
+    notice, round_trip = statistics.median(notices), statistics.median(round_trips)
+    print(f"{what}: {notice * 1000:.1f} ms (worst {max(notices) * 1000:.1f}), round trip {round_trip * 1000:.1f} ms")
+    assert notice <= round_trip + PUSHED
 
 
 # ---- the server

@@ -1,0 +1,266 @@
+"""Agents that come and go between a client and the servers: restarted, killed, leaving, frozen and taken out."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+import multilock
+from multilock import LeaseState, LossReason, now
+from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
+from multilock_consul import notices
+from multilock_consul.recipe import LOCK_FLAGS
+from tests.backends.consul.conftest import Connect
+from tests.servers_consul import ConsulCluster, ConsulServer
+
+WITHIN = 10.0
+KEY = "multilock/job/.lock"
+LOOKED_FOR = 60.0  # seconds in which a cluster takes a frozen server out; after 9 to 15 on an idle machine
+
+
+def agents(*servers: ConsulServer) -> str:
+    return "consul://" + ",".join(f"127.0.0.1:{server.port}" for server in servers)
+
+
+def acquired_at(client: multilock.Client, name: str, within: float) -> Future[float]:
+    """When it will have got the lock."""
+    return background(lambda: (client.lock(name).acquire(timeout=within), now())[1])
+
+
+@pytest.fixture
+def agent(server: ConsulServer) -> Iterator[ConsulServer]:
+    """A client agent of that server, with a disk."""
+    home = [f"127.0.0.1:{server.ports['serf_lan']}"]
+    with ConsulServer(node="agent", keep=True, server=False, bootstrap_expect=0, retry_join=home) as agent:
+        yield agent
+
+
+# ---- a balancer before several clusters
+
+
+class _Forward(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Balancer
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.port_now)
+        with contextlib.closing(upstream), contextlib.suppress(OSError):  # who asked may have gone
+            upstream.request(self.command, self.path, body)
+            answer = upstream.getresponse()
+            said = answer.read()
+            index = int(answer.headers.get("X-Consul-Index", 0))
+            self.server.note(self.path, index)
+            self.send_response(answer.status)
+            self.send_header("X-Consul-Index", str(index))
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+    do_PUT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+class Balancer(http.server.ThreadingHTTPServer):
+    """Sends each request to the server of its choice, whatever happened on that connection before."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, first: ConsulServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Forward)
+        self.port_now = first.port
+        self.went_back = 0
+        self.caught_up = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A connection broke: who asked has gone."""
+
+    def note(self, path: str, answered: int) -> None:
+        """A query for what changed since some index was answered."""
+        asked = int(parse_qs(urlsplit(path).query).get("index", ["0"])[0])
+        if asked > answered:
+            self.went_back += 1
+        elif self.went_back:
+            self.caught_up = True
+
+
+@pytest.fixture
+def balancer(server: ConsulServer) -> Iterator[Balancer]:
+    with Balancer(server) as balancer:
+        yield balancer
+        balancer.shutdown()
+
+
+def test_an_index_that_went_back_is_begun_with_anew(
+    server: ConsulServer, balancer: Balancer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for what came after an index that it has not reached, a server answers when the query's time is over."""
+    monkeypatch.setattr(notices, "WAIT", 2)
+    for number in range(100):
+        server.ask("PUT", f"kv/noise/{number}", b"")
+    with ConsulServer() as fresh:
+        for each in (server, fresh):
+            session = each.ask("PUT", "session/create", {"TTL": "60s", "NodeChecks": []})["ID"]
+            each.ask("PUT", f"kv/{KEY}?acquire={session}&flags={LOCK_FLAGS}", each.node.encode())
+        leaders = connect(f"consul://127.0.0.1:{balancer.server_port}").election("job").observe()
+        assert next(leaders) is not None
+        time.sleep(0.3)  # until a query for the next change is open
+        balancer.port_now = fresh.port
+        eventually(lambda: balancer.caught_up, within=3 * notices.WAIT + 5)
+        assert balancer.went_back == 1
+        deleted_at = now()
+        fresh.ask("DELETE", f"kv/{KEY}")
+        while next(leaders) is not None:
+            pass
+        assert now() - deleted_at < 1
+
+
+# ---- a client agent
+
+
+def test_a_restart_of_the_agent_costs_neither_a_lock_nor_a_wake_up(
+    server: ConsulServer, agent: ConsulServer, connect: Connect
+) -> None:
+    lost = Recorder[multilock.Loss]()
+    lease = connect(agent.url, ttl=30).lock("held", on_lost=lost).acquire()
+    holder = connect(server.url, ttl=30).lock("job").acquire()
+    waits = acquired_at(connect(agent.url, ttl=30), "job", within=30)
+    time.sleep(0.6)  # until all is watched
+    agent.restart()
+    before = lease.remaining()
+    eventually(lambda: renewed(lease) and lease.remaining() > before)
+    assert lease.state is LeaseState.HELD
+    begun = now()
+    assert holder.release()
+    assert waits.result(WITHIN) - begun < 3  # its safety timer would take ten
+    assert lost.stays_at(0)
+    assert lease.release()
+
+
+def renewed(lease: Any) -> bool:
+    try:
+        lease.renew()
+    except multilock.BackendUnavailable:
+        return False
+    return True
+
+
+def test_an_agent_that_is_killed_costs_no_lock_where_a_server_is_named_too(
+    server: ConsulServer, agent: ConsulServer, connect: Connect
+) -> None:
+    """Its node fails, and stays in the catalog: no check of it ends a session."""
+    lost = Recorder[multilock.Loss]()
+    lease = connect(agents(agent, server), ttl=6).lock("job", on_lost=lost).acquire()
+    [session] = server.sessions()
+    assert session["Node"] == "agent"
+    agent.kill()
+    eventually(lambda: health(server, "agent") == "critical", within=30)
+    before = lease.remaining()
+    eventually(lambda: lease.remaining() > before, within=6)
+    assert lost.stays_at(0, 0.5)
+    assert lease.release()
+
+
+def health(server: ConsulServer, node: str) -> str:
+    """What gossip says about it."""
+    [serf] = [check for check in server.ask("GET", f"health/node/{node}") if check["CheckID"] == "serfHealth"]
+    status: str = serf["Status"]
+    return status
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_node_that_leaves_takes_its_sessions_and_their_holder_hears_before_the_next_one_gets_in(
+    server: ConsulServer, agent: ConsulServer, connect: Connect, alone: bool
+) -> None:
+    lost = Recorder[multilock.Loss]()
+    client = connect(agents(agent) if alone else agents(agent, server), ttl=30)
+    lease = client.lock("job", on_lost=lost).acquire()
+    [session] = server.sessions()
+    assert session["Node"] == "agent"
+    waits = acquired_at(connect(server.url, ttl=30), "job", within=60)
+    time.sleep(0.6)  # until all is watched
+    agent.cli("leave", within=30)
+    loss = lost.wait(1, WITHIN)
+    assert (loss.reason, loss.confirmed) == (LossReason.SESSION_LOST, True)
+    assert not lease.is_held()
+    assert waits.result(20) > lost.times[0]
+    assert lost.stays_at(1)
+
+
+# ---- a server of a cluster freezes, and the others take it out
+
+
+def taken_out(by: ConsulServer, node: str) -> bool:
+    """Whether the catalog knows it no more; its sessions ended then."""
+    try:
+        return node not in [each["Node"] for each in by.ask("GET", "catalog/nodes", within=1.0)]
+    except OSError:
+        return False
+
+
+def codes(client: multilock.Client) -> set[str]:
+    return {finding.code for finding in client.diagnose()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_frozen_server_is_taken_out_while_its_holder_still_believes_and_diagnose_says_so(
+    cluster: ConsulCluster, connect: Connect
+) -> None:
+    """What Consul does, and no promise of ours: only a lock delay as long as a lease (below) helps, or a token."""
+    frozen, *others = *cluster.followers(), cluster.leader()
+    client = connect(agents(frozen), ttl=60)
+    assert "server-agent" in codes(client)
+    lost = Recorder[multilock.Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    waits = acquired_at(connect(agents(*others), ttl=60), "job", within=LOOKED_FOR)
+    time.sleep(0.6)  # until all is watched
+    frozen.pause()
+    try:
+        eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
+        waits.result(WITHIN)
+        assert lease.is_held(), "it cannot know"
+        assert lost.calls == []
+    finally:
+        frozen.resume()
+    assert lost.wait(1, WITHIN).reason is LossReason.SESSION_LOST
+    assert not lease.is_held()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_a_lock_delay_as_long_as_a_lease_keeps_others_out_until_the_holder_of_a_frozen_server_gave_up(
+    cluster: ConsulCluster, connect: Connect
+) -> None:
+    frozen, *others = *cluster.followers(), cluster.leader()
+    client = connect(agents(frozen), ttl=20, lock_delay=20)
+    assert "server-agent" not in codes(client)
+    lost = Recorder[multilock.Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    waits = acquired_at(connect(agents(*others), ttl=20), "job", within=LOOKED_FOR)
+    time.sleep(0.6)  # until all is watched
+    frozen.pause()
+    try:
+        eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
+        while lease.is_held():
+            assert not waits.done()
+            time.sleep(0.01)
+        believed = now()
+        assert lost.wait(1, WITHIN).reason is LossReason.EXPIRED
+        assert waits.result(LOOKED_FOR) > max(believed, lost.times[0])
+    finally:
+        frozen.resume()

@@ -155,6 +155,11 @@ async def acquire(kernel: Kernel, want: Want, timeout: float | None, stop: Stop 
 class _Contender:
     """One call of acquire()."""
 
+    waiting_told = silence_told = False
+    granted: Granted | None = None
+    stands = False  # the present claim may stand in the backend's queue, or hold
+    unsure = False  # some request of the present claim's id has no answer
+
     def __init__(self, kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None) -> None:
         self.kernel = kernel
         self.face = kernel.face
@@ -166,9 +171,6 @@ class _Contender:
             stop.bell = self.waiter
         self.started = kernel.now()
         self.deadline = math.inf if timeout is None else self.started + timeout
-        self.waiting_told = False
-        self.silence_told = False
-        self.stands = self.unsure = False  # of the present claim, see _claim()
 
     async def stand_in(self, line: Line) -> bool:
         """Wait for the first place at the gate; False at the deadline."""
@@ -198,7 +200,7 @@ class _Contender:
                 try:
                     answer = await self._attempt(claim)
                     if isinstance(answer, Granted):
-                        if lease := await self._confirmed(claim, answer):
+                        if lease := await self._lease(claim, answer):
                             self._heed_no_more(claim)
                             return lease
                         self._leave(claim, sure=False)  # an id whose time is over is never used again
@@ -239,43 +241,46 @@ class _Contender:
 
     def _claim(self) -> Claim:
         claim = self.kernel.claim(self.want)
-        self.granted: Granted | None = None
-        self.unsure = False  # some request of its id has no answer
-        self.stands = False  # it may stand in the backend's queue, or hold
+        self.granted = None
+        self.stands = self.unsure = False
         self.kernel.monitor.waiting[claim.id] = self.waiter  # before the request that joins: no push is missed
         return claim
 
     async def _attempt(self, claim: Claim) -> Granted | Busy:
         kernel = self.kernel
         self._check_wanted()
-        within = self.within = self._within(claim.ttl)
+        within = self.within = self._within()
         unsure, self.unsure = self.unsure, True  # whatever interrupts us here: the request may be executed
         try:
             answer = await self.face.request(within, kernel.backend.attempt, claim, not self.once)
         except (BackendUnavailable, BackendRejected) as error:
             self.unsure = unsure or getattr(error, "unknown", False)
             raise
-        self.stands = isinstance(answer, Granted) or not self.once
-        self.granted = answer if isinstance(answer, Granted) else None
+        if isinstance(answer, Granted):
+            self.stands, self.granted = True, answer
+        else:
+            self.stands, self.granted = not self.once, None
         self.unsure = unsure  # last: an interrupt before this finds a claim that is to be cancelled
         return answer
 
-    def _within(self, ttl: float) -> float:
+    def _within(self) -> float:
         """Seconds for one request, not past the caller's timeout."""
-        within = self.kernel.request_timeout(ttl)
-        return within if self.once else max(min(within, self.deadline - self.kernel.now()), 0.001)
+        within = self.want.request_timeout
+        if self.once or self.deadline is math.inf:
+            return within
+        return max(min(within, self.deadline - self.kernel.now()), 0.001)
 
-    async def _confirmed(self, claim: Claim, granted: Granted) -> Holding | None:
+    async def _lease(self, claim: Claim, granted: Granted) -> Holding | None:
         """The lease, if the grant is still good for something; one that is half over is renewed first."""
         kernel = self.kernel
-        until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
-        if claim.renew and rules.too_little_left(kernel.now(), until, granted.valid_for):
+        if claim.renew and rules.half_over(kernel.now(), granted.sent_at, granted.valid_for):
+            until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
             left = rules.lost_at(until, granted.ttl) - kernel.now()
             if left <= 0:
                 return None
             unsure, self.unsure = self.unsure, True
             try:
-                within = min(self._within(granted.ttl), left)
+                within = min(self._within(), left)
                 [newer] = await self.face.request(within, kernel.backend.renew, granted.group, [(claim, granted)])
             except BackendUnavailable as silence:
                 self.unsure = unsure or silence.unknown
@@ -284,9 +289,6 @@ class _Contender:
                 if newer is None:
                     return None
                 granted = self.granted = newer
-                until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
-        if kernel.now() >= rules.lost_at(until, granted.ttl):
-            return None
         return kernel.adopt(self.want, claim, granted, self.unsure, self.started)
 
     def _leave(self, claim: Claim, *, sure: bool = True) -> None:

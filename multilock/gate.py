@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from typing import TYPE_CHECKING
 
 from multilock.errors import BackendUnavailable
@@ -24,7 +23,7 @@ class Line:
     __slots__ = ("silence", "silent_since", "waiters")
 
     def __init__(self) -> None:
-        self.waiters: deque[Waiter] = deque()
+        self.waiters: list[Waiter] = []
         self.silent_since: float | None = None
         self.silence: BackendUnavailable | None = None
 
@@ -62,10 +61,7 @@ class Gate:
             if line is None or waiter not in line.waiters:
                 return
             first = line.waiters[0] is waiter
-            if first:
-                line.waiters.popleft()
-            else:
-                line.waiters.remove(waiter)
+            line.waiters.remove(waiter)
             if not line.waiters:
                 del self._lines[name]
             elif first:

@@ -65,23 +65,17 @@ class Holding:
         self._due: float | None = None  # when the watchdog looks at it next
         self._armed = not kernel.push_loss
         self._renewing = False
-        self._failures = 0  # renewals since the last acknowledged one
         self._granted_at = kernel.now()
         self._accept(granted)
 
     def _accept(self, granted: Granted) -> None:
         """A new proof. The caller has made sure that it came before the lease was lost."""
-        kernel = self._kernel
         ttl = granted.ttl
         self._granted = granted
         self._valid_until = until = rules.valid_until(granted.sent_at, granted.valid_for, ttl)
         self._lost_at = rules.lost_at(until, ttl)
-        self._failures = 0
-        if self._claim.renew:
-            jitter = kernel.runtime.uniform(0.9, 1.1)
-            self._renew_at = rules.renew_at(granted.sent_at, granted.renew_every, ttl, jitter, kernel.phase)
-        else:
-            self._renew_at = until
+        self._failures = 0  # renewals since this proof
+        self._renew_at: float | None = None  # the watchdog's; planned when it first looks
 
     # What it is
 

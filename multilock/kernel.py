@@ -64,6 +64,7 @@ class Want:
     on_lost: Callable[[Loss], object] | None
     identity: str | None
     outage_timeout: float
+    request_timeout: float
     make: Callable[[Kernel, Want, Claim, Granted, bool], Holding]
 
 
@@ -95,7 +96,6 @@ class Kernel:
         """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
         self.lock = threading.Lock()
         self.held: dict[str, Holding] = {}
-        self._releasing: set[Holding] = set()
         self._ticker: Ticker | None = None
         self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
         self.identity = self.settings.identity or default_identity()
@@ -148,17 +148,19 @@ class Kernel:
         if identity is not None:
             check_identity(identity)
         patience = self.settings.outage_timeout
+        grant = self._grantable(seconds)
         return Want(
             name,
             kind,
             seconds,
-            self._grantable(seconds),
+            grant,
             renew,
             reentrant,
             fair,
             on_lost,
             identity,
             math.inf if patient or patience is None else patience,
+            self.request_timeout(grant),
             make,
         )
 
@@ -192,9 +194,11 @@ class Kernel:
         owner = owner_text(claim_id, want.kind, self._host, self._pid, identity, want.grant)
         return Claim(want.name, want.kind, claim_id, owner, want.grant, want.renew, want.fair, identity)
 
-    def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding:
-        """A grant becomes a lease, and is looked after from now on."""
+    def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding | None:
+        """A grant becomes a lease, and is looked after from now on; None: it is over already."""
         lease = want.make(self, want, claim, granted, unsure)
+        if lease._granted_at >= lease._lost_at:
+            return None
         with self.lock:
             if self.closed:
                 raise self._closed_error()
@@ -220,7 +224,6 @@ class Kernel:
     async def release(self, lease: Holding) -> bool:
         """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
         released_at = self.now()
-        begun = False
         try:
             with self.lock:
                 if lease._state != HELD:
@@ -231,13 +234,11 @@ class Kernel:
                         lease._count -= 1
                         return True
                     lease._state = RELEASING
-                    self.forget(lease)
+                    self.watchdog.drop(lease)
             if expired:
                 self.monitor.expire(lease)
                 return False
-            begun = True
-            self._releasing.add(lease)
-            within = self.request_timeout(lease.ttl)
+            within = lease._want.request_timeout
             ours = await self.face.request(within, self.backend.release, lease._claim, lease._granted, lease._unsure)
         except BaseException as error:
             if lease._state != RELEASING:  # interrupted before it began
@@ -252,9 +253,6 @@ class Kernel:
                 "the release of the lock %r goes on in the background: %s", lease.name, error, extra=self.extra(lease)
             )
             return True
-        finally:
-            if begun:  # else it is another thread's, if anybody's
-                self._releasing.discard(lease)
         if not ours:
             self.monitor.lose(
                 lease, LossReason.TAKEN, "it was gone when it was released", confirmed=True, give_back=False
@@ -269,7 +267,7 @@ class Kernel:
             if lease._state != HELD:
                 return
             lease._state = RELEASING
-            self.forget(lease)
+            self.watchdog.drop(lease)
         self.cleanup.add(lease._claim, lease._granted, lease._unsure)
         self._released(lease, self.now())
 
@@ -278,8 +276,8 @@ class Kernel:
             if lease._state != RELEASING:  # forked meanwhile
                 return
             lease._state = RELEASED
-            lease._callbacks = None
-            hooks, lease._hooks = lease._hooks, None
+            self.held.pop(lease._claim.id, None)
+            hooks, lease._hooks, lease._callbacks = lease._hooks, None, None
         if lease._scope is not None:
             lease._scope.discard(lease)
         for hook in hooks or ():
@@ -368,7 +366,7 @@ class Kernel:
         """Of acquires, which hand their claims to the background cancel on their way out, and of releases."""
         end = self.now() + budget
         pause = self.runtime.event()
-        while (self.monitor.waiting or self._releasing) and self.now() < end:
+        while (self.monitor.waiting or self.held) and self.now() < end:
             pause.wait(0.002)
 
     def _finish(self) -> None:
@@ -385,7 +383,7 @@ class Kernel:
         """The interpreter ends: give back what is held in this thread, no callbacks, nothing past ``deadline``."""
         with self.lock:
             already, self.closed = self.closed, True
-            leases = list(self.held.values())
+            leases = [lease for lease in self.held.values() if lease._state == HELD]
             for lease in leases:
                 lease._state = RELEASED
                 self.forget(lease)

@@ -13,13 +13,13 @@ from multilock.model import LossReason
 __all__ = [
     "CALLBACK_SHARE",
     "arm_at",
+    "half_over",
     "late_at",
     "loss_reason",
     "lost_at",
     "renew_at",
     "request_timeout",
     "retry_in",
-    "too_little_left",
     "urgency",
     "valid_until",
 ]
@@ -85,9 +85,9 @@ def request_timeout(option: float | None, ttl: float) -> float:
     return min(ttl / 5, REQUEST_TIMEOUT_MAX) if option is None else option
 
 
-def too_little_left(now: float, valid_until: float, valid_for: float) -> bool:
+def half_over(now: float, sent_at: float, valid_for: float) -> bool:
     """A grant that has lived through half of its time is renewed once before it is handed out."""
-    return valid_until - now < valid_for / 2
+    return now - sent_at > valid_for / 2
 
 
 def loss_reason(now: float, lost_at: float, ttl: float) -> LossReason:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from multilock.holding import Holding
@@ -49,8 +49,7 @@ class LossReason(enum.Enum):
     RESIGNED = "resigned"  #: elections only: this node stepped down
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One attempt to hold one name. Never used again after it was cancelled, released or lost.
 
     ``id`` is ``<client>.<32 hex digits>``, fresh for each acquisition and kept across the re-sends of that one attempt.
@@ -68,8 +67,7 @@ class Claim:
     identity: str
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """A backend's proof that a claim holds its name.
 
     ``sent_at`` is `multilock.now()` read immediately before the bytes left of the request that keeps the claim alive;
@@ -87,8 +85,7 @@ class Granted:
     key: Hashable = None
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(NamedTuple):
     """Somebody else holds the name. Look again after a wake-up, or after ``heartbeat`` seconds (the kernel adds
     jitter), or after ``expires_in`` (exact; when the present holder ends by itself), whichever is first."""
 

@@ -61,8 +61,18 @@ class Watchdog:
     # Called by the kernel under its lock
 
     def adopt(self, lease: Holding) -> float:
-        """Look after this lease from now on; when it is looked at first."""
-        return self._plan(lease)
+        """Look after this lease from now on; when it is looked at first.
+
+        That is soon, and only then is anything planned: most locks have been given back by then.
+        """
+        granted = lease._granted
+        due = granted.sent_at + granted.renew_every / 2
+        if due > (look := rules.arm_at(lease._granted_at)):
+            due = look
+        if due > lease._lost_at:
+            due = lease._lost_at
+        self._look_at(lease, due)
+        return due
 
     def drop(self, lease: Holding) -> None:
         if lease._due is not None:
@@ -72,20 +82,29 @@ class Watchdog:
     def _plan(self, lease: Holding) -> float:
         due = lease._lost_at
         if lease._claim.renew:
-            risk = rules.late_at(lease._granted.sent_at, lease._granted.renew_every)
-            if not lease._renewing and lease._granted.group not in self._sessions:
-                due = min(due, lease._renew_at)
+            granted = lease._granted
+            if not lease._renewing and granted.group not in self._sessions:
+                due = min(due, self._renew_at(lease))
             if lease._failures == 0:
-                due = min(due, risk)
+                due = min(due, rules.late_at(granted.sent_at, granted.renew_every))
         if not lease._armed:
             due = min(due, rules.arm_at(lease._granted_at))
         if lease._due != due:  # renewals fall on a grid: often it is planned for this very moment already
-            if lease._due is not None:
-                lease._due = None
-                self._outdate()
-            lease._due = due
-            heapq.heappush(self._heap, (due, next(self._numbers), lease))
+            self.drop(lease)
+            self._look_at(lease, due)
         return due
+
+    def _look_at(self, lease: Holding, due: float) -> None:
+        lease._due = due
+        heapq.heappush(self._heap, (due, next(self._numbers), lease))
+
+    def _renew_at(self, lease: Holding) -> float:
+        if lease._renew_at is None:
+            kernel = self._kernel
+            granted = lease._granted
+            jitter = kernel.runtime.uniform(0.9, 1.1)
+            lease._renew_at = rules.renew_at(granted.sent_at, granted.renew_every, granted.ttl, jitter, kernel.phase)
+        return lease._renew_at
 
     def _outdate(self) -> None:
         """An entry of the heap is valid no more. It stays until it comes up, or until such are most of the heap."""
@@ -144,7 +163,7 @@ class Watchdog:
         if lease._failures == 0 and now >= rules.late_at(granted.sent_at, granted.renew_every):
             lease._failures = 1
             late.append(lease)
-        if now >= lease._renew_at and not lease._renewing and granted.group not in self._sessions:
+        if not lease._renewing and granted.group not in self._sessions and now >= self._renew_at(lease):
             lease._renewing = True
             timeout = self._kernel.request_timeout(granted.ttl)
             urgency = rules.urgency(lease._lost_at - now, timeout)

@@ -168,6 +168,10 @@ class Wire:
             # If this fails the request did not leave whole, so that it cannot be executed.
             self._sock.sendall(request)
             sent = True
+            data = self._sock.recv(CHUNK)
+            if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2:
+                return int(data[1:-2])  # what an acquire or release is told as a rule
+            self._took(data)
             answer = self._read()
         except (OSError, ValueError) as error:
             raise self._broken(error, sent) from error
@@ -246,11 +250,13 @@ class Wire:
                     return answer
                 except _Incomplete:
                     pass
-            more = self._sock.recv(CHUNK)
-            if not more:
-                raise ConnectionResetError("the server closed the connection")
-            self._buffer = self._buffer[self._at :] + more
-            self._at = 0
+            self._took(self._sock.recv(CHUNK))
+
+    def _took(self, more: bytes) -> None:
+        if not more:
+            raise ConnectionResetError("the server closed the connection")
+        self._buffer = self._buffer[self._at :] + more
+        self._at = 0
 
     def _limit(self, within: float) -> None:
         if not 0.8 * within <= self._timeout <= within:

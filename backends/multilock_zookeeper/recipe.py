@@ -368,7 +368,7 @@ class Recipe:
         if not claim.renew:
             return self._granted_once(claim, granted.sent_at, granted.token, granted.key, session)
         sent_at, valid_for = session.validity()
-        return replace(granted, sent_at=sent_at, valid_for=valid_for)
+        return granted._replace(sent_at=sent_at, valid_for=valid_for)
 
     def _all_lost(self, group: Hashable, held: Sequence[Held]) -> Sequence[None]:
         self._notices.group_gone(group, ENDED)

@@ -75,8 +75,8 @@ def test_a_request_gets_a_fifth_of_the_ttl_five_seconds_at_most_or_what_the_user
 
 
 def test_a_grant_is_renewed_first_when_half_of_its_time_is_gone() -> None:
-    assert not rules.too_little_left(114.9, 130.0, 30.0)
-    assert rules.too_little_left(115.1, 130.0, 30.0)
+    assert not rules.half_over(114.9, 100.0, 30.0)
+    assert rules.half_over(115.1, 100.0, 30.0)
 
 
 def test_a_deadline_noticed_late_means_that_the_process_did_not_run() -> None:

@@ -108,6 +108,8 @@ class Watcher:
         self._start()
 
     def stop(self, claim_id: str) -> None:
+        if claim_id not in self._waiting and claim_id not in self._holding:
+            return  # most never are; one that is being added right now comes after this stop
         with self._lock:
             watches = self._waiting.pop(claim_id, [])
             if (holder := self._holding.pop(claim_id, None)) and holder.watch:

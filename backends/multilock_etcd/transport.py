@@ -66,9 +66,9 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Method:
-    """One kind of request."""
+    """One kind of request; there is one object for each."""
 
     path: str
     answer: Any
@@ -107,19 +107,20 @@ class _Traffic:
         self._transports.add(transport)
 
     def __enter__(self) -> None:
-        with self._changed:
+        with self._lock:
             while self._stopped:
                 self._changed.wait()
             self._calls += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._calls -= 1
             if self._stopped:
                 self._changed.notify_all()
 
     def _begin(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken without its Condition, which would double what a call costs here
+        self._changed = threading.Condition(self._lock)
         self._calls = 0
         self._stopped = 0  # threads that fork
 
@@ -272,6 +273,9 @@ class Transport:
             # A frozen member takes connections and says nothing. One of several gets only its share of the time.
             share = (deadline - self._now()) / len(self._lines)
             self._first(line, calls.STATUS, messages.StatusRequest(), share)
+        known = self._login.known
+        if known is not None:
+            return known
         return self._login.metadata(lambda method, request: self._first(line, method, request, deadline - self._now()))
 
     def _first(self, line: _Line, method: Method, request: Any, within: float) -> Any:
@@ -409,19 +413,19 @@ class _Login:
         self._password = cluster.password
         self._client = cluster.client
         self._asking = threading.Lock()
-        self._metadata: tuple[tuple[str, str], ...] | None = None
         self.base = (("hasleader", "true"),)
+        nobody = cluster.username is None and cluster.client is None
+        #: What to send with each request; None where `metadata` must see first.
+        self.known: tuple[tuple[str, str], ...] | None = self.base if nobody else None
 
     def metadata(self, ask: Callable[[Method, Any], Any]) -> Sequence[tuple[str, str]]:
         if self._client is not None:
             return (*self.base, *(getattr(self._client, "metadata", None) or ()))
-        if self._user is None:
-            return self.base
-        known = self._metadata
-        return known if known is not None else self._authenticate(ask)
+        return self._authenticate(ask)
 
     def forget(self) -> None:
-        self._metadata = None
+        if self._user is not None:
+            self.known = None
 
     def is_over(self, error: Exception) -> bool:
         """Whether a new token helps against this error; it is then asked for before the next request."""
@@ -434,9 +438,9 @@ class _Login:
         if not self._asking.acquire(timeout=PREPARE_WITHIN):
             raise BackendUnavailable("another thread waits for etcd to tell us our token", unknown=False)
         try:
-            if self._metadata is None:
-                self._metadata = self.base + self._token(ask)
-            return self._metadata
+            if (known := self.known) is None:
+                known = self.known = self.base + self._token(ask)
+            return known
         finally:
             self._asking.release()
 

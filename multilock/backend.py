@@ -8,11 +8,11 @@ Any method may be called from several threads at once.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason
 
-__all__ = ["SPI_VERSION", "Backend", "Held", "Notices", "OpenBackend"]
+__all__ = ["SPI_VERSION", "Backend", "Channel", "Held", "Notices", "OpenBackend", "OpensChannels"]
 
 SPI_VERSION = 1
 
@@ -112,6 +112,39 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """End connections and threads; no claim is held any more. Never raises, does not wait for a server."""
+
+
+class Channel(Protocol):
+    """One connection for one event loop, which sends on it and reads from it without ever blocking.
+
+    One request at a time: `attempt` or `release`, then `answer` when the connection can be read. A channel is closed
+    when its request failed, was cancelled, or was not answered in time; what was sent may still be executed then.
+    """
+
+    def fileno(self) -> int: ...
+
+    def attempt(self, claim: Claim, join: bool) -> bool:
+        """Send what `Backend.attempt` asks. False: it did not leave whole, and so cannot be executed."""
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
+        """Send what `Backend.release` asks. False: it did not leave whole, and so cannot be executed."""
+
+    def answer(self) -> Granted | Busy | bool | None:
+        """What the request under way is answered, or its exception; BlockingIOError while it is not there whole.
+
+        None: nothing was done, and `Backend` is to be asked (on a thread, which may block).
+        """
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class OpensChannels(Protocol):
+    """What a `Backend` may offer besides, if its requests are small writes to a socket: asyncio then needs no thread
+    to carry them."""
+
+    def channel(self, within: float) -> Channel | None:
+        """A new one, connected; None: not to this server. Raises as every method of `Backend`."""
 
 
 class OpenBackend(Protocol):

@@ -14,6 +14,7 @@ from multilock.backend import Held, Notices
 from multilock.config import reject_unknown
 from multilock.errors import ConfigurationError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock_redis.channel import Channel
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.notices import Listener
 from multilock_redis.recipe import Keyspace, Recipe, liveness
@@ -170,6 +171,10 @@ class RedisBackend:
             self._listener.listen(deadline - self._now())
             within = deadline - self._now()
         return self._recipe.attempt(claim, join, within)
+
+    def channel(self, within: float) -> Channel | None:
+        wire = self._connections.channel(within)
+        return Channel(wire, self._recipe, self._listener) if wire else None
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
         self._listener.unwatch(claim)  # before it is sent: what follows is no loss

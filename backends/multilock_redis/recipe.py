@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from multilock.backend import Held
 from multilock.errors import BackendUnavailable
@@ -119,10 +120,14 @@ class Recipe:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take it, or take and keep a place in the queue. Who joins is served in order of arrival, fair or not; an
         unfair one that does not join takes a free lock whoever waits."""
-        ttl = claim.ttl
+        return self.attempted(claim, *self._run(ACQUIRE, self.to_attempt(claim, join), within))
+
+    def to_attempt(self, claim: Claim, join: bool) -> bytes:
         keys = self._keys.of(claim.name)
-        request = b"".join((ACQUIRE.head, keys.first_four, keys.own(claim), _how(ttl, join, claim.fair)))
-        answer, sent_at = self._run(ACQUIRE, request, within)
+        return b"".join((ACQUIRE.head, keys.first_four, keys.own(claim), _how(claim.ttl, join, claim.fair)))
+
+    def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
+        ttl = claim.ttl
         if isinstance(answer, int):
             return Granted(answer, ttl, sent_at, ttl, ttl / 3, self._group)
         left, rank = answer
@@ -132,10 +137,12 @@ class Recipe:
         return Busy(liveness(ttl) / 3, expires_in)
 
     def release(self, claim: Claim, unsure: bool, within: float) -> bool:
-        keys = self._keys.of(claim.name)
-        request = b"".join((RELEASE.head, keys.first_four, keys.own(claim), _LAST if unsure else _ORDINARY))
-        answer, _ = self._run(RELEASE, request, within)
+        answer, _ = self._run(RELEASE, self.to_release(claim, unsure), within)
         return bool(answer)
+
+    def to_release(self, claim: Claim, unsure: bool) -> bytes:
+        keys = self._keys.of(claim.name)
+        return b"".join((RELEASE.head, keys.first_four, keys.own(claim), _LAST if unsure else _ORDINARY))
 
     def renew(self, held: Sequence[Held], exchange: Exchange, within: float) -> list[Granted | None]:
         chunks = [held[start : start + RENEWED_AT_ONCE] for start in range(0, len(held), RENEWED_AT_ONCE)]

@@ -168,16 +168,47 @@ class Wire:
             # If this fails the request did not leave whole, so that it cannot be executed.
             self._sock.sendall(request)
             sent = True
-            data = self._sock.recv(CHUNK)
-            if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2:
-                return int(data[1:-2])  # what an acquire or release is told as a rule
-            self._took(data)
             answer = self._read()
         except (OSError, ValueError) as error:
             raise self._broken(error, sent) from error
         except BaseException:
             self.close()
             raise
+        return self._told(answer)
+
+    def begin(self, request: bytes) -> bool:
+        """Send one request without blocking, on a connection that was set so; `finish` reads its answer. False: it did
+        not leave whole; then this connection has ended."""
+        before, self.used = self.used, self._now()
+        try:
+            if (before > self.used - FRESH or not self.stale()) and self._sock.send(request) == len(request):
+                return True
+        except OSError:
+            pass
+        self.close()
+        return False
+
+    def finish(self) -> Any:
+        """The answer; BlockingIOError while it has not arrived whole."""
+        try:
+            answer = self._read()
+        except BlockingIOError:
+            raise
+        except (OSError, ValueError) as error:
+            raise self._broken(error, sent=True) from error
+        return self._told(answer)
+
+    def never_block(self) -> bool:
+        """From now on only `begin` and `finish` may be used. False: TLS, which may have to write in order to read."""
+        if isinstance(self._sock, ssl.SSLSocket):
+            return False
+        self._sock.setblocking(False)
+        return True
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def _told(self, answer: Any) -> Any:
         if isinstance(answer, Exception):
             self._keep_after(answer)
             raise answer
@@ -243,6 +274,11 @@ class Wire:
         self._connection.disconnect()
 
     def _read(self) -> Any:
+        if self._at == len(self._buffer):
+            data = self._sock.recv(CHUNK)
+            if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2:
+                return int(data[1:-2])  # what an acquire or release is told as a rule
+            self._took(data)
         while True:
             if self._at < len(self._buffer):
                 try:
@@ -371,6 +407,14 @@ class Connections:
             return wire.exchange(requests, left)
         finally:
             self._give(wire)
+
+    def channel(self, within: float) -> Wire | None:
+        """A connection of the caller's own, that never blocks."""
+        wire = self._endpoint.connect(within, self._now)
+        if wire.never_block():
+            return wire
+        self._give(wire)
+        return None
 
     def close(self) -> None:
         """Idle connections end now, those in use when their request ends."""

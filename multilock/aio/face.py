@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multilock.acquire import Waiter
+from multilock.aio.channels import Channels, Line
+from multilock.backend import Channel
 from multilock.callbacks import Callbacks, call_safely
 from multilock.errors import BackendUnavailable
 
@@ -38,7 +40,9 @@ class LoopFace:
         self._kernel = kernel
         self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: dict[_Request, float] = {}  # requests under way, and when each is over on the loop's clock
+        self._channels = Channels(kernel.backend)
+        # Requests under way, and when each is over by the loop's clock.
+        self._open: dict[asyncio.Future[Any], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at = math.inf
         self.callbacks: Callbacks = LoopCallbacks(self, kernel)
@@ -52,6 +56,7 @@ class LoopFace:
             self._kernel.events.begin(self.callbacks)  # what was still to be told on a closed loop never will be
             self._loop = running
             self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
+            self._channels.close()
         return running
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -59,16 +64,57 @@ class LoopFace:
 
     async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
         loop = self.loop()
-        request = _Request(loop, self._kernel, within, call, args)
-        self._open[request] = due = loop.time() + within + GRACE
-        if due < self._sweep_at:
-            self._plan_sweep(loop, due)
+        if not self._channels.carry(call):
+            return await self._on_thread(loop, within, call, args)
+        end = self._kernel.now() + within
+        answer: R | None = None
+        if line := await self._line(loop, within):
+            future = self._begin(loop, end - self._kernel.now())
+            try:
+                answer = await line.ask(call.__name__, args, future)
+            finally:
+                del self._open[future]
+        if answer is None:
+            return await self._on_thread(loop, end - self._kernel.now(), call, args)
+        return answer
+
+    async def _line(self, loop: asyncio.AbstractEventLoop, within: float) -> Line | None:
+        channels = self._channels
+        if channels.idle:
+            return channels.idle.pop()
+        if not channels.may_open():
+            return None
+        channels.opening += 1
         try:
-            self._workers.submit(request.carry)
-            result: R = await request.future
+            opens: Any = self._kernel.backend
+            return channels.add(loop, await self._on_thread(loop, within, opens.channel, (), _close))
+        finally:
+            channels.opening -= 1
+
+    async def _on_thread(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        within: float,
+        call: Callable[..., R],
+        args: tuple[Any, ...],
+        unwanted: Callable[[R], None] | None = None,
+    ) -> R:
+        """``unwanted`` gets an answer for which nobody waits any more."""
+        future = self._begin(loop, within)
+        try:
+            self._workers.submit(_Request(loop, self._kernel, within, call, args, future, unwanted).carry)
+            result: R = await future
             return result
         finally:
-            del self._open[request]
+            del self._open[future]
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, within: float) -> asyncio.Future[Any]:
+        """A request, whose caller waits no longer than ``within`` seconds."""
+        future: asyncio.Future[Any] = loop.create_future()
+        self._open[future] = due = loop.time() + within + GRACE
+        if due < self._sweep_at:
+            self._plan_sweep(loop, due)
+        return future
 
     def _plan_sweep(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         if self._sweep:
@@ -80,9 +126,9 @@ class LoopFace:
         """One timer for all requests: a timer for each would cost more than most of them take."""
         now = loop.time()
         self._sweep, self._sweep_at = None, math.inf
-        for request, due in self._open.items():
-            if due <= now:
-                request.expire()
+        for future, due in self._open.items():
+            if due <= now and not future.done():
+                future.set_exception(BackendUnavailable("no answer in time"))
         if rest := [due for due in self._open.values() if due > now]:
             self._plan_sweep(loop, min(rest))
 
@@ -91,12 +137,22 @@ class LoopFace:
 
     def close(self) -> None:
         self._workers.close()
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._channels.close)
+        except RuntimeError:  # a closed loop: nothing else uses them any more
+            self._channels.close()
+
+
+def _close(channel: Channel | None) -> None:
+    if channel is not None:
+        channel.close()
 
 
 class _Request:
-    """One call on its way through a worker. Its caller waits no longer than ``within``, whatever the worker does."""
+    """One call on its way through a worker. Its caller may be gone when it ends."""
 
-    __slots__ = ("_args", "_call", "_deadline", "_kernel", "_loop", "_within", "future")
+    __slots__ = ("_args", "_call", "_deadline", "_future", "_kernel", "_loop", "_unwanted")
 
     def __init__(
         self,
@@ -105,18 +161,20 @@ class _Request:
         within: float,
         call: Callable[..., Any],
         args: tuple[Any, ...],
+        future: asyncio.Future[Any],
+        unwanted: Callable[[Any], None] | None,
     ) -> None:
         self._loop = loop
         self._kernel = kernel
-        self._within = within
         self._deadline = kernel.now() + within
         self._call = call
         self._args = args
-        self.future: asyncio.Future[Any] = loop.create_future()
+        self._future = future
+        self._unwanted = unwanted
 
     def carry(self) -> None:
         """In the worker."""
-        if self.future.cancelled():
+        if self._future.cancelled():
             return
         left = self._deadline - self._kernel.now()
         try:
@@ -129,17 +187,19 @@ class _Request:
             self._loop.call_soon_threadsafe(self._settle, result, error)
         except RuntimeError:  # the loop was closed meanwhile: its coroutine unwinds, and cancels what it claimed
             logger.debug("an answer came after its event loop was closed")
+            self._drop(result)
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if error is not None:
-            self.future.set_exception(error)
+        if self._future.done():
+            self._drop(result)
+        elif error is not None:
+            self._future.set_exception(error)
         else:
-            self.future.set_result(result)
+            self._future.set_result(result)
 
-    def expire(self) -> None:
-        self._settle(None, BackendUnavailable(f"no answer within {self._within:.3f} s"))
+    def _drop(self, result: Any) -> None:
+        if self._unwanted:
+            self._unwanted(result)
 
 
 class LoopWaiter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import redis
 import redis.asyncio
 from redis.sentinel import Sentinel
 
+import multilock
 from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError
 from multilock.model import LossReason
 from multilock_redis import open_backend
@@ -165,6 +167,18 @@ def tls(certificates: Path) -> Iterator[str]:
     port = str(free_port())
     with RedisServer("--tls-port", port, *options):
         yield f"rediss://localhost:{port}/0"
+
+
+def test_asyncio_over_tls_asks_through_threads(tls: str, certificates: Path) -> None:
+    files = {"ca": "cert.pem", "cert": "cert.pem", "key": "key.pem"}
+
+    async def main() -> None:
+        options = {name: str(certificates / file) for name, file in files.items()}
+        async with multilock.connect_async(tls, **options) as client:
+            for _ in range(3):
+                assert await (await client.lock("a").acquire(timeout=5)).release()
+
+    asyncio.run(main())
 
 
 def test_tls_with_a_ca_and_a_client_certificate(tls: str, certificates: Path) -> None:

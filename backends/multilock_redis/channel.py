@@ -1,0 +1,48 @@
+"""A connection to Redis for an event loop: the requests of `multilock_redis.recipe`, without a thread to wait in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from multilock.model import Busy, Claim, Granted
+from multilock_redis.notices import Listener
+from multilock_redis.recipe import Recipe
+from multilock_redis.transport import ScriptMissing, Wire
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """See `multilock.backend.Channel`."""
+
+    def __init__(self, wire: Wire, recipe: Recipe, listener: Listener) -> None:
+        self._wire = wire
+        self._recipe = recipe
+        self._listener = listener
+        self._understand: Callable[[Any], Granted | Busy | bool | None] = bool
+        self.fileno = wire.fileno
+        self.close = wire.close
+
+    def attempt(self, claim: Claim, join: bool) -> bool:
+        # A free lock needs no subscription. But who joins without one is taken for dead, and passed over.
+        ready = self._listener.listening
+
+        def understand(answer: Any) -> Granted | Busy | None:
+            told = self._recipe.attempted(claim, answer, self._wire.used)
+            return told if ready or not join or isinstance(told, Granted) else None
+
+        self._understand = understand
+        return self._wire.begin(self._recipe.to_attempt(claim, join and ready))
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
+        self._listener.unwatch(claim)  # before it is sent: what follows is no loss
+        self._understand = bool
+        return self._wire.begin(self._recipe.to_release(claim, unsure))
+
+    def answer(self) -> Granted | Busy | bool | None:
+        try:
+            answer = self._wire.finish()
+        except ScriptMissing:
+            return None
+        return self._understand(answer)

@@ -1,0 +1,290 @@
+"""asyncio without threads: the loop sends and reads itself. What can go wrong between the two."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import AsyncClient, BackendRejected, BackendUnavailable
+from multilock.aio.channels import LINES, Channels
+from multilock.testing import FaultProxy
+from tests.backends.redis.kit import WITHIN, Bare, holder_of
+from tests.servers import RedisServer
+
+TTL = 2.0
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(20):
+            return await main()
+
+    return asyncio.run(limited())
+
+
+@contextlib.asynccontextmanager
+async def client(url: str, **options: Any) -> AsyncIterator[AsyncClient]:
+    async with multilock.connect_async(url, **{"ttl": TTL, **options}) as client:
+        yield client
+
+
+def channels(client: AsyncClient) -> Channels:
+    face: Any = client._kernel.face
+    found: Channels = face._channels
+    return found
+
+
+def request_threads() -> int:
+    return sum(thread.name == "multilock-request" for thread in threading.enumerate())
+
+
+async def until(ready: Callable[[], object]) -> None:
+    end = time.monotonic() + WITHIN
+    while not ready():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.002)
+
+
+def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(server.url) as ours:
+            await (await ours.lock("a").acquire()).release()  # through a thread: the scripts are loaded first
+            before = bare.info("stats")["total_connections_received"]
+            for _ in range(20):
+                await (await ours.lock("a").acquire()).release()
+            assert bare.info("stats")["total_connections_received"] == before
+            assert len(channels(ours).idle) == len(channels(ours).lines) == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("then", ["cut", "hold"])
+def test_a_lost_reply_to_a_try_leaves_nothing(server: RedisServer, proxy: FaultProxy, bare: Bare, then: Any) -> None:
+    async def main() -> None:
+        async with client(proxy.url, request_timeout=0.3) as ours:
+            await (await ours.lock("a").acquire()).release()
+            lost = proxy.drop_reply(b"multilock/a", then=then)
+            with pytest.raises(BackendUnavailable) as caught:
+                await ours.lock("a").try_acquire()
+            assert caught.value.unknown
+            assert lost.happened
+            await until(lambda: holder_of(bare) is None)
+            assert len(channels(ours).lines) <= 1
+            assert await ours.lock("a").try_acquire()
+
+    run(main)
+
+
+def test_a_lost_reply_to_a_release_is_asked_again_in_the_background(proxy: FaultProxy, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(proxy.url, request_timeout=0.3) as ours:
+            lease = await ours.lock("a").acquire()
+            proxy.hold_request(b"multilock/a")
+            assert await lease.release()
+            await until(lambda: holder_of(bare) is None)
+
+    run(main)
+
+
+def test_a_cancelled_request_ends_its_connection_and_is_undone(proxy: FaultProxy, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(proxy.url) as ours:
+            await (await ours.lock("a").acquire()).release()
+            lost = proxy.drop_reply(b"multilock/a", then="hold")
+            task = asyncio.create_task(ours.lock("a").try_acquire())
+            await until(lambda: lost.happened)
+            [line] = channels(ours).lines
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert line not in channels(ours).lines
+            await until(lambda: holder_of(bare) is None)
+            other = await ours.lock("b").acquire()
+            assert other.is_held()
+
+    run(main)
+
+
+def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: RedisServer) -> None:
+    async def main() -> None:
+        async with client(server.url, ttl=1.0) as ours:
+            await (await ours.lock("a").acquire()).release()
+            task = asyncio.create_task(ours.lock("a").try_acquire())
+            await asyncio.sleep(0)
+            assert not channels(ours).idle, "it is sent"
+            sent_by = multilock.now()
+            time.sleep(0.3)  # noqa: ASYNC251 (what no program should do on a loop)
+            lease = await task
+            assert lease
+            assert lease._granted.sent_at <= sent_by
+            assert lease.remaining() <= 0.9 - 0.3
+
+    run(main)
+
+
+def test_a_server_that_ends_an_idle_connection_costs_no_request(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(server.url) as ours:
+            await (await ours.lock("a").acquire()).release()
+            [line] = channels(ours).lines
+            bare.client_kill_filter(skipme=True, _type="normal")
+            time.sleep(0.05)  # noqa: ASYNC251 (it has ended, and the loop has not seen it)
+            assert await ours.lock("a").try_acquire()
+            assert line not in channels(ours).lines
+
+    run(main)
+
+
+def test_the_loop_sees_the_end_of_an_idle_connection(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(server.url) as ours:
+            await (await ours.lock("a").acquire()).release()
+            bare.client_kill_filter(skipme=True, _type="normal")
+            await until(lambda: not channels(ours).lines)
+            assert not channels(ours).idle
+
+    run(main)
+
+
+def test_forgotten_scripts_are_loaded_again(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(server.url) as ours:
+            lease = await ours.lock("a").acquire()
+            bare.script_flush()
+            assert await lease.release()
+            bare.script_flush()
+            assert await ours.lock("a").try_acquire()
+
+    run(main)
+
+
+def test_a_refusal_leaves_the_connection_as_it_is(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        bare.hset("multilock/a", "another", 1)
+        async with client(server.url) as ours:
+            for _ in range(3):
+                with pytest.raises(BackendRejected):
+                    await ours.lock("a").acquire()
+            assert await ours.lock("b").try_acquire()
+            assert len(channels(ours).lines) == len(channels(ours).idle) == 1
+
+    run(main)
+
+
+def test_a_waiter_is_served_in_order_and_woken_by_the_releaser(server: RedisServer) -> None:
+    async def main() -> None:
+        async with client(server.url, ttl=10.0) as ours, client(server.url, ttl=10.0) as theirs:
+            held = await theirs.lock("a").acquire()
+            order: list[int] = []
+
+            async def wait(number: int) -> None:
+                async with ours.lock("a", fair=True):
+                    order.append(number)
+
+            tasks = []
+            for number in range(3):
+                tasks.append(asyncio.create_task(wait(number)))
+                await until(lambda: theirs_waiting() == number + 1)  # noqa: B023
+            before = time.monotonic()
+            await held.release()
+            await asyncio.gather(*tasks)
+            assert order == [0, 1, 2]
+            assert time.monotonic() - before < 1.0, "no heartbeat had to find out"
+
+        assert not channels(ours).lines
+
+    with multilock.connect(server.url) as looker:
+
+        def theirs_waiting() -> int:
+            info = looker.inspect("a")
+            return (info.waiting or 0) if info else 0
+
+        run(main)
+
+
+def test_more_requests_at_once_than_channels_go_through_threads(server: RedisServer, proxy: FaultProxy) -> None:
+    async def main() -> None:
+        async with client(proxy.url) as ours:
+            proxy.delay(0.1)
+            leases = await asyncio.gather(*(ours.lock(f"n{number}").acquire() for number in range(3 * LINES)))
+            assert all(lease.is_held() for lease in leases)
+            assert len(channels(ours).lines) == LINES
+            assert request_threads() > 0
+            assert all(await asyncio.gather(*(lease.release() for lease in leases)))
+
+    run(main)
+
+
+def test_a_connection_that_nobody_waits_for_any_more_is_closed(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with client(server.url) as ours:
+            backend: Any = ours._kernel.backend
+            connect = backend.channel
+            go_on = threading.Event()
+
+            def slow(within: float) -> Any:
+                made.append(connect(within))
+                go_on.wait(WITHIN)
+                return made[0]
+
+            made: list[Any] = []
+            monkeypatch.setattr(backend, "channel", slow)
+            task = asyncio.create_task(ours.lock("a").try_acquire())
+            await until(lambda: made)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert channels(ours).opening == 0
+            go_on.set()
+            await until(lambda: made[0].fileno() < 0)
+            assert not channels(ours).lines
+
+    run(main)
+
+
+def test_a_loop_that_cannot_watch_sockets_uses_threads(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        def add_reader(*_: Any) -> None:
+            raise NotImplementedError
+
+        loop = asyncio.get_running_loop()
+        async with client(server.url) as ours:
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "add_reader", add_reader)
+                assert await (await ours.lock("a").acquire()).release()
+            assert not channels(ours).offered
+            assert await (await ours.lock("a").acquire()).release()
+
+    run(main)
+
+
+def test_closing_ends_the_connections(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(server.url) as ours:
+            await ours.lock("a").acquire()
+        assert not channels(ours).lines
+        await until(lambda: bare.info("clients")["connected_clients"] == 1)
+
+    run(main)
+
+
+def test_a_client_goes_on_on_another_loop_when_the_first_is_closed(server: RedisServer, bare: Bare) -> None:
+    ours = multilock.connect_async(server.url, ttl=TTL)
+
+    async def once() -> None:
+        await (await ours.lock("a").acquire()).release()
+        assert len(channels(ours).lines) == 1
+
+    run(once)
+    run(once)
+    run(ours.close)
+    assert not channels(ours).lines

@@ -33,7 +33,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-bench: $(VENV)/.bench redis ## the benchmarks, against the field's own locks, in one run
+bench: $(VENV)/.bench $(VENV)/peers/.etcd servers ## the benchmarks, against the field's own locks, in one run
 	$(BIN)/python -m tests.benchmarks
 
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
@@ -73,6 +73,12 @@ $(VENV)/.dev: $(VENV)/.user
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --group bench
+	@touch $@
+
+# etcd3 needs older libraries than everything else here.
+$(VENV)/peers/.etcd: $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/peers
+	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
 	@touch $@
 
 .PHONY: help demo test quick lint types bench mutants docker versions servers redis consul etcd zookeeper clean

@@ -1,35 +1,41 @@
-"""One lock, acquired and released again and again on one etcd: ours, the field's, and what lies below them.
+"""etcd: ours, the field's, and what lies below them: ``python -m tests.benchmarks.etcd``.
 
-python -m tests.benchmarks.etcd            prints a table and JSON; peers that are not installed are left out
-pip install etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw                                   (etcd3 needs those versions)
-
-All in one process on one server, in turns, so that what disturbs one disturbs all. Medians.
+All on one server, which keeps its data in memory: a disk would hide everything else. etcd3 and etcd3gw are left out
+where the environment is missing that ``make bench`` makes for them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
+import importlib.metadata
 import json
 import os
-import statistics
+import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import multilock
 from multilock_etcd import messages as m
 from multilock_etcd.transport import Cluster, Transport, calls
+from tests.benchmarks import sessions
+from tests.benchmarks.measure import interleave, pin
+from tests.benchmarks.report import publish, with_ratios
+from tests.benchmarks.sessions import WITHIN, Contender
 from tests.servers_etcd import EtcdServer
 
-ROUNDS, CYCLES = 15, 60
-NOTICES = 20
-WITHIN = 5.0
+RAW = "grpc alone, the same two calls"
+PEERS = ("etcd3", "etcd3gw")
+PEERS_PYTHON = Path(sys.prefix, "peers", "bin", "python")
+HISTORY = (0, 1000, 10_000)
+MEMORY = Path("/dev/shm")
 
 
-def raw(server: EtcdServer) -> Callable[[], None]:
+def raw(server: EtcdServer) -> Contender:
     """The floor: grpc alone, one transaction and one deletion with the same contents, each time with a fresh key."""
     import grpc
 
@@ -40,121 +46,168 @@ def raw(server: EtcdServer) -> Callable[[], None]:
             method.path, request_serializer=request.SerializeToString, response_deserializer=method.answer.FromString
         )
 
-    lease = stub(calls.GRANT, m.LeaseGrantRequest)(m.LeaseGrantRequest(TTL=60)).ID
-    acquire, release = stub(calls.TXN, m.TxnRequest), stub(calls.DELETE, m.DeleteRangeRequest)
+    lease = stub(calls.GRANT, m.LeaseGrantRequest)(m.LeaseGrantRequest(TTL=3600)).ID
+    txn, delete = stub(calls.TXN, m.TxnRequest), stub(calls.DELETE, m.DeleteRangeRequest)
     last = m.RangeRequest(key=b"raw/", range_end=b"raw0", limit=2, sort_order=2, sort_target=2, keys_only=True)
+    keys: list[bytes] = []
 
-    def cycle() -> None:
+    def acquire() -> None:
         own = b"raw/" + os.urandom(24).hex().encode()
         absent = [m.Compare(target=m.CREATE, key=own), m.Compare(target=m.CREATE, key=b"gone/" + own)]
         put = m.PutRequest(key=own, value=b"v" * 200, lease=lease)
         request = m.TxnRequest(compare=absent, success=[_op(put=put), _op(range=last)])
-        assert acquire(request, timeout=WITHIN).succeeded
-        assert release(m.DeleteRangeRequest(key=own), timeout=WITHIN).deleted == 1
+        assert txn(request, timeout=WITHIN).succeeded
+        keys.append(own)
 
-    return cycle
+    def release() -> None:
+        assert delete(m.DeleteRangeRequest(key=keys.pop()), timeout=WITHIN).deleted == 1
+
+    return Contender(acquire, release)
 
 
 def _op(**kind: Any) -> Any:
     return m.RequestOp(**{f"request_{name}": request for name, request in kind.items()})
 
 
-def transport(server: EtcdServer) -> Callable[[], None]:
-    """One linearized read through our transport: a round trip."""
-    requests = Transport(Cluster([server.endpoint]), multilock.now)
+class Peer:
+    """`tests.benchmarks.peer`, which takes its turns there and tells how long they took."""
 
-    def cycle() -> None:
-        requests.call(calls.TXN, m.TxnRequest(), WITHIN)
+    def __init__(self, library: str, port: int) -> None:
+        command = [str(PEERS_PYTHON), "-I", str(Path(__file__).with_name("peer.py")), library, str(port)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+        self.contender = Contender(lambda: self._ask("acquire"), lambda: self._ask("release"))
 
-    return cycle
+    def cycles(self, count: int) -> list[float]:
+        return self._ask(str(count))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(WITHIN)
+
+    def _ask(self, word: str) -> list[float]:
+        print(word, file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> list[float]:
+        assert self._process.stdout is not None
+        took: list[float] = json.loads(self._process.stdout.readline())
+        return took
 
 
-def ours(server: EtcdServer) -> Callable[[], None]:
-    lock = multilock.connect(server.url, ttl=60).lock("bench")
+@contextmanager
+def _contenders() -> Iterator[tuple[EtcdServer, dict[str, Contender], dict[str, Peer]]]:
+    """All on one server; server and clients have a core each."""
+    with EtcdServer() as server, ExitStack() as stack:
+        pin(server.pid, apart=True)
+        libraries = PEERS if PEERS_PYTHON.exists() else ()
+        peers = {f"{library} Lock": Peer(library, server.port) for library in libraries}
+        for peer in peers.values():
+            stack.callback(peer.close)
+        yield server, {RAW: raw(server), **sessions.faces(server.url, stack)}, peers
 
+
+def _uncontended() -> dict[str, Any]:
+    with _contenders() as (server, contenders, peers):
+        samples = interleave(
+            {name: each.cycle for name, each in contenders.items()},
+            rounds=20,
+            per_round=60,
+            elsewhere={name: peer.cycles for name, peer in peers.items()},
+            before_each_round=lambda: _compact(server),
+        )
+    return {"client and server on two cores": with_ratios(samples, (RAW, *peers))}
+
+
+def _requests() -> dict[str, Any]:
+    with _contenders() as (server, contenders, peers):
+        others = {name: peer.contender for name, peer in peers.items()}
+        return sessions.requests({**contenders, **others}, _counter(server))
+
+
+def _counter(server: EtcdServer) -> sessions.Count:
+    def count() -> Mapping[str, float]:
+        asked = "grpc_server_started_total"
+        renewals = server.metric(f'{asked}{{grpc_method="LeaseKeepAlive"')
+        return {"renewals": renewals, "other requests": server.metric(asked) - renewals}
+
+    return count
+
+
+def _compact(server: EtcdServer) -> None:
+    """As etcds do that compact by themselves: a key that was deleted is passed over in each look at its queue."""
+    revision = int(server.post("kv/range", {"key": "IQ=="})["header"]["revision"])
+    server.post("kv/compaction", {"revision": revision, "physical": True})
+
+
+def _history() -> dict[str, Any]:
+    with EtcdServer() as server, multilock.connect(server.url, ttl=sessions.TTL) as client:
+        pin(server.pid, apart=True)
+        cycles = {f"{count:,}": _cycle(client.lock(f"taken {count} times")) for count in HISTORY}
+        for count, cycle in zip(HISTORY, cycles.values(), strict=True):
+            for _ in range(count):
+                cycle()
+        samples = interleave(cycles, rounds=10, per_round=20)
+    return {"acquisitions of the same lock since the last compaction": {n: asdict(each) for n, each in samples.items()}}
+
+
+def _cycle(lock: multilock.Lock) -> Callable[[], None]:
     def cycle() -> None:
         assert lock.acquire().release()
 
     return cycle
 
 
-def ours_asyncio(server: EtcdServer) -> Callable[[], None]:
-    loop = asyncio.new_event_loop()
-    lock = multilock.connect_async(server.url, ttl=60).lock("bench-asyncio")
-
-    async def cycle() -> None:
-        lease = await lock.acquire()
-        await lease.release()
-
-    return lambda: loop.run_until_complete(cycle())
-
-
-def etcd3(server: EtcdServer) -> Callable[[], None]:
-    lock = importlib.import_module("etcd3").client(port=server.port).lock("bench", ttl=60)
-
-    def cycle() -> None:
-        assert lock.acquire()
-        assert lock.release()
-
-    return cycle
-
-
-def etcd3gw(server: EtcdServer) -> Callable[[], None]:
-    lock = importlib.import_module("etcd3gw").client(port=server.port, api_path="/v3/").lock(id="bench", ttl=60)
-
-    def cycle() -> None:
-        assert lock.acquire()
-        assert lock.release()
-
-    return cycle
-
-
-def notice(server: EtcdServer, what: str) -> float:
-    """Seconds from sending the deletion of a held key, or the end of its lease, to the start of the callback."""
-    operator = Transport(Cluster([server.endpoint]), multilock.now)
-    client = multilock.connect(server.url, ttl=60)
-    took: list[float] = []
-    began: list[float] = []
-    for number in range(NOTICES):
-        lease = client.lock(f"notice-{number}", on_lost=lambda _: began.append(multilock.now())).acquire()
-        time.sleep(0.35)  # its watch is armed a quarter of a second after the grant
-        found, _ = operator.call(calls.RANGE, m.RangeRequest(key=b"multilock/", range_end=b"multilock0"), WITHIN)
-        [row] = found.kvs
-        if what == "key":
-            _, sent_at = operator.call(calls.DELETE, m.DeleteRangeRequest(key=row.key), WITHIN)
-        else:
-            _, sent_at = operator.call(calls.REVOKE, m.LeaseRevokeRequest(ID=row.lease), WITHIN)
-        assert lease.wait_lost(WITHIN)
-        time.sleep(0.05)
-        took.append(began[-1] - sent_at)
-    client.close()
-    return statistics.median(took)
-
-
-def main() -> None:
+def _notices() -> dict[str, Any]:
     with EtcdServer() as server:
-        notices = {what: round(notice(server, what) * 1e3, 2) for what in ("key", "lease")}
-        cycles = {}
-        for make in (raw, transport, ours, ours_asyncio, etcd3, etcd3gw):
-            with suppress(ImportError):
-                cycles[make.__name__] = make(server)
-        for cycle in cycles.values():
-            for _ in range(CYCLES):
-                cycle()
-        times: dict[str, list[float]] = {name: [] for name in cycles}
-        for _ in range(ROUNDS):
-            for name, cycle in cycles.items():
-                for _ in range(CYCLES):
-                    began = time.perf_counter()
-                    cycle()
-                    times[name].append(time.perf_counter() - began)
-    medians = {name: round(statistics.median(each) * 1e3, 3) for name, each in times.items()}
-    for name, milliseconds in medians.items():
-        print(f"{name:14} {milliseconds:7.3f} ms   {milliseconds / medians['raw']:5.2f} × raw", file=sys.stderr)
-    for what, milliseconds in notices.items():
-        print(f"notice of a deleted {what}: {milliseconds:.2f} ms after it was sent", file=sys.stderr)
-    print(json.dumps({"unit": "ms, median", "acquire and release": medians, "notice": notices}))
+        operator = Transport(Cluster([server.endpoint]), multilock.now)
 
+        def row(name: str) -> Any:
+            begin = f"multilock/{name}".encode()
+            found, _ = operator.call(calls.RANGE, m.RangeRequest(key=begin + b"/", range_end=begin + b"0"), WITHIN)
+            return found.kvs[0]
+
+        def delete(_: multilock.Client, name: str) -> float:
+            return operator.call(calls.DELETE, m.DeleteRangeRequest(key=row(name).key), WITHIN)[1]
+
+        def revoke(_: multilock.Client, name: str) -> float:
+            return operator.call(calls.REVOKE, m.LeaseRevokeRequest(ID=row(name).lease), WITHIN)[1]
+
+        try:
+            return sessions.notices(server.url, {"the key is deleted": delete, "the lease is revoked": revoke})
+        finally:
+            operator.close()
+
+
+def _held() -> dict[str, Any]:
+    with EtcdServer() as server:
+        return sessions.held(server.url, _counter(server))
+
+
+def _versions() -> dict[str, str]:
+    with EtcdServer() as server:
+        etcd = str(server.post("maintenance/status", {})["version"])
+    return {"grpcio": version("grpcio"), "protobuf": version("protobuf"), **_peers(), "etcd": etcd}
+
+
+def _peers() -> dict[str, str]:
+    if not PEERS_PYTHON.exists():
+        print("etcd3 and etcd3gw are left out: make bench installs them", file=sys.stderr)
+        return {}
+    [packages] = PEERS_PYTHON.parents[1].glob("lib/python*/site-packages")
+    found = importlib.metadata.distributions(path=[str(packages)])
+    return {each.name: each.version for each in found if each.name in PEERS}
+
+
+BENCHMARKS: Mapping[str, Callable[[], object]] = {
+    "uncontended": _uncontended,
+    "requests": _requests,
+    "notice": _notices,
+    "held locks": _held,
+    "with time": _history,
+}
 
 if __name__ == "__main__":
-    main()
+    tempfile.tempdir = str(MEMORY) if MEMORY.is_dir() else None
+    publish("etcd", _versions, BENCHMARKS)

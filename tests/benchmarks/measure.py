@@ -8,11 +8,13 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = ["Sample", "interleave", "interleave_async", "pin", "sample"]
 
 Cycle = Callable[[], object]
 AsyncCycle = Callable[[], Awaitable[object]]
+Elsewhere = Callable[[int], list[float]]  # so many cycles in another process, which takes the time of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +36,48 @@ def sample(seconds: list[float]) -> Sample:
 
 
 def pin(server: int, *, apart: bool) -> None:
-    """This process to one core, the server to the same or to another: never a wander between them.
+    """This process to one core, the server with its threads to the same or to another: never a wander between them.
 
     On one core a round trip is as short as it can be, and all that a client does itself weighs most.
     """
     cores = sorted(os.sched_getaffinity(os.getppid()))
     os.sched_setaffinity(0, {cores[-1]})
-    os.sched_setaffinity(server, {cores[0] if apart else cores[-1]})
+    for thread in Path(f"/proc/{server}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {cores[0] if apart else cores[-1]})
 
 
-def interleave(cycles: Mapping[str, Cycle], *, rounds: int, per_round: int) -> dict[str, Sample]:
+def interleave(
+    cycles: Mapping[str, Cycle],
+    *,
+    rounds: int,
+    per_round: int,
+    elsewhere: Mapping[str, Elsewhere] | None = None,
+    before_each_round: Cycle = lambda: None,
+) -> dict[str, Sample]:
     """Each cycle ``rounds × per_round`` times, in turns; the first round warms up and does not count."""
-    times: dict[str, list[float]] = {name: [] for name in cycles}
-    clock = time.perf_counter
-    for turn in range(rounds + 1):
-        for name, cycle in cycles.items():
-            for _ in range(per_round):
-                start = clock()
-                cycle()
-                spent = clock() - start
-                if turn:
-                    times[name].append(spent)
+    turns: dict[str, Elsewhere] = {name: _timed(cycle) for name, cycle in cycles.items()} | dict(elsewhere or {})
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(rounds + 1):
+        before_each_round()
+        for name, turn in turns.items():
+            spent = turn(per_round)
+            if number:
+                times[name] += spent
     return {name: sample(spent) for name, spent in times.items()}
+
+
+def _timed(cycle: Cycle) -> Elsewhere:
+    clock = time.perf_counter
+
+    def turn(count: int) -> list[float]:
+        spent = []
+        for _ in range(count):
+            start = clock()
+            cycle()
+            spent.append(clock() - start)
+        return spent
+
+    return turn
 
 
 async def interleave_async(cycles: Mapping[str, AsyncCycle], *, rounds: int, per_round: int) -> dict[str, Sample]:

@@ -1,32 +1,50 @@
-"""Writes the newest results into docs/performance.md: ``python -m tests.benchmarks.page``."""
+"""Writes the newest results of each part into docs/performance.md: ``python -m tests.benchmarks.page``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGE", "RESULTS", "write"]
+__all__ = ["PAGE", "PARTS", "RESULTS", "tables", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-BEGIN, END = "<!-- results: written by make bench -->\n", "<!-- end of results -->"
 
 
-def write() -> None:
-    newest = json.loads(max(RESULTS.glob("redis-*.json")).read_text())
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(head + BEGIN + _results(newest) + END + rest.partition(END)[2])
+def write(results: Path = RESULTS, page: Path = PAGE) -> None:
+    """What stands between the markers of a part that has results is written anew; all else stays."""
+    text = page.read_text()
+    for part in PARTS:
+        if found := sorted(results.glob(f"{part}-*.json")):
+            begin, end = f"<!-- {part}: written by make bench -->\n", f"<!-- end of {part} -->"
+            head, marker, rest = text.partition(begin)
+            _, closed, tail = rest.partition(end)
+            if not marker or not closed:
+                raise ValueError(f"{page.name} has no place for the results of {part}: {begin}{end}")
+            text = head + begin + tables(part, json.loads(found[-1].read_text())) + end + tail
+    page.write_text(text)
 
 
-def _results(found: dict[str, Any]) -> str:
-    where = found["where"]
+def tables(part: str, found: Mapping[str, Any]) -> str:
+    """What ``make bench`` prints and the page shows of these results."""
+    return "\n".join([_where(found), *PARTS[part](found)]) + "\n"
+
+
+def _where(found: Mapping[str, Any]) -> str:
+    where = dict(found["where"])
+    cores, load = where.pop("cores"), where.pop("load before")
+    versions = ", ".join(f"{name} {version}" for name, version in where.items())
+    return (
+        f"{found['when'][:10]}, {cores} cores (load {load:.1f} before, {found['load after']:.1f} after the run), "
+        f"{versions}. Microseconds, medians.\n"
+    )
+
+
+def _redis(found: Mapping[str, Any]) -> list[str]:
     held = found["held locks"]
-    parts = [
-        f"{found['when'][:10]}, {where['cores']} cores (load {where['load before']:.1f} before, "
-        f"{found['load after']:.1f} after the run), Python {where['python']}, redis-py {where['redis-py']}, "
-        f"Redis {where['redis-server']}. Microseconds, medians.\n",
+    return [
         *(_timed(f"acquire + release, {title}", samples) for title, samples in found["uncontended"].items()),
         _timed("hand-over, 20 waiters in 4 processes", found["hand-over"]),
         _table(["waiters", "commands for one hand-over"], found["commands of a hand-over"].items()),
@@ -36,7 +54,34 @@ def _results(found: dict[str, Any]) -> str:
         f"`import multilock`: {found['import']['ms']} ms ({found['import']['cpu ms']} ms of the processor), "
         "no module of others.\n",
     ]
-    return "\n".join(parts) + "\n"
+
+
+def _session(found: Mapping[str, Any]) -> list[str]:
+    """The backends whose locks live on a session that is kept alive."""
+    kept = found["held locks"]
+    counted = list(next(iter(kept.values())))
+    return [
+        *(_timed(f"acquire + release, {title}", samples) for title, samples in found["uncontended"].items()),
+        _table(
+            ["requests, counted by the server", "acquire", "release"],
+            ([name, f"{one['acquire']:g}", f"{one['release']:g}"] for name, one in found["requests"].items()),
+        ),
+        _table(["the callback begins after", "median", "p99"], map(_notice, found["notice"].items())),
+        _table(["locks held by one client", *counted], map(_kept, kept.items())),
+        *(
+            _table([f"{title}, acquire + release", "median"], ([name, one["median"]] for name, one in samples.items()))
+            for title, samples in found.get("with time", {}).items()
+        ),
+    ]
+
+
+#: What can be measured alone, and what shows it.
+PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "redis": _redis,
+    "etcd": _session,
+    "consul": _session,
+    "zookeeper": _session,
+}
 
 
 def _timed(title: str, samples: dict[str, Any]) -> str:
@@ -50,6 +95,17 @@ def _timed(title: str, samples: dict[str, Any]) -> str:
 def _held(found: tuple[str, dict[str, Any]]) -> list[object]:
     backend, its = found
     return [backend, its["threads"], f"{its['bytes_each']:.0f}", f"{its['cpu_share']:.1%}"]
+
+
+def _notice(found: tuple[str, dict[str, Any]]) -> list[object]:
+    what, its = found
+    return [what, its["median"], its["p99"]]
+
+
+def _kept(found: tuple[str, dict[str, Any]]) -> list[object]:
+    count, its = found
+    share = f"{its['of one core']:.1%}"
+    return [f"{int(count):,}", *(f"{number:g}" for kind, number in its.items() if kind != "of one core"), share]
 
 
 def _table(titles: list[str], rows: Iterable[Iterable[object]]) -> str:

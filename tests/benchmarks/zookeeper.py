@@ -1,103 +1,112 @@
-"""One lock, acquired and released again and again on one ZooKeeper: ours, kazoo's, and what lies below them.
+"""ZooKeeper: ours, kazoo's, and what lies below them: ``python -m tests.benchmarks.zookeeper``.
 
-python -m tests.benchmarks.zookeeper       prints a table and JSON
-
-All in one process on one server, in turns, so that what disturbs one disturbs all. Medians. The server does not wait
-for its disk, which would hide everything else.
+All on one server, which does not wait for its disk: that would hide everything else.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import statistics
-import sys
-import time
-from collections.abc import Callable
+import itertools
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from typing import Any
 
 from kazoo.client import KazooClient
 
 import multilock
 from multilock_zookeeper import ZooKeeperBackend
-from tests.benchmarks.measure import interleave
+from tests.benchmarks import sessions
+from tests.benchmarks.measure import interleave, pin
+from tests.benchmarks.report import publish, with_ratios
+from tests.benchmarks.sessions import Contender
 from tests.servers_zookeeper import ZooKeeperServer
 
-NOTICES = 20
-WITHIN = 5.0
-TTL = 30.0
+RAW = "kazoo's create and delete of a node"
+LOCK = "kazoo.Lock"
 
 
-def raw(kazoo: Any) -> Callable[[], None]:
-    """The floor: kazoo's own create and delete of such a node, which exclude nobody."""
+def raw(kazoo: Any) -> Contender:
+    """The floor: such a node, which excludes nobody."""
     kazoo.ensure_path("/raw")
+    nodes: list[str] = []
+    return Contender(
+        lambda: nodes.append(kazoo.create("/raw/node", b"v" * 200, ephemeral=True, sequence=True)),
+        lambda: kazoo.delete(nodes.pop()),
+    )
 
-    def cycle() -> None:
-        kazoo.delete(kazoo.create("/raw/node", b"v" * 200, ephemeral=True, sequence=True))
 
-    return cycle
-
-
-def kazoo_lock(kazoo: Any) -> Callable[[], None]:
+def kazoo_lock(kazoo: Any) -> Contender:
     lock = kazoo.Lock("/kazoo")
 
-    def cycle() -> None:
+    def acquire() -> None:
         assert lock.acquire()
-        lock.release()
 
-    return cycle
-
-
-def ours(client: multilock.Client) -> Callable[[], None]:
-    lock = client.lock("bench")
-
-    def cycle() -> None:
-        assert lock.acquire().release()
-
-    return cycle
+    return Contender(acquire, lock.release)
 
 
-def ours_asyncio(server: ZooKeeperServer) -> Callable[[], None]:
-    loop = asyncio.new_event_loop()
-    lock = multilock.connect_async(server.url, ttl=TTL).lock("bench-asyncio")
-
-    async def cycle() -> None:
-        lease = await lock.acquire()
-        await lease.release()
-
-    return lambda: loop.run_until_complete(cycle())
+@contextmanager
+def _server() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer(forceSync="no") as server:
+        yield server
 
 
-def packets(server: ZooKeeperServer, cycle: Callable[[], None]) -> float:
-    """Requests of one cycle, as the server counts them."""
-    before = server.metric("zk_packets_received")
-    for _ in range(100):
-        cycle()
-    return (server.metric("zk_packets_received") - before - 1) / 100
+@contextmanager
+def _kazoo(server: ZooKeeperServer) -> Iterator[Any]:
+    kazoo = KazooClient(server.endpoint)
+    kazoo.start()
+    try:
+        yield kazoo
+    finally:
+        kazoo.stop()
+        kazoo.close()
 
 
-def notice(server: ZooKeeperServer, kazoo: Any, what: str) -> float:
-    """Seconds from sending the deletion of a held node, or the end of its session, to the start of the callback."""
-    client = multilock.connect(server.url, ttl=TTL)
-    took: list[float] = []
-    for _ in range(NOTICES):
-        began: list[float] = []
-        lease = client.lock("notice", on_lost=lambda _: began.append(multilock.now())).acquire(timeout=WITHIN)  # noqa: B023
-        time.sleep(0.4)  # its watch is armed a quarter of a second after the grant
-        if what == "node":
-            [node] = kazoo.get_children("/multilock/notice")
+@contextmanager
+def _contenders() -> Iterator[tuple[ZooKeeperServer, dict[str, Contender]]]:
+    with _server() as server, ExitStack() as stack:
+        pin(server.pid, apart=True)
+        kazoo = stack.enter_context(_kazoo(server))
+        yield server, {RAW: raw(kazoo), **sessions.faces(server.url, stack), LOCK: kazoo_lock(kazoo)}
+
+
+def _uncontended() -> dict[str, Any]:
+    with _contenders() as (_, contenders):
+        samples = interleave({name: each.cycle for name, each in contenders.items()}, rounds=15, per_round=60)
+    return {"client and server on two cores": with_ratios(samples, (RAW, LOCK))}
+
+
+def _requests() -> dict[str, Any]:
+    with _contenders() as (server, contenders):
+        return sessions.requests(contenders, _counter(server))
+
+
+def _counter(server: ZooKeeperServer) -> sessions.Count:
+    """Packets, pings among them; the server counts our question, too."""
+    asked = itertools.count()
+    return lambda: {"packets": server.metric("zk_packets_received") - next(asked)}
+
+
+def _notices() -> dict[str, Any]:
+    with _server() as server, _kazoo(server) as kazoo:
+
+        def delete(_: multilock.Client, name: str) -> float:
+            [node] = kazoo.get_children(f"/multilock/{name}")
             sent_at = multilock.now()
-            kazoo.delete(f"/multilock/notice/{node}")
-        else:
+            kazoo.delete(f"/multilock/{name}/{node}")
+            return sent_at
+
+        def end_session(client: multilock.Client, _: str) -> float:
             thief = _same_session(server, client)
             sent_at = multilock.now()
             thief.stop()
-        assert lease.wait_lost(WITHIN)
-        while not began:
-            time.sleep(0.001)
-        took.append(began[0] - sent_at)
-    client.close()
-    return statistics.median(took)
+            thief.close()
+            return sent_at
+
+        return sessions.notices(
+            server.url, {"the node is deleted": delete, "the session is closed by others": end_session}
+        )
 
 
 def _same_session(server: ZooKeeperServer, client: multilock.Client) -> Any:
@@ -109,28 +118,25 @@ def _same_session(server: ZooKeeperServer, client: multilock.Client) -> Any:
     return thief
 
 
-def main() -> None:
-    with ZooKeeperServer(forceSync="no") as server, multilock.connect(server.url, ttl=TTL) as client:
-        kazoo = KazooClient(server.endpoint)
-        kazoo.start()
-        notices = {what: round(notice(server, kazoo, what) * 1e3, 2) for what in ("node", "session")}
-        cycles = {
-            "raw": raw(kazoo),
-            "ours": ours(client),
-            "ours_asyncio": ours_asyncio(server),
-            "kazoo_lock": kazoo_lock(kazoo),
-        }
-        samples = interleave(cycles, rounds=15, per_round=60)
-        requests = {name: packets(server, cycles[name]) for name in ("ours", "kazoo_lock")}
-        kazoo.stop()
-    medians = {name: round(each.median / 1e3, 3) for name, each in samples.items()}
-    for name, milliseconds in medians.items():
-        print(f"{name:14} {milliseconds:7.3f} ms   {milliseconds / medians['raw']:5.2f} × raw", file=sys.stderr)
-    for what, milliseconds in notices.items():
-        print(f"notice of a deleted {what}: {milliseconds:.2f} ms after it was sent", file=sys.stderr)
-    told = {"acquire and release": medians, "requests": requests, "notice": notices}
-    print(json.dumps({"unit": "ms, median", **told}))
+def _held() -> dict[str, Any]:
+    with _server() as server:
+        return sessions.held(server.url, _counter(server))
 
+
+def _versions() -> dict[str, str]:
+    with _server() as server:
+        said = re.search(r"version: ([\d.]+)", server.ask("srvr"))
+    assert said is not None
+    return {"kazoo": version("kazoo"), "ZooKeeper": said[1]}
+
+
+BENCHMARKS: Mapping[str, Callable[[], object]] = {
+    "uncontended": _uncontended,
+    "requests": _requests,
+    "notice": _notices,
+    "held locks": _held,
+}
 
 if __name__ == "__main__":
-    main()
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # it tells of each session that a notice's measurement ends
+    publish("zookeeper", _versions, BENCHMARKS)

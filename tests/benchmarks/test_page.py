@@ -1,0 +1,65 @@
+"""The page shows the newest results of each part, and writing them leaves everything else as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import page
+
+FRAME = "".join(
+    f"text {part}\n<!-- {part}: written by make bench -->\nold {part}\n<!-- end of {part} -->\n" for part in page.PARTS
+)
+
+
+def found(median: float) -> str:
+    sample = {"median": median, "p99": 2.0, "count": 1}
+    return json.dumps(
+        {
+            "when": "2026-01-02T03:04:05+00:00",
+            "where": {"cores": 2, "load before": 0.0, "python": "3.11.7"},
+            "uncontended": {"on two cores": {"multilock": {**sample, "ratios": {"raw": 1.0}}}},
+            "requests": {"multilock": {"acquire": 1.0, "release": 1.0}},
+            "notice": {"the key is deleted": sample},
+            "held locks": {"1000": {"renewals": 5.0, "of one core": 0.01}},
+            "load after": 0.5,
+        }
+    )
+
+
+def test_a_part_alone_is_written_anew_and_the_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "etcd-2026-01-01.json").write_text(found(111.1))
+    (tmp_path / "etcd-2026-01-02.json").write_text(found(222.2))
+    text = tmp_path / "page.md"
+    text.write_text(FRAME)
+    page.write(tmp_path, text)
+    head, _, tail = text.read_text().partition("old redis\n")
+    assert "| multilock | 222.2 | 1.0 |" in tail
+    assert "111.1" not in tail
+    assert "old etcd" not in tail
+    assert [line for line in tail.splitlines() if line.startswith(("text", "old"))] == [
+        "text etcd",
+        "text consul",
+        "old consul",
+        "text zookeeper",
+        "old zookeeper",
+    ]
+    assert head + "old redis\n" == FRAME[: len(head) + len("old redis\n")]
+
+
+def test_results_without_a_place_on_the_page_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "consul-2026-01-01.json").write_text(found(1.0))
+    text = tmp_path / "page.md"
+    text.write_text("nothing\n")
+    with pytest.raises(ValueError, match="no place for the results of consul"):
+        page.write(tmp_path, text)
+    assert text.read_text() == "nothing\n"
+
+
+def test_the_page_shows_the_results_that_are_kept() -> None:
+    shown = page.PAGE.read_text()
+    for part in page.PARTS:
+        newest = max(page.RESULTS.glob(f"{part}-*.json"))
+        assert page.tables(part, json.loads(newest.read_text())) in shown

@@ -16,18 +16,6 @@ from multilock.errors import (
     MultilockError,
     NotHeld,
 )
-from multilock.events import (
-    Acquired,
-    AtRisk,
-    Elected,
-    Event,
-    LeaderChanged,
-    Lost,
-    Released,
-    Renewed,
-    RenewFailed,
-    Waiting,
-)
 from multilock.lock import DistributedLock, Lease
 from multilock.model import Capabilities, Finding, LeaderInfo, LeaseState, LockInfo, Loss, LossReason
 from multilock.registry import register_backend
@@ -41,6 +29,18 @@ if TYPE_CHECKING:
         AsyncLeadership,
         AsyncLease,
         connect_async,
+    )
+    from multilock.events import (
+        Acquired,
+        AtRisk,
+        Elected,
+        Event,
+        LeaderChanged,
+        Lost,
+        Released,
+        Renewed,
+        RenewFailed,
+        Waiting,
     )
 
 __all__ = [
@@ -90,11 +90,15 @@ logging.getLogger("multilock").addHandler(logging.NullHandler())  # what is logg
 
 
 def __getattr__(name: str) -> Any:
-    """The asyncio face is imported when it is first asked for."""
+    """The asyncio face and the events are imported when they are first asked for."""
     if name.startswith("Async") or name == "connect_async":
         from multilock import aio
 
         return getattr(aio, name)
+    if name in __all__:
+        from multilock import events
+
+        return getattr(events, name)
     raise AttributeError(f"module 'multilock' has no attribute {name!r}")
 
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from multilock import events
 from multilock import lease as rules
 from multilock.callbacks import Callbacks, ThreadCallbacks
 from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
@@ -339,4 +338,6 @@ class _Contender:
         kernel = self.kernel
         logger.debug("waiting for the lock %r", self.want.name, extra={"lock_name": self.want.name})
         if kernel.events.listened:
+            from multilock import events
+
             kernel.events.emit(events.Waiting(self.want.name, claim.owner if claim else None, kernel.now()))

@@ -23,7 +23,7 @@ from multilock.scopes import Scope
 if TYPE_CHECKING:
     from multilock.backend import Backend
     from multilock.config import Settings
-    from multilock.events import Events
+    from multilock.subscribers import Events
 
 __all__ = ["Client", "connect"]
 

@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from multilock.errors import CapabilityMissing, ConfigurationError
 from multilock.model import Capabilities
@@ -168,12 +169,11 @@ def reject_unknown(options: Mapping[str, object], known: Iterable[str], scheme: 
 # ---- where settings come from
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(NamedTuple):
     where: str
     url: str | None
     requires: frozenset[str]
-    values: dict[str, object]
+    values: Mapping[str, object]
 
     @classmethod
     def of(cls, where: str, table: Mapping[str, object]) -> _Layer:
@@ -192,11 +192,10 @@ class _Layer:
         return cls(where, url, requires, values)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     path: str | None
-    top: dict[str, object] = field(default_factory=dict)
-    profiles: dict[str, object] = field(default_factory=dict)
+    top: Mapping[str, object] = MappingProxyType({})
+    profiles: Mapping[str, object] = MappingProxyType({})
     default: str | None = None
 
     @classmethod

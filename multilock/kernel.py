@@ -18,7 +18,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from multilock import events as event_types
 from multilock import lease as rules
 from multilock import process
 from multilock.cleanup import Cleanup
@@ -30,6 +29,7 @@ from multilock.holding import HELD, RELEASED, RELEASING, Holding
 from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, owner_text
 from multilock.monitor import Monitor
 from multilock.names import check_identity, check_name, check_seconds
+from multilock.subscribers import Events
 from multilock.timers import Timers
 from multilock.watchdog import Watchdog
 
@@ -88,7 +88,7 @@ class Kernel:
         self._make_face = make_face
         self.closers: dict[Callable[[], None], None] = {}  # what runs elections, stopped first by close()
         self.elections: weakref.WeakSet[Forkable] = weakref.WeakSet()
-        self.events = event_types.Events()
+        self.events = Events()
         self._start()
         process.register(self)
 
@@ -208,9 +208,9 @@ class Kernel:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("acquired the lock %r", claim.name, extra=self.extra(lease))
         if self.events.listened:
-            self.events.emit(
-                event_types.Acquired(claim.name, claim.owner, self.now(), granted.token, self.now() - started)
-            )
+            from multilock import events
+
+            self.events.emit(events.Acquired(claim.name, claim.owner, self.now(), granted.token, self.now() - started))
         return lease
 
     def forget(self, lease: Holding) -> None:
@@ -285,8 +285,10 @@ class Kernel:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("released the lock %r", lease.name, extra=self.extra(lease))
         if self.events.listened:
+            from multilock import events
+
             held_for = released_at - lease._granted_at
-            self.events.emit(event_types.Released(lease.name, lease.owner, self.now(), held_for))
+            self.events.emit(events.Released(lease.name, lease.owner, self.now(), held_for))
 
     def abandon(self, claim: Claim) -> None:
         """The acquire that made this lease was interrupted before it could hand it out."""

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
-from multilock import events
 from multilock import lease as rules
 from multilock.holding import HELD, LOST, RELEASING, Holding
 from multilock.model import Loss, LossReason
@@ -97,6 +96,8 @@ class Monitor:
             hook()
         logger.warning("lost the lock %r (%s): %s", lease.name, reason.value, message, extra=kernel.extra(lease))
         if kernel.events.listened:
+            from multilock import events
+
             kernel.events.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss))
         if give_back:
             # What may still stand at the server is given back, but not while the callback has its time.

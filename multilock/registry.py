@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from multilock.backend import Backend, OpenBackend
 from multilock.errors import ConfigurationError
@@ -19,8 +18,7 @@ __all__ = ["OURS", "Ours", "is_scheme", "open_backend", "register_backend", "sch
 GROUP = "multilock.backends"
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
+class Ours(NamedTuple):
     """A backend of this distribution: its module, and the extra that installs the client library it imports."""
 
     module: str

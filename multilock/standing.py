@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from multilock import events
 from multilock.acquire import Stop, Stopped, Waiter, acquire
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout, MultilockError
 from multilock.holding import Holding
@@ -151,6 +150,8 @@ class Standing(Generic[T]):
             self._term_ended()
         kernel = self._kernel
         if kernel.events.listened:
+            from multilock import events
+
             identity = self._want.identity or kernel.identity
             kernel.events.emit(events.Elected(lease.name, lease.owner, kernel.now(), identity, lease.token))
         kernel.callbacks.start(self._run_elected, term)
@@ -308,6 +309,8 @@ class Standing(Generic[T]):
     def _tell_leader(self, leader: LeaderInfo | None) -> None:
         kernel = self._kernel
         if kernel.events.listened:
+            from multilock import events
+
             kernel.events.emit(events.LeaderChanged(self._want.name, None, kernel.now(), leader))
 
     def _begin_standing(self) -> Stop:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from multilock import events
 from multilock import lease as rules
 from multilock.errors import BackendUnavailable, MultilockError
 from multilock.holding import HELD, Holding
@@ -178,6 +177,8 @@ class Watchdog:
             extra=kernel.extra(lease),
         )
         if kernel.events.listened:
+            from multilock import events
+
             kernel.events.emit(events.AtRisk(lease.name, lease.owner, kernel.now(), lease._lost_at))
 
     def _carry(self, group: Hashable, job: Callable[[], None]) -> None:
@@ -226,6 +227,8 @@ class Watchdog:
             due = self._plan(lease)
         kernel.poke(due)
         if kernel.events.listened:
+            from multilock import events
+
             kernel.events.emit(events.Renewed(lease.name, lease.owner, now, lease._valid_until))
 
     def unanswered(self, leases: Sequence[Holding], error: Exception) -> None:
@@ -251,6 +254,8 @@ class Watchdog:
         for lease in at_risk:
             self._tell_risk(lease)
         if kernel.events.listened:
+            from multilock import events
+
             for lease in leases:
                 kernel.events.emit(events.RenewFailed(lease.name, lease.owner, kernel.now(), str(error)))
 

@@ -16,7 +16,7 @@ from tests.architecture.imports import imports_of, module_name, sources
 LAYERS = [
     {"errors", "model", "names"},
     {"backend", "lease", "runtime", "workers", "values"},
-    {"events", "callbacks", "timers", "process", "registry", "urls", "config", "decorate"},
+    {"events", "callbacks", "subscribers", "timers", "process", "registry", "urls", "config", "decorate"},
     {"holding", "scopes", "gate", "acquire", "watchdog", "monitor", "cleanup", "followers", "kernel"},
     {"standing", "lock", "election", "client", "aio"},
     {"__init__"},

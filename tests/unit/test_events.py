@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from multilock import Acquired, AtRisk, Client, Event, Lost, Released, Renewed, RenewFailed, Waiting
-from multilock.events import BACKLOG
 from multilock.runtime import Threads
+from multilock.subscribers import BACKLOG
 from multilock.testing import HandRuntime
 from tests.unit.kit import Call, Scripted, client_on, eventually, silence
 

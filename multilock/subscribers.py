@@ -1,0 +1,85 @@
+"""`Client.events`: tells every event to those who subscribed."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multilock.callbacks import Callbacks
+    from multilock.events import Event
+
+__all__ = ["BACKLOG", "Events"]
+
+BACKLOG = 10_000  # events kept for a subscriber that hangs; then the oldest are dropped
+
+
+class Events:
+    """``subscribe(callback) -> unsubscribe``: calls it with every event, in order, off the threads that do the work.
+
+    One that raises is logged and goes on; one that hangs delays only its own events.
+    """
+
+    def __init__(self) -> None:
+        self._callbacks: Callbacks | None = None
+        self.listened = False  #: whether making an event is worth it
+        self._subscribers: tuple[_Subscriber, ...] = ()
+        self._lock = threading.Lock()
+
+    def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
+        if not callable(callback):
+            raise TypeError(f"subscribe takes a function of one argument, not {callback!r:.60}")
+        subscriber = _Subscriber(callback)
+        with self._lock:
+            self._subscribers += (subscriber,)
+            self.listened = True
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscribers = tuple(other for other in self._subscribers if other is not subscriber)
+                self.listened = bool(self._subscribers)
+
+        return unsubscribe
+
+    def begin(self, callbacks: Callbacks) -> None:
+        """At the start of the client, and again in a forked child, where nobody is draining."""
+        self._callbacks = callbacks
+        self._lock = threading.Lock()
+        for subscriber in self._subscribers:
+            subscriber.begin()
+
+    def emit(self, event: Event) -> None:
+        for subscriber in self._subscribers:
+            if subscriber.put(event) and self._callbacks:
+                self._callbacks.start(subscriber.drain)
+
+
+class _Subscriber:
+    def __init__(self, callback: Callable[[Event], Any]) -> None:
+        self._callback = callback
+        self.begin()
+
+    def begin(self) -> None:
+        self._events: deque[Event] = deque(maxlen=BACKLOG)
+        self._draining = False
+        self._lock = threading.Lock()
+
+    def put(self, event: Event) -> bool:
+        """Whether somebody must be started to drain."""
+        with self._lock:
+            self._events.append(event)
+            draining, self._draining = self._draining, True
+            return not draining
+
+    def drain(self) -> None:
+        from multilock.callbacks import call_safely
+
+        while True:
+            with self._lock:
+                if not self._events:
+                    self._draining = False
+                    return
+                event = self._events.popleft()
+            call_safely(self._callback, event)

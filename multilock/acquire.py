@@ -191,15 +191,19 @@ class _Contender:
 
     async def contend(self, line: Line) -> Holding | None:
         """Talk to the backend until it grants, the deadline passes, or it has been silent for too long."""
+        kernel = self.kernel
         claim = self._claim()
         failures = 0
         try:
             while True:
-                sent_at = self.kernel.now()
+                sent_at = kernel.now()
                 try:
                     answer = await self._attempt(claim)
                     if isinstance(answer, Granted):
-                        if lease := await self._lease(claim, answer):
+                        granted: Granted | None = answer
+                        if claim.renew and rules.half_over(kernel.now(), answer.sent_at, answer.valid_for):
+                            granted = await self._renewed(claim, answer)
+                        if granted and (lease := kernel.adopt(self.want, claim, granted, self.unsure, self.started)):
                             self._heed_no_more(claim)
                             return lease
                         self._leave(claim, sure=False)  # an id whose time is over is never used again
@@ -217,18 +221,18 @@ class _Contender:
                         return None
                     self._tell_waiting(claim)
                     pause = self._look_again_in(answer)
-                if (rest := self.deadline - self.kernel.now()) > 0:
+                if (rest := self.deadline - kernel.now()) > 0:
                     await self.waiter.wait(min(pause, rest))
-                if self.kernel.now() >= self.deadline:
+                if kernel.now() >= self.deadline:
                     if line.silence:
                         raise self._unavailable(line.silence)
                     self._leave(claim)
                     return None
         except BaseException as error:
-            self.kernel.abandon(claim)
+            kernel.abandon(claim)
             self._leave(claim)
             if isinstance(error, MultilockError):
-                self.kernel.name_error(error, self.want.name)
+                kernel.name_error(error, self.want.name)
             raise
 
     def _check_wanted(self) -> None:
@@ -269,26 +273,24 @@ class _Contender:
             return within
         return max(min(within, self.deadline - self.kernel.now()), 0.001)
 
-    async def _lease(self, claim: Claim, granted: Granted) -> Holding | None:
-        """The lease, if the grant is still good for something; one that is half over is renewed first."""
+    async def _renewed(self, claim: Claim, granted: Granted) -> Granted | None:
+        """A newer proof than one that is half over; that one where there is no answer; None: it is not ours."""
         kernel = self.kernel
-        if claim.renew and rules.half_over(kernel.now(), granted.sent_at, granted.valid_for):
-            until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
-            left = rules.lost_at(until, granted.ttl) - kernel.now()
-            if left <= 0:
-                return None
-            unsure, self.unsure = self.unsure, True
-            try:
-                within = min(self._within(), left)
-                [newer] = await self.face.request(within, kernel.backend.renew, granted.group, [(claim, granted)])
-            except BackendUnavailable as silence:
-                self.unsure = unsure or silence.unknown
-            else:
-                self.unsure = unsure
-                if newer is None:
-                    return None
-                granted = self.granted = newer
-        return kernel.adopt(self.want, claim, granted, self.unsure, self.started)
+        until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
+        left = rules.lost_at(until, granted.ttl) - kernel.now()
+        if left <= 0:
+            return None
+        unsure, self.unsure = self.unsure, True
+        try:
+            within = min(self._within(), left)
+            [newer] = await self.face.request(within, kernel.backend.renew, granted.group, [(claim, granted)])
+        except BackendUnavailable as silence:
+            self.unsure = unsure or silence.unknown
+            return granted
+        self.unsure = unsure
+        if newer is not None:
+            self.granted = newer
+        return newer
 
     def _leave(self, claim: Claim, *, sure: bool = True) -> None:
         """Hand the claim to the background cancel, unless nothing of it can be at the backend."""

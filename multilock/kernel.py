@@ -22,7 +22,14 @@ from multilock import lease as rules
 from multilock import process
 from multilock.cleanup import Cleanup
 from multilock.config import Settings, default_identity
-from multilock.errors import BackendUnavailable, CapabilityMissing, ClientClosed, MultilockError
+from multilock.errors import (
+    BackendUnavailable,
+    CapabilityMissing,
+    ClientClosed,
+    LockTimeout,
+    MultilockError,
+    NotHeld,
+)
 from multilock.followers import Followers
 from multilock.gate import Gate
 from multilock.holding import HELD, RELEASED, RELEASING, Holding
@@ -417,6 +424,22 @@ class Kernel:
             self._start()
 
     # For messages
+
+    def still_taken(self, name: str, timeout: float | None) -> LockTimeout:
+        return LockTimeout(
+            f"lock {name!r} is still taken after {timeout:g} s: wait longer, or see who holds it with inspect()",
+            name=name,
+            backend=self.scheme,
+        )
+
+    def not_held(self, name: str, who: str) -> NotHeld:
+        """``who`` asked: "thread" or "task"."""
+        return NotHeld(
+            f"this {who} holds no lease of {name!r} through this lock: it was released, or taken elsewhere "
+            f"(lease.release() works from any {who})",
+            name=name,
+            backend=self.scheme,
+        )
 
     def name_error(self, error: MultilockError, name: str | None) -> None:
         error.name = error.name or name

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from multilock.acquire import acquire, run
-from multilock.errors import LockTimeout, NotHeld
+from multilock.errors import NotHeld
 from multilock.holding import Holding
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
@@ -141,11 +141,7 @@ class Lock:
         seconds = check_timeout(timeout)
         if lease := self._acquire(seconds):
             return lease
-        raise LockTimeout(
-            f"lock {self.name!r} is still taken after {seconds:g} s: wait longer, or see who holds it with inspect()",
-            name=self.name,
-            backend=self._kernel.scheme,
-        )
+        raise self._kernel.still_taken(self.name, seconds)
 
     def try_acquire(self, timeout: float = 0) -> Lease | None:
         return self._acquire(check_timeout(timeout))
@@ -169,12 +165,7 @@ class Lock:
     def release(self) -> bool:
         lease = self._mine()
         if lease is None:
-            raise NotHeld(
-                f"this thread holds no lease of {self.name!r} through this lock: it was released, or taken elsewhere "
-                "(lease.release() works from any thread)",
-                name=self.name,
-                backend=self._kernel.scheme,
-            )
+            raise self._kernel.not_held(self.name, "thread")
         released = lease.release()
         if lease._is_lost():
             self._client._scope().discard(lease)

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from multilock.acquire import acquire
-from multilock.errors import LockTimeout, NotHeld
 from multilock.holding import Holding
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
@@ -214,11 +213,7 @@ class AsyncLock:
     async def _acquire_or_raise(self, timeout: float | None, scope: Scope[AsyncLease]) -> AsyncLease:
         if lease := await self._acquire(timeout, scope):
             return lease
-        raise LockTimeout(
-            f"lock {self.name!r} is still taken after {timeout:g} s: wait longer, or see who holds it with inspect()",
-            name=self.name,
-            backend=self._kernel.scheme,
-        )
+        raise self._kernel.still_taken(self.name, timeout)
 
     async def try_acquire(self, timeout: float = 0) -> AsyncLease | None:
         return await self._acquire(check_timeout(timeout), self._client._scope())
@@ -239,12 +234,7 @@ class AsyncLock:
         scope = self._client._scope()
         lease = scope.newest(lambda lease: lease._want is want or (want.reentrant and lease._may_reenter(want)))
         if lease is None:
-            raise NotHeld(
-                f"this task holds no lease of {self.name!r} through this lock: it was released, or taken elsewhere "
-                "(lease.release() works from any task)",
-                name=self.name,
-                backend=self._kernel.scheme,
-            )
+            raise self._kernel.not_held(self.name, "task")
         released = await lease.release()
         if lease._is_lost():
             scope.discard(lease)

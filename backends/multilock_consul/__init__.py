@@ -49,7 +49,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     prefix = cast("str", options.get("prefix", "multilock/"))
     if prefix.startswith("/") or "//" in prefix:
         raise ConfigurationError(f"prefix {prefix!r}: Consul takes no key with a '/' at its beginning or after another")
-    place = _place_of_client(scheme, options) if "client" in options else _place_of_url(url, scheme, options)
+    place = _place_of_client(url, options) if "client" in options else _place_of_url(url, scheme, options)
     return ConsulBackend(
         scheme,
         place,
@@ -89,7 +89,8 @@ def _place_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Place
     )
 
 
-def _place_of_client(scheme: str, options: Mapping[str, object]) -> Place:
+def _place_of_client(url: str, options: Mapping[str, object]) -> Place:
+    scheme, _, rest = url.partition("://")
     client: Any = options["client"]
     if not isinstance(client, consul.base.Consul):
         raise ConfigurationError(
@@ -102,7 +103,12 @@ def _place_of_client(scheme: str, options: Mapping[str, object]) -> Place:
     if http.scheme == "https":
         cert, key = http.cert if isinstance(http.cert, (tuple, list)) else (http.cert, None)
         tls = _tls(http.verify if isinstance(http.verify, str) else None, cert, key, verify=bool(http.verify))
-    return Place([Address(http.host, int(http.port))], tls, _token(client.token), client.dc)
+    addresses = [Address(http.host, int(http.port))]
+    if rest and _place_of_url(url, scheme, {}).addresses != addresses:
+        raise ConfigurationError(
+            f"client= is connected to {http.host}:{http.port}, which is not where the URL leads: give {scheme}://"
+        )
+    return Place(addresses, tls, _token(client.token), client.dc)
 
 
 def _address(scheme: str, text: str, port: int) -> Address:

@@ -51,7 +51,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend:
         raise ConfigurationError(
             f"prefix {prefix!r} contains {' '.join(bad)}: {scheme}:// takes none of {' '.join(FORBIDDEN)}"
         )
-    endpoint = _endpoint_of_client(scheme, options) if "client" in options else _endpoint_of_url(url, scheme, options)
+    endpoint = _endpoint_of_client(url, options) if "client" in options else _endpoint_of_url(url, scheme, options)
     return RedisBackend(scheme, endpoint, prefix=prefix, ttl=cast("float", options.get("ttl", 30.0)))
 
 
@@ -81,7 +81,8 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
     return Endpoint(shown, SSLConnection if scheme == "rediss" else Connection, settings | tls)
 
 
-def _endpoint_of_client(scheme: str, options: Mapping[str, object]) -> Endpoint:
+def _endpoint_of_client(url: str, options: Mapping[str, object]) -> Endpoint:
+    scheme, _, rest = url.partition("://")
     client = options["client"]
     if not isinstance(client, Redis):
         raise ConfigurationError(
@@ -102,6 +103,8 @@ def _endpoint_of_client(scheme: str, options: Mapping[str, object]) -> Endpoint:
     shown = _place(scheme, settings.get("host", "localhost"), settings.get("port", 6379), settings.get("db") or 0)
     if path := settings.get("path"):
         shown = f"unix://{path}"
+    if rest and _endpoint_of_url(url, scheme, {}).name != shown:
+        raise ConfigurationError(f"client= is connected to {shown}, which is not where the URL leads: give {scheme}://")
     return Endpoint(shown, kind, settings)
 
 

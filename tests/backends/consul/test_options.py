@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def token(guarded: ConsulServer) -> str:
         ("consul://h", {"prefix": "app//"}, "prefix"),
         ("consul://", {"client": object()}, "consul.Consul"),
         ("consul://", {"client": consul.Consul(), "token": "t"}, "client="),
+        ("consul://h", {"client": consul.Consul(host="c")}, "c:8500, which is not where the URL leads"),
     ],
 )
 def test_a_mistake_is_an_error_that_says_how_to_mend_it(url: str, options: dict[str, Any], says: str) -> None:
@@ -120,6 +122,26 @@ def test_a_token_with_the_documented_rights_is_enough(guarded: ConsulServer, tok
 
 def test_a_client_of_py_consul_brings_its_token(guarded: ConsulServer, token: str, connect: Connect) -> None:
     with connect("consul://", client=consul.Consul(port=guarded.port, token=token)).lock("job"):
+        pass
+
+
+class OldHttp:
+    """As much as python-consul's has."""
+
+    def __init__(self, port: int, scheme: str = "http", verify: bool | str = True, cert: str | None = None) -> None:
+        self.host, self.port, self.scheme, self.verify, self.cert = "127.0.0.1", port, scheme, verify, cert
+
+
+class OldConsul(consul.base.Consul):  # type: ignore[misc]
+    """A client as python-consul makes it, which must not be installed beside py-consul: no timeouts, and a certificate
+    in one file with its key."""
+
+    def __init__(self, http: OldHttp, token: str | None = None) -> None:
+        self.http, self.token, self.dc, self.scheme, self.consistency = http, token, None, http.scheme, "default"
+
+
+def test_a_client_of_python_consul_brings_its_token(guarded: ConsulServer, token: str, connect: Connect) -> None:
+    with connect("consul://", client=OldConsul(OldHttp(guarded.port), token)).lock("job"):
         pass
 
 
@@ -219,6 +241,16 @@ def test_a_client_of_py_consul_brings_its_certificates(tls: ConsulServer, pem: P
         pass
 
 
+def test_a_client_of_python_consul_brings_its_certificate(
+    tls: ConsulServer, pem: Path, tmp_path: Path, connect: Connect
+) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text((pem / "cert.pem").read_text() + (pem / "key.pem").read_text())
+    http = OldHttp(tls.ports["https"], "https", str(pem / "ca.pem"), str(both))
+    with connect("consul://", client=OldConsul(http)).lock("job"):
+        pass
+
+
 def test_an_agent_that_is_not_trusted_is_refused_at_once(tls: ConsulServer, connect: Connect) -> None:
     with pytest.raises(BackendRejected, match="ca="):
         connect(f"consuls://127.0.0.1:{tls.ports['https']}").lock("job").acquire()
@@ -231,6 +263,14 @@ def test_diagnose_finds_a_dev_server_that_is_alone(shared: ConsulServer, connect
     findings = {finding.code: finding for finding in connect(shared.url).diagnose()}
     assert set(findings) == {"dev-mode", "few-servers"}
     assert all(finding.remedy for finding in findings.values())
+
+
+def test_diagnose_finds_python_consul_beside_us(
+    shared: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda name: {"python-consul": "1.1.0"}[name])
+    [finding] = [each for each in connect(shared.url).diagnose() if each.code == "python-consul"]
+    assert "1.1.0" in finding.message
 
 
 def test_diagnose_finds_an_agent_that_takes_few_connections(connect: Connect) -> None:

@@ -51,6 +51,8 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("redis://h", {"client": redis.asyncio.Redis()}, "blocking client"),
         ("redis://", {"client": redis.Redis(), "db": 1}, "one or the other"),
         ("redis://", {"client": MANAGED}, "one fixed server"),
+        ("redis://h", {"client": redis.Redis(host="c")}, "redis://c:6379/0, which is not where the URL leads"),
+        ("redis://c/1", {"client": redis.Redis(host="c")}, "give redis://"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[str, object], message: str) -> None:
@@ -69,6 +71,7 @@ def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[
         ("unix:///run/redis%20x.sock", {"db": 2}, "unix:///run/redis x.sock"),
         ("redis://", {"client": redis.Redis(host="c", port=2, db=5, password="p@ss")}, "redis://c:2/5"),
         ("redis://", {"client": redis.Redis(unix_socket_path="/s")}, "unix:///s"),
+        ("redis://c/1", {"client": redis.Redis(host="c", db=1)}, "redis://c:6379/1"),
     ],
 )
 def test_a_place_is_shown_without_its_secrets(url: str, options: dict[str, object], shown: str) -> None:

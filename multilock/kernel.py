@@ -35,7 +35,7 @@ from multilock.gate import Gate
 from multilock.holding import HELD, RELEASED, RELEASING, Holding
 from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, owner_text
 from multilock.monitor import Monitor
-from multilock.names import check_identity, check_name, check_seconds
+from multilock.names import check_identity, check_name, check_seconds, check_timeout
 from multilock.subscribers import Events
 from multilock.timers import Timers
 from multilock.watchdog import Watchdog
@@ -154,7 +154,7 @@ class Kernel:
             )
         if identity is not None:
             check_identity(identity)
-        patience = self.settings.outage_timeout
+        patience = check_timeout(self.settings.outage_timeout)
         grant = self._grantable(seconds)
         return Want(
             name,

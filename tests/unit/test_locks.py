@@ -530,13 +530,14 @@ def test_wait_lost_of_many_threads_ends_with_the_release(threads: Client) -> Non
 
 
 @pytest.mark.parametrize("timeout", [math.inf, sys.maxsize, 1e300])
-def test_a_timeout_longer_than_threads_can_wait_is_for_ever(threads: Client, timeout: float) -> None:
+def test_a_timeout_longer_than_threads_can_wait_is_for_ever(timeout: float) -> None:
+    threads = client_on(Scripted(), Threads(), outage_timeout=timeout)
     lease = threads.lock("n").acquire(timeout)
     results: list[object] = []
     waiters = [
-        threading.Thread(target=lambda: results.append(lease.wait_lost(timeout))),
-        threading.Thread(target=lambda: results.append(threads.lock("n").acquire(timeout).release())),
-        threading.Thread(target=lambda: results.append(threads.lock("n").acquire(timeout).release())),
+        threading.Thread(daemon=True, target=lambda: results.append(lease.wait_lost(timeout))),
+        threading.Thread(daemon=True, target=lambda: results.append(threads.lock("n").acquire(timeout).release())),
+        threading.Thread(daemon=True, target=lambda: results.append(threads.lock("n").acquire(timeout).release())),
     ]
     for waiter in waiters:
         waiter.start()
@@ -545,6 +546,7 @@ def test_a_timeout_longer_than_threads_can_wait_is_for_ever(threads: Client, tim
     for waiter in waiters:
         waiter.join(5)
     assert sorted(map(str, results)) == ["None", "True", "True"]
+    threads.close()
 
 
 def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -> None:

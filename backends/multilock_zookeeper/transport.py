@@ -37,7 +37,7 @@ SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the c
 STOPPED = 0.05  # seconds; who wakes up that much too late did not run
 CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
 DIAL_SHARE = 1 / 3  # of the session timeout, for one host: kazoo would give one dead host all of it
-RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
 _NOT_EXECUTED = (foreign.SessionExpiredError,)  # … or executed in a session whose nodes are gone

@@ -17,16 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import ClassVar, Generic, NoReturn, Self, TypeVar
 
 import pytest
 
-__all__ = ["SERVERS", "RedisServer", "Server", "address", "free_port", "running", "unavailable"]
+__all__ = ["SERVERS", "Cluster", "RedisServer", "Server", "address", "free_port", "running", "unavailable"]
 
-START_WITHIN = 10.0  # seconds; a Redis answers after 0.05 on an idle machine
-STOP_WITHIN = 5.0
+TRIES = 3  # another process may take a free port before the server does
+STOP_WITHIN = 5.0  # seconds
 HIGHEST_PORT = 55_535  # the nodes of a Redis Cluster talk to each other on a port that is 10,000 higher
 
 
@@ -40,66 +40,137 @@ def free_port() -> int:
             return port
 
 
-class Server:
-    """One server process of ours, with an empty directory. `start` returns once it answers a real request.
+class Service:
+    """Something that runs inside a ``with`` block."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:  # the time limit of a test is one
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Server(Service):
+    """One server process of ours, with a folder of its own. `start` returns once it answers a real request.
 
     A subclass says how it is called, how it is started and how it is asked.
     """
 
-    name: ClassVar[str]
-    program: ClassVar[str]
+    name: ClassVar[str]  #: as in its scheme
+    program: ClassVar[str]  #: as in messages
+    start_within: ClassVar[float]  #: seconds until it answers, on a busy machine
+    ends_by: ClassVar[signal.Signals] = signal.SIGTERM  #: what `stop` sends
+    keeps: ClassVar[bool] = True  #: whether its folder outlives `kill`; none outlives `stop`
 
-    def __init__(self, *options: str) -> None:
-        self.options = options
+    def __init__(self) -> None:
+        self.host = "127.0.0.1"
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
-    def url(self) -> str:
-        raise NotImplementedError
+    def endpoint(self) -> str:
+        return f"{self.host}:{self.port}"
 
-    def command(self, program: str, folder: str) -> list[str]:
+    @property
+    def url(self) -> str:
+        return f"{self.name}://{self.endpoint}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError(f"this {self.program} was not started")
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def command(self, folder: Path) -> list[str]:
+        """Its command line; the files that this names are written. Skips where the program is missing."""
         raise NotImplementedError
 
     def answers(self) -> bool:
         """Whether it answers a real request within a second or so."""
         raise NotImplementedError
 
-    @property
-    def pid(self) -> int:
-        return self._running().pid
+    def take_ports(self) -> None:
+        self.port = free_port()
 
     def start(self) -> None:
-        """On the port it had before, if any, so that clients find it again."""
-        program = shutil.which(self.program)
-        if program is None:
-            unavailable(self.name, f"{self.program} is not on the PATH")
-        ports = [self.port] if self.port else [free_port() for _ in range(3)]
-        for self.port in ports:
+        """On the ports it had before, if any, so that clients find it again, and with the data it has kept."""
+        again = bool(self.port)
+        for left in reversed(range(TRIES)):
+            if not again:
+                self.take_ports()
             try:
-                self._start(program)
-                break
+                self.launch()
+                self.await_answer()
+                return
             except OSError:
-                if self.port == ports[-1]:
+                self.kill() if again else self.stop()
+                if again or not left:
                     raise
 
+    def launch(self) -> None:
+        """Without waiting for an answer, which one member of three alone never gives."""
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="multilock-test-", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
+        with self._log().open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command(folder),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C at the tests must not reach the server before its clients are closed
+            )
+
+    def await_answer(self) -> None:
+        until = time.monotonic() + self.start_within
+        while not self.answers():
+            if not self.alive or time.monotonic() > until:
+                said = self._log().read_text(errors="replace")[-1000:]
+                raise OSError(f"{self.program} does not answer on port {self.port}: {said}")
+            time.sleep(0.01)
+
     def stop(self) -> None:
-        """End it, politely; its data is gone afterwards. Harmless when it does not run."""
-        self._end(signal.SIGTERM)
+        """End it; its data is gone afterwards. Harmless when it does not run."""
+        self._end(self.ends_by)
+        self._clear()
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it as a power cut would; `start` brings it back, with its data if it `keeps` them."""
         self._end(signal.SIGKILL)
+        if not self.keeps:
+            self._clear()
 
     def restart(self) -> None:
-        """Killed and started again on the same port, empty."""
+        """Killed and started again on the same ports."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and are accepted, nothing is answered."""
+        """Freeze it: connections stay open and are accepted, nothing is answered from now on."""
         os.kill(self.pid, signal.SIGSTOP)
+        # It takes effect one thread after the other.
+        until = time.monotonic() + STOP_WITHIN
+        while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            if time.monotonic() > until:
+                raise OSError(f"{self.program} does not stop")
+            time.sleep(0.001)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -112,51 +183,92 @@ class Server:
         finally:
             self.resume()
 
-    def __enter__(self) -> Server:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _start(self, program: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="multilock-test-", ignore_cleanup_errors=True)
-        log = Path(self._folder.name, "server.log")
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                self.command(program, self._folder.name),
-                cwd=self._folder.name,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C at the tests must not reach the server before its clients are closed
-            )
-        until = time.monotonic() + START_WITHIN
-        while not self.answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                said = log.read_text(errors="replace")[-1000:]
-                self.kill()
-                raise OSError(f"{self.program} does not answer on port {self.port}: {said}")
-            time.sleep(0.01)
+    def _log(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name, "server.log")
 
     def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(number)
-            process.send_signal(signal.SIGCONT)  # a frozen one hears nothing but SIGKILL
-            try:
-                process.wait(STOP_WITHIN)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if process is None:
+            return
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)  # a frozen one hears nothing but SIGKILL
+        try:
+            process.wait(STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _clear(self) -> None:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise RuntimeError(f"{self.program} was not started")
-        return self._process
+
+def _state(task: Path) -> str:
+    """Of a thread: ``T`` where it is stopped."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has just ended
+        return "T"
+
+
+S = TypeVar("S", bound=Server)
+
+
+class Cluster(Service, Generic[S]):
+    """Servers on this machine that serve as one. A subclass makes the members, introduces them and knows who leads."""
+
+    members: Sequence[S]
+
+    @property
+    def url(self) -> str:
+        return f"{self.members[0].name}://" + ",".join(member.endpoint for member in self.members)
+
+    def introduce(self) -> None:
+        """Tell each member, before it is started, where the others will be."""
+        raise NotImplementedError
+
+    def find_leader(self) -> S | None:
+        """The member that leads, if one does now."""
+        raise NotImplementedError
+
+    def leader(self) -> S:
+        until = time.monotonic() + self.members[0].start_within
+        while (found := self.find_leader()) is None:
+            if time.monotonic() > until:
+                raise TimeoutError("the cluster has no leader")
+            time.sleep(0.02)
+        return found
+
+    def followers(self) -> list[S]:
+        leader = self.leader()
+        return [member for member in self.members if member is not leader]
+
+    def majority(self, votes: list[str]) -> str:
+        """What more than half of the members say; nothing if they differ."""
+        most = max(set(votes), key=votes.count, default="")
+        return most if votes.count(most) * 2 > len(self.members) else ""
+
+    def start(self) -> None:
+        for left in reversed(range(TRIES)):
+            for member in self.members:
+                member.take_ports()
+            self.introduce()
+            try:
+                for member in self.members:
+                    member.launch()
+                for member in self.members:
+                    member.await_answer()
+                return
+            except OSError:
+                self.stop()
+                if not left:
+                    raise
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.stop()
 
 
 class RedisServer(Server):
@@ -164,13 +276,20 @@ class RedisServer(Server):
 
     name = "redis"
     program = "redis-server"
+    start_within = 10.0  # it answers after 0.05 on an idle machine
+    keeps = False
+
+    def __init__(self, *options: str) -> None:
+        super().__init__()
+        self.options = options
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"{super().url}/0"
 
-    def command(self, program: str, folder: str) -> list[str]:
-        fixed = {"port": str(self.port), "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": folder}
+    def command(self, folder: Path) -> list[str]:
+        program = shutil.which(self.program) or unavailable(self.name, f"{self.program} is not on the PATH")
+        fixed = {"port": str(self.port), "bind": self.host, "save": "", "appendonly": "no", "dir": str(folder)}
         return [program, *(part for key, value in fixed.items() for part in (f"--{key}", value)), *self.options]
 
     def answers(self) -> bool:
@@ -178,7 +297,7 @@ class RedisServer(Server):
 
     def _ask(self, request: bytes) -> bytes:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+            with socket.create_connection((self.host, self.port), timeout=1.0) as connection:
                 connection.sendall(request)
                 return connection.recv(100)
         except OSError:

@@ -11,24 +11,18 @@ import re
 import shutil
 import signal
 import subprocess
-import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from tests.servers import free_port, unavailable
+from tests.servers import Cluster, Server, free_port, unavailable
 
 __all__ = ["ConsulCluster", "ConsulServer", "program"]
 
-START_WITHIN = 30.0  # seconds; a dev agent answers after 0.3 on an idle machine, a cluster after 3
-STOP_WITHIN = 5.0
-TRIES = 3  # another process may take a free port before Consul does
 READY = "is it ready?"
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "consul.sh"
 FAST: Mapping[str, Any] = {
@@ -46,90 +40,41 @@ def program() -> str:
     return path or unavailable("consul", found.stderr.strip().replace("\n", " "))
 
 
-class ConsulServer:
-    """One Consul server with a folder of its own, which outlives `kill` and `start` but not `stop`.
+class ConsulServer(Server):
+    """One Consul server. ``config`` is added to its configuration.
 
-    ``config`` is added to its configuration. A dev server keeps nothing when it ends; ``keep`` gives it a disk, which
-    makes its start take seconds. `start` returns once it has a leader and a session can be made.
+    A dev server keeps nothing when it ends; ``keep`` gives it a disk, which makes its start take seconds. `start`
+    returns once it has a leader and a session can be made.
     """
 
     name = "consul"
+    program = "Consul"
+    start_within = 30.0  # it answers after 0.3 on an idle machine, a cluster after 3
+    ends_by = signal.SIGKILL  # SIGTERM makes it say goodbye to its cluster, which takes seconds
 
     def __init__(self, *, node: str = "n0", keep: bool = False, token: str = "", **config: Any) -> None:
+        super().__init__()
         self.node = node
         self.keep = keep
         self.token = token
         self.config = config
         self.ports: dict[str, int] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    @property
-    def port(self) -> int:
-        return self.ports["http"]
-
-    @property
-    def url(self) -> str:
-        return f"consul://127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError("this Consul was not started")
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def take_ports(self) -> None:
-        used = {name: free_port() for name in ("http", "server", "serf_lan")}
+        super().take_ports()
+        used = {"http": self.port, "server": free_port(), "serf_lan": free_port()}
         self.ports = {"dns": -1, "grpc": -1, "serf_wan": -1, **used}
         if "cert_file" in self.config:
             self.ports["https"] = free_port()
 
-    def start(self) -> None:
-        """On the ports it had before, if any, so that clients find it again."""
-        again = bool(self.ports)
-        for left in reversed(range(TRIES)):
-            if not again:
-                self.take_ports()
-            self.launch()
-            try:
-                self.await_answer()
-                return
-            except OSError:
-                self.stop()
-                if again or not left:
-                    raise
-
-    def launch(self) -> None:
-        """Without waiting for an answer, which one server of three alone never gives."""
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="multilock-test-", ignore_cleanup_errors=True)
-        folder = Path(self._folder.name)
-        config = {**FAST, "node_name": self.node, "ports": self.ports, "bind_addr": "127.0.0.1", **self.config}
+    def command(self, folder: Path) -> list[str]:
+        config = {**FAST, "node_name": self.node, "ports": self.ports, "bind_addr": self.host, **self.config}
         if self.keep:
             config = {"server": True, "bootstrap_expect": 1, "data_dir": str(folder / "data"), **config}
         (folder / "consul.json").write_text(json.dumps(config))
+        without = [f"--unset={name}" for name in os.environ if name.startswith("CONSUL_")]
         mode = [] if self.keep else ["-dev"]
-        with self._log().open("ab") as output:
-            self._process = subprocess.Popen(
-                [program(), "agent", *mode, "-config-file", str(folder / "consul.json")],
-                cwd=folder,
-                env={name: value for name, value in os.environ.items() if not name.startswith("CONSUL_")},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C at the tests must not reach the server before its clients are closed
-            )
-
-    def await_answer(self, within: float = START_WITHIN) -> None:
-        until = time.monotonic() + within
-        while not self.answers():
-            if not self.alive or time.monotonic() > until:
-                raise OSError(f"Consul does not answer on port {self.port}: {self._log().read_text()[-1000:]}")
-            time.sleep(0.02)
+        return ["env", *without, program(), "agent", *mode, "-config-file", str(folder / "consul.json")]
 
     def answers(self) -> bool:
         """Whether a session can be made here: there is a leader, and it knows this node."""
@@ -148,7 +93,7 @@ class ConsulServer:
         return json.loads(said) if said else None
 
     def raw(self, method: str, path: str, data: bytes | None = None, within: float = 5.0) -> bytes:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/v1/{path}", data, method=method)
+        request = urllib.request.Request(f"http://{self.endpoint}/v1/{path}", data, method=method)
         if self.token:
             request.add_header("X-Consul-Token", self.token)
         with urllib.request.urlopen(request, timeout=within) as answer:
@@ -190,121 +135,28 @@ class ConsulServer:
     def environment(self) -> dict[str, str]:
         """For tools of Consul that are to talk to this server."""
         token = {"CONSUL_HTTP_TOKEN": self.token} if self.token else {}
-        return {**os.environ, "CONSUL_HTTP_ADDR": f"127.0.0.1:{self.port}", **token}
-
-    def stop(self) -> None:
-        """End it; its data is gone afterwards. Harmless when it does not run."""
-        self._end(signal.SIGKILL)  # SIGTERM makes it say goodbye to its cluster, which takes seconds
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
-
-    def kill(self) -> None:
-        """End it as a power cut would; with ``keep``, `start` brings it back with its data."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze it: connections stay open and are accepted, nothing is answered."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-    def __enter__(self) -> ConsulServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _log(self) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name, "server.log")
-
-    def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(number)
-        process.send_signal(signal.SIGCONT)  # a frozen one hears nothing but SIGKILL
-        try:
-            process.wait(STOP_WITHIN)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        return {**os.environ, "CONSUL_HTTP_ADDR": self.endpoint, **token}
 
 
-class ConsulCluster:
-    """Three servers on this machine, each with a disk."""
+class ConsulCluster(Cluster[ConsulServer]):
+    """Three servers, each with a disk."""
 
     def __init__(self, size: int = 3, **config: Any) -> None:
-        self.servers = [ConsulServer(node=f"n{n}", keep=True, **config) for n in range(size)]
+        self.members = [ConsulServer(node=f"n{n}", keep=True, **config) for n in range(size)]
 
-    @property
-    def url(self) -> str:
-        return "consul://" + ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+    def introduce(self) -> None:
+        addresses = [f"{member.host}:{member.ports['serf_lan']}" for member in self.members]
+        joined = {"bootstrap_expect": len(self.members), "retry_join": addresses, "retry_interval": "1s"}
+        for member in self.members:
+            member.config |= joined
 
-    def leader(self) -> ConsulServer:
-        """The server that leads, as a majority of them tell."""
-        return self._eventually(self._leader)
-
-    def followers(self) -> list[ConsulServer]:
-        leader = self.leader()
-        return [server for server in self.servers if server is not leader]
-
-    def start(self) -> None:
-        for left in reversed(range(TRIES)):
-            for server in self.servers:
-                server.take_ports()
-            addresses = [f"127.0.0.1:{server.ports['serf_lan']}" for server in self.servers]
-            for server in self.servers:
-                server.config |= {"bootstrap_expect": len(self.servers), "retry_join": addresses}
-                server.config["retry_interval"] = "1s"
-                server.launch()
-            try:
-                for server in self.servers:
-                    server.await_answer()
-                return
-            except OSError:
-                self.stop()
-                if not left:
-                    raise
-
-    def stop(self) -> None:
-        for server in self.servers:
-            server.stop()
-
-    def __enter__(self) -> ConsulCluster:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def _leader(self) -> ConsulServer | None:
+    def find_leader(self) -> ConsulServer | None:
+        """As a majority of them tell."""
         votes: list[str] = []
-        for server in self.servers:
+        for member in self.members:
             try:
-                votes.append(server.ask("GET", "status/leader", within=0.5))
+                votes.append(member.ask("GET", "status/leader", within=0.5))
             except OSError:
                 continue
-        elected = max(set(votes), key=votes.count, default="")
-        if votes.count(elected) * 2 <= len(self.servers):
-            return None
-        return next((one for one in self.servers if elected == f"127.0.0.1:{one.ports['server']}" and one.alive), None)
-
-    def _eventually(self, look: Callable[[], ConsulServer | None]) -> ConsulServer:
-        until = time.monotonic() + START_WITHIN
-        while not (found := look()):
-            if time.monotonic() > until:
-                raise OSError("the cluster has no leader")
-            time.sleep(0.02)
-        return found
+        elected = self.majority(votes)
+        return next((one for one in self.members if elected == f"{one.host}:{one.ports['server']}" and one.alive), None)

@@ -33,9 +33,9 @@ class SteppedRedis(RedisServer):
         with self._offset.open("r+b" if self._offset.exists() else "wb") as file:
             file.write(struct.pack("q", round(seconds * 1e6)))
 
-    def command(self, program: str, folder: str) -> list[str]:
+    def command(self, folder: Path) -> list[str]:
         shim = [f"LD_PRELOAD={self._shim}", f"CLOCK_OFFSET={self._offset}"]
-        return ["env", *shim, *super().command(program, folder)]
+        return ["env", *shim, *super().command(folder)]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def redis_server(shim: Path, tmp_path: Path) -> Iterator[SteppedRedis]:
     with SteppedRedis(shim, tmp_path / "offset") as server:
-        yield server  # type: ignore[misc]
+        yield server
 
 
 def test_the_clock_is_stepped(redis_server: SteppedRedis) -> None:

@@ -1,0 +1,86 @@
+"""Servers of a cluster, each in a network of its own (Linux, root): one can be cut off from the others and stay
+reachable for clients."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Self
+
+from tests.servers import Cluster, S, Server
+
+__all__ = ["Archipelago", "Island", "possible"]
+
+
+def possible() -> bool:
+    """Whether this process may make networks."""
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def namespace(server: Server) -> str:
+    """The name of its network."""
+    return f"ml{os.getpid()}-{server.host}"
+
+
+class Island(Server):
+    """What makes any server one of an `Archipelago`. A subclass takes the ports it likes: all are free."""
+
+    def command(self, folder: Path) -> list[str]:
+        return ["ip", "netns", "exec", namespace(self), *super().command(folder)]
+
+
+class Archipelago(Cluster[S]):
+    """``islands`` and the networks that join them, in the addresses 10.``net``.…, which no other kind of server has."""
+
+    def __init__(self, net: int, islands: Sequence[S]) -> None:
+        self.islands = self.members = islands
+        self._subnet = f"10.{net}.{os.getpid() % 200 + 20}"
+        self._links = f"ml{net}-{os.getpid()}"  # a name of an interface has at most 15 letters
+        for place, island in enumerate(islands, 2):
+            island.host = f"{self._subnet}.{place}"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as networks:
+            self._dig(networks)
+            super().__enter__()
+            self._networks = networks.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._networks:
+            self.stop()
+
+    @contextmanager
+    def cut_off(self, member: S) -> Iterator[None]:
+        """Its peers hear nothing of this member, nor it of them; its clients notice nothing."""
+        others = [other.host for other in self.islands if other is not member]
+        for host in others:
+            ip("-n", namespace(member), "route", "add", "blackhole", host)
+        try:
+            yield
+        finally:
+            for host in others:
+                ip("-n", namespace(member), "route", "del", "blackhole", host)
+
+    def _dig(self, networks: ExitStack) -> None:
+        bridge = f"{self._links}b"
+        ip("link", "add", bridge, "type", "bridge")
+        networks.callback(ip, "link", "del", bridge)
+        ip("addr", "add", f"{self._subnet}.1/24", "dev", bridge)
+        ip("link", "set", bridge, "up")
+        for place, island in enumerate(self.islands):
+            its, outer = namespace(island), f"{self._links}{place}"
+            ip("netns", "add", its)
+            networks.callback(ip, "netns", "del", its)
+            ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", its)
+            ip("link", "set", outer, "master", bridge, "up")
+            ip("-n", its, "addr", "add", f"{island.host}/24", "dev", "eth0")
+            ip("-n", its, "link", "set", "eth0", "up")
+            ip("-n", its, "link", "set", "lo", "up")

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-import multilock
-from multilock.testing import FaultProxy
+from tests.backends.conftest import Connect
 from tests.servers_consul import ConsulCluster, ConsulServer
 
-Connect = Callable[..., multilock.Client]
+__all__ = ["Connect"]
 
 
 @pytest.fixture(scope="package")
@@ -30,23 +28,3 @@ def server() -> Iterator[ConsulServer]:
 def cluster() -> Iterator[ConsulCluster]:
     with ConsulCluster() as cluster:
         yield cluster
-
-
-@pytest.fixture
-def proxy(server: ConsulServer) -> Iterator[FaultProxy]:
-    with FaultProxy.before(server.url, server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients; all are closed after the test."""
-    made: list[multilock.Client] = []
-
-    def make(url: str, **options: Any) -> multilock.Client:
-        made.append(multilock.connect(url, **{"ttl": 3.0, **options}))
-        return made[-1]
-
-    yield make
-    for client in made:
-        client.close()

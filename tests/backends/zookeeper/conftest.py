@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-import multilock
-from multilock.testing import FaultProxy
+from tests.backends.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperCluster, ZooKeeperServer
 
-Connect = Callable[..., multilock.Client]
+__all__ = ["Connect", "Operator"]
+
 Operator = Callable[..., Any]
 
 
@@ -32,26 +32,6 @@ def server() -> Iterator[ZooKeeperServer]:
 def cluster() -> Iterator[ZooKeeperCluster]:
     with ZooKeeperCluster() as cluster:
         yield cluster
-
-
-@pytest.fixture
-def proxy(server: ZooKeeperServer) -> Iterator[FaultProxy]:
-    with FaultProxy.before(server.url, server.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def connect() -> Iterator[Connect]:
-    """Makes clients; all are closed after the test."""
-    made: list[multilock.Client] = []
-
-    def make(url: str, **options: Any) -> multilock.Client:
-        made.append(multilock.connect(url, **{"ttl": 3.0, **options}))
-        return made[-1]
-
-    yield make
-    for client in made:
-        client.close()
 
 
 @pytest.fixture

@@ -6,23 +6,18 @@ import atexit
 import contextlib
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import lru_cache
-from typing import TypeVar
 
 import redis
 
 import multilock
 import multilock_memory
 from multilock.names import escape
-from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance import Call, Mishap, Place
+from tests.conformance.proxied import OnTheWire, Proxied
 from tests.servers import address
 
 __all__ = ["Memory", "Redis", "Sqlite"]
-
-T = TypeVar("T")
 
 
 class Memory(Place):
@@ -73,22 +68,13 @@ class Sqlite(Place):
         self._folder.cleanup()
 
 
-class Redis(Place):
-    """One server for all tests; a proxy of its own for each, which makes the faults with real connections."""
+class Redis(Proxied):
+    """All faults are made with real connections."""
 
     scheme = "redis"
 
     def __init__(self) -> None:
-        super().__init__()
-        self._proxy = FaultProxy.before(_redis_url())
-
-    @property
-    def url(self) -> str:
-        return self._proxy.url
-
-    @property
-    def clean_url(self) -> str:
-        return _redis_url()
+        super().__init__(_redis_url())
 
     def delete(self, name: str) -> None:
         assert self._ask("DEL", self.prefix + escape(name)) == 1
@@ -99,35 +85,10 @@ class Redis(Place):
         return sorted(key for key in keys if not (key.endswith(":token") or ":gone:" in key) or not self._ends(key))
 
     def drop_reply(self, call: Call) -> Mishap:
-        return self._when(call, self._proxy.drop_reply)
+        return self.faults.plan(call, OnTheWire(lambda ids: self.proxy.drop_reply(ids[0].encode())))
 
     def hold_request(self, call: Call) -> Mishap:
-        return self._when(call, self._proxy.hold_request)
-
-    @contextlib.contextmanager
-    def silence(self) -> Iterator[None]:
-        self._proxy.black_hole()
-        try:
-            yield
-        finally:
-            self._proxy.heal()
-
-    @contextlib.contextmanager
-    def down(self) -> Iterator[None]:
-        self._proxy.refuse()
-        self._proxy.cut()
-        try:
-            yield
-        finally:
-            self._proxy.accept()
-
-    def close(self) -> None:
-        self._proxy.close()
-
-    def _when(self, call: Call, plan: Callable[[bytes], Fault]) -> Mishap:
-        mishap = _OnTheWire(plan)
-        self.faults.plan(call, mishap)
-        return mishap
+        return self.faults.plan(call, OnTheWire(lambda ids: self.proxy.hold_request(ids[0].encode())))
 
     def _ends(self, key: str) -> bool:
         return self._ask("PTTL", key) > 0
@@ -142,25 +103,7 @@ class Redis(Place):
             return answer
 
     def _connection(self) -> redis.Redis:
-        return redis.Redis.from_url(_redis_url(), single_connection_client=True)
-
-
-class _OnTheWire:
-    """A request that goes wrong between its client and the server; it is known by the id of its claim."""
-
-    def __init__(self, plan: Callable[[bytes], Fault]) -> None:
-        self._plan = plan
-        self._planned: Future[Fault] = Future()
-
-    def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
-        self._planned.set_result(self._plan(ids[0].encode()))
-        return request()
-
-    def wait(self, within: float) -> None:
-        self._planned.result(within).wait(within)
-
-    def release(self) -> None:
-        self._planned.result(0).release()
+        return redis.Redis.from_url(self.clean_url, single_connection_client=True)
 
 
 @lru_cache

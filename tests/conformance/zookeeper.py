@@ -16,16 +16,14 @@ from multilock.backend import Backend, Held, Notices
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock.names import escape
 from multilock.registry import open_backend
-from multilock.testing import FaultProxy
-from multilock.testing.conformance import Place
+from tests.conformance.proxied import Proxied
 from tests.servers_zookeeper import ZooKeeperServer
 
 __all__ = ["ZooKeeper"]
 
 
-class ZooKeeper(Place):
-    """Silence and an outage are real connections that a proxy keeps or refuses; nodes are deleted by another client, as
-    an operator would.
+class ZooKeeper(Proxied):
+    """Nodes are deleted by another client, as an operator would.
 
     A client has one session here, with the client's ttl, and the suites use locks of several ttls on one client. So
     the client under test has a backend for each.
@@ -35,17 +33,8 @@ class ZooKeeper(Place):
     quick_ttl = 2.4
 
     def __init__(self) -> None:
-        super().__init__()
-        self._server, self._operator = _server()
-        self._proxy = FaultProxy.before(self._server.url, 2181)
-
-    @property
-    def url(self) -> str:
-        return self._proxy.url
-
-    @property
-    def clean_url(self) -> str:
-        return self._server.url
+        server, self._operator = _server()
+        super().__init__(server.url)
 
     def delete(self, name: str) -> None:
         parent = f"/{self.prefix}{escape(name)}"
@@ -61,26 +50,6 @@ class ZooKeeper(Place):
                     children = self._operator.get_children(f"/{self.prefix}{parent}")
                     found += [f"{parent}/{child}" for child in children]
         return sorted(found)
-
-    @contextlib.contextmanager
-    def silence(self) -> Iterator[None]:
-        self._proxy.black_hole()
-        try:
-            yield
-        finally:
-            self._proxy.heal()
-
-    @contextlib.contextmanager
-    def down(self) -> Iterator[None]:
-        self._proxy.refuse()
-        self._proxy.cut()
-        try:
-            yield
-        finally:
-            self._proxy.accept()
-
-    def close(self) -> None:
-        self._proxy.close()
 
     def _open(self, url: str, options: dict[str, Any]) -> Backend:
         ttl = options.get("ttl", 10.0)

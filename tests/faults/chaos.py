@@ -3,7 +3,7 @@
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
 python -m tests.faults.chaos --backend etcd              or consul, zookeeper
-python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in: ends when it is seen
+python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in, on its backend: ends when it is seen
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import base64
 import heapq
 import itertools
+import math
 import random
 import signal
 import sys
@@ -36,6 +37,7 @@ import multilock
 from multilock import now
 from multilock.model import LockInfo, parse_owner
 from multilock.testing import FaultProxy, Helper
+from multilock.testing.conformance.faces import background
 from multilock.values import decode_value
 from tests.faults.contender import SHORT_HOLD
 from tests.faults.defects import DEFECTS
@@ -47,6 +49,7 @@ from tests.servers_etcd import EtcdServer, etcdctl
 from tests.servers_zookeeper import ZooKeeperServer
 
 __all__ = [
+    "ARENAS",
     "Arena",
     "ConsulArena",
     "EtcdArena",
@@ -58,15 +61,19 @@ __all__ = [
     "run",
 ]
 
-NAMES = ("red", "green", "blue")
+NAMES = ("red", "green", "blue", "cyan", "amber", "violet")
 KEYS = [f"multilock/{name}" for name in NAMES]
 PROCESSES = 8
 CONTENDERS = 50
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
-SERVER_PACE = 0.6  # … of the server; of a ttl, for which it is away
+SERVER_PACE = 0.4  # … of the server; of a ttl, for which it is away
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
+FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was got: what is held for that long is held for a while
+JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)  # … and was got so recently that hardly any renewal came after it
 RECOVERY = 0.1  # seconds in which a process that was stopped can say so, before anything else happens to it
-AT_ONCE = 4  # processes that are out of order at the same time
+STREAMS = 2  # of faults of processes: while one waits for its moment, others happen
+AT_ONCE = 3  # processes that are out of order at the same time
+CUT_OFF_TOO = 2  # … and those that are cut off just as they got a lock
 LOOK_EVERY = 0.5
 
 
@@ -110,6 +117,9 @@ class SqliteArena(Arena):
             yield f"O7: {left} are left"
 
 
+Mishaps = dict[str, tuple[float, Callable[[random.Random], None]]]
+
+
 class Pausable(Protocol):
     @property
     def url(self) -> str: ...
@@ -125,7 +135,7 @@ class ServerArena(Arena):
     def __init__(self, stack: ExitStack) -> None:
         self.url = self.server.url
         self.proxies = [stack.enter_context(FaultProxy.before(self.url)) for _ in range(PROCESSES)]
-        self.mishaps: dict[str, tuple[float, Callable[[random.Random], None]]] = {}
+        self.mishaps: Mishaps = {}
         """What else goes wrong with the server: how often, compared with a pause (0.7), and how it is done."""
 
     def url_for(self, place: int) -> str:
@@ -183,17 +193,21 @@ class EtcdArena(ServerArena):
     def __init__(self, stack: ExitStack) -> None:
         self.server: EtcdServer = stack.enter_context(EtcdServer())
         super().__init__(stack)
-        self.mishaps = {"connections cut": (1.5, self.cut), "server killed": (0.7, lambda _: self.server.restart())}
+        self.mishaps = {"connections cut": (4, self.cut), "server killed": (0.7, lambda _: self.server.restart())}
 
     def held(self) -> Iterator[LockInfo]:
-        for name in NAMES:
-            queue = {"key": f"multilock/{name}/", "range_end": f"multilock/{name}0"}
-            coded = {part: base64.b64encode(key.encode()).decode() for part, key in queue.items()}
-            try:
-                rows = self.server.post("kv/range", {**coded, "limit": 1, "sort_target": "CREATE"}, 0.2).get("kvs", [])
-            except OSError:
-                return
-            yield from (decode_value(base64.b64decode(row["value"])) for row in rows)
+        ends = {"key": "multilock/", "range_end": "multilock0"}
+        coded = {part: base64.b64encode(key.encode()).decode() for part, key in ends.items()}
+        try:
+            rows = self.server.post("kv/range", {**coded, "sort_target": "CREATE"}, 0.2).get("kvs", [])
+        except OSError:
+            return
+        first = dict.fromkeys(NAMES, "")
+        for row in rows:
+            name = base64.b64decode(row["key"]).decode().split("/")[1]
+            if first.get(name) == "":
+                first[name] = row["value"]
+        yield from (decode_value(base64.b64decode(value)) for value in first.values() if value)
 
     def cut(self, dice: random.Random) -> None:
         for proxy in self.proxies:
@@ -223,19 +237,17 @@ class ConsulArena(ServerArena):
         self.server: ConsulServer = stack.enter_context(ConsulServer(keep=True, session_ttl_min="100ms"))
         super().__init__(stack)
         self.mishaps = {
-            "connections cut": (1.5, self.cut),
-            "session destroyed": (1.5, self.destroy),
+            "connections cut": (3, self.cut),
+            "session destroyed": (3, self.destroy),
             "server killed": (0.3, lambda _: self.server.restart()),
         }
 
     def held(self) -> Iterator[LockInfo]:
-        for name in NAMES:
-            try:
-                entry = self.server.key(f"multilock/{name}/.lock")
-            except OSError:
-                return
-            if entry:
-                yield decode_value(base64.b64decode(entry["Value"]))
+        try:
+            entries = self.server.ask("GET", "kv/multilock/?recurse&consistent", within=0.2)
+        except OSError:  # among them 404: nobody holds anything
+            return
+        yield from (decode_value(base64.b64decode(entry["Value"])) for entry in entries)
 
     def cut(self, dice: random.Random) -> None:
         for proxy in self.proxies:
@@ -275,14 +287,22 @@ class ZooKeeperArena(ServerArena):
         self.operator.start()
         stack.callback(self.operator.close)  # after stop(), which leaves its sockets open
         stack.callback(self.operator.stop)
-        self.mishaps = {"connections cut": (1.5, self.cut), "server killed": (0.2, lambda _: self.server.restart())}
+        self.mishaps = {"connections cut": (4, self.cut), "server killed": (0.4, lambda _: self.server.restart())}
 
     def held(self) -> Iterator[LockInfo]:
-        for name in NAMES:
-            with suppress(KazooException, KazooTimeoutError, ValueError):  # ValueError: nobody
-                holder = min(self.contenders(name, 0.2), key=lambda child: int(child[-10:]))
-                value, _ = self.operator.get_async(f"/multilock/{name}/{holder}").get(timeout=0.2)
-                yield decode_value(value)
+        if not self.operator.connected:  # what is asked then is answered much later
+            return
+        until = now() + 0.2
+        listed = {name: self.operator.get_children_async(f"/multilock/{name}") for name in NAMES}
+        asked = []
+        with suppress(KazooTimeoutError):
+            for name, answer in listed.items():
+                with suppress(KazooException, ValueError):  # ValueError: nobody
+                    holder = min(answer.get(timeout=until - now()), key=lambda child: int(child[-10:]))
+                    asked.append(self.operator.get_async(f"/multilock/{name}/{holder}"))
+            for answer in asked:
+                with suppress(KazooException):
+                    yield decode_value(answer.get(timeout=until - now())[0])
 
     def contenders(self, name: str, within: float) -> list[str]:
         try:
@@ -317,6 +337,9 @@ ARENAS: dict[str, type[Arena]] = {
 
 # ---- what happens
 
+
+Since = tuple[float, float]
+"""Seconds, from and to."""
 
 Happening = Callable[[], bool]
 """Something that goes wrong; False: not now, the right moment has to come."""
@@ -385,32 +408,36 @@ class Chaos:
 
     def streams(self) -> list[_Stream]:
         processes: dict[Happening, int] = {
-            partial(what, holder): weight * share
-            for what, weight in ((self.freeze, 10), (self.kill, 4))
-            for holder, share in ((True, 4), (False, 1))
+            partial(what, holding): weight * share
+            for what, weight in ((self.freeze, 10), (self.kill, 6))
+            for holding, share in ((FOR_A_WHILE, 4), (None, 1))
         }
         if not isinstance(self.arena, ServerArena):
-            return [_Stream(self.dice, processes, PROCESS_PACE)]
-        processes |= {partial(self.partition, True): 20, self.freeze_a_new_holder: 35}
+            return [_Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
+        processes |= {partial(self.partition, FOR_A_WHILE): 10, self.freeze_a_new_holder: 30}
         server: dict[Happening, float] = {self.freeze_server: 0.7}
         for kind, (weight, what) in self.arena.mishaps.items():
             server[partial(self.hurt_server, kind, what)] = weight
-        return [_Stream(self.dice, processes, PROCESS_PACE), _Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
+        return [
+            *(_Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)),
+            # Rare moments have a stream of their own.
+            _Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE),
+            _Stream(self.dice, server, SERVER_PACE * self.arena.ttl),
+        ]
 
-    def _rest(self) -> float:
+    def _rest(self, *, always_long: bool = False) -> float:
         """How long it lasts: as a rule longer than a lease lives without a renewal."""
-        return self.arena.ttl * (
-            self.dice.uniform(1.1, 1.6) if self.dice.random() < 0.85 else self.dice.uniform(0.05, 0.9)
-        )
+        long = always_long or self.dice.random() < 0.6
+        return self.arena.ttl * (self.dice.uniform(1.1, 1.4) if long else self.dice.uniform(0.05, 0.9))
 
-    def _pick(self, holder: bool) -> int | None:
-        """A process that is in order; ``holder``: one that holds something, and will for a while. None: not now."""
+    def _pick(self, holding: Since | None) -> int | None:
+        """A process that is in order, and has held something for so long. None: not now."""
         free = [place for place in self.helpers if place not in self._busy]
-        if len(free) <= PROCESSES - AT_ONCE:
+        if len(free) <= PROCESSES - AT_ONCE - CUT_OFF_TOO * (holding is JUST_NOW):
             return None
-        if holder:
-            at = now()
-            pids = {belief.pid for belief in self.record.held_at(None, at) if belief.began < at - SHORT_HOLD}
+        if holding:
+            at, (least, most) = now(), holding
+            pids = {belief.pid for belief in self.record.held_at(None, at) if least < at - belief.began < most}
             free = [place for place in free if self.helpers[place].pid in pids]
         return self.dice.choice(free) if free else None
 
@@ -435,16 +462,16 @@ class Chaos:
 
     # Processes
 
-    def freeze(self, holder: bool) -> bool:
-        if (place := self._pick(holder)) is None:
+    def freeze(self, holding: Since | None) -> bool:
+        if (place := self._pick(holding)) is None:
             return False
         helper = self.helpers[place]
         self._begin("process stopped", place, helper.resume, self._rest())
         helper.signal(signal.SIGSTOP)
         return True
 
-    def kill(self, holder: bool) -> bool:
-        if (place := self._pick(holder)) is None:
+    def kill(self, holding: Since | None) -> bool:
+        if (place := self._pick(holding)) is None:
             return False
         helper = self.helpers[place]
         self._happened("process killed", helper.pid)
@@ -453,19 +480,19 @@ class Chaos:
         self.start(place)
         return True
 
-    def partition(self, holder: bool) -> bool:
-        if (place := self._pick(holder)) is None:
+    def partition(self, holding: Since | None) -> bool:
+        if (place := self._pick(holding)) is None:
             return False
         assert isinstance(self.arena, ServerArena)
         proxy = self.arena.proxies[place]
-        self._begin("partition", place, proxy.heal, self._rest())
+        self._begin("partition", place, proxy.heal, self._rest(always_long=holding is JUST_NOW))
         proxy.black_hole(self.dice.choice(["both", "up", "down"]))
         return True
 
     def freeze_a_new_holder(self) -> bool:
         """Its network is slow, and it is stopped while the answer that makes it the holder is on its way."""
         assert isinstance(self.arena, ServerArena)
-        arena, place = self.arena, self._pick(holder=False)
+        arena, place = self.arena, self._pick(None)
         if place is None or None in self._busy:
             return False
         helper, proxy = self.helpers[place], arena.proxies[place]
@@ -509,8 +536,20 @@ class Chaos:
             return False
         fault = Fault(kind, None, now())
         self.faults.append(fault)
-        what(self.dice)
-        fault.end = now()
+        self._busy.add(None)
+        done = background(
+            partial(what, random.Random(self.dice.random()))
+        )  # a start takes a second: much happens in it
+
+        def look() -> None:
+            if done.done():
+                done.result(0)
+                fault.end = now()
+                self._busy.discard(None)
+            else:
+                self._do(0.005, look)
+
+        look()
         return True
 
     # ---- the end
@@ -630,12 +669,12 @@ def _bound(arena: Arena) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", choices=ARENAS, default="redis")
+    parser.add_argument("--backend", choices=ARENAS, help="default: redis, or that of the defect")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--defect", choices=DEFECTS, default="")
     given = parser.parse_args()
-    arena = ARENAS[given.backend]
+    arena = ARENAS[given.backend or (DEFECTS[given.defect].arena if given.defect else "redis")]
     print(f"seed {given.seed}")
     report = run(arena, given.seconds, seed=given.seed, defect=given.defect)
     report.show()

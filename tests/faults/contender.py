@@ -36,17 +36,17 @@ PULSE = 0.005  # seconds between two looks of the thread that finds out when the
 STALLED = 0.025
 SHORT_HOLD = 0.03  # seconds at most, for all the others
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
-LONG_HOLD = 0.15  # the share of leases that are held for so long that most faults meet one
+LONG_HOLD = 0.2  # the share of leases that are held for so long that most faults meet one
 
 
 def note(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def contend(url: str, ttl: str, names: str, threads: str, tasks: str, ledger: str, seed: str, defect: str = "") -> None:
+def contend(url: str, ttl: str, names: str, threads: str, tasks: str, ledger: str, seed: str, defect: str) -> None:
     """Contend until the harness says so."""
     if defect:
-        DEFECTS[defect]()
+        DEFECTS[defect].seed()
     threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
     crew = _Crew(url, float(ttl), names.split(","), ledger, random.Random(seed))
     blocking, asynchronous = crew.open_clients()

@@ -1,22 +1,33 @@
-"""Three classic defects of lock clients, built into a running contender: the chaos harness must see each of them."""
+"""Classic defects of lock clients, built into a running contender: the chaos harness must see each of them.
+
+What a defect changes is imported when it is built in: a contender of one backend needs none of the others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import multilock_redis.recipe as recipe
 from multilock import Lease, now
 from multilock.aio import AsyncLease
 from multilock.holding import HELD, Holding
-from multilock.model import Claim, Granted
-from multilock_redis.transport import pack
+from multilock.model import Busy, Claim, Granted
 
-__all__ = ["DEFECTS"]
+__all__ = ["DEFECTS", "Defect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """``seed`` builds it into this process; ``arena`` is where it does harm."""
+
+    seed: Callable[[], None]
+    arena: str = "redis"
 
 
 def deadline_from_receipt() -> None:
     """The validity of a lease counts from the answer to its request, not from its sending."""
+    import multilock_redis.recipe as recipe
 
     def granted(token: int | None, ttl: float, sent_at: float, *rest: Any) -> Granted:
         return Granted(token, ttl, now(), *rest)
@@ -26,12 +37,14 @@ def deadline_from_receipt() -> None:
 
 def plain_del() -> None:
     """A release deletes the key, whoever holds it by now."""
+    from multilock_redis.recipe import Recipe
+    from multilock_redis.transport import pack
 
-    def release(self: recipe.Recipe, claim: Claim, unsure: bool, within: float) -> bool:
+    def release(self: Recipe, claim: Claim, unsure: bool, within: float) -> bool:
         answer, _ = self._connections.call(pack("DEL", self._keys.lock(claim.name)), within)
         return bool(answer)
 
-    recipe.Recipe.release = release  # type: ignore[method-assign]
+    Recipe.release = release  # type: ignore[method-assign]
 
 
 def cached_is_held() -> None:
@@ -44,8 +57,28 @@ def cached_is_held() -> None:
         face.is_held = is_held  # type: ignore[method-assign]
 
 
-DEFECTS: dict[str, Callable[[], None]] = {
-    "deadline from receipt": deadline_from_receipt,
-    "plain DEL": plain_del,
-    "cached is_held": cached_is_held,
+def validity_from_the_acquire() -> None:
+    """A lock counts from its own request, which does not renew the session that keeps it."""
+    from multilock_etcd.recipe import Recipe
+
+    proven = Recipe.attempt
+
+    def attempt(self: Recipe, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        sent_at = now()
+        answer = proven(self, claim, join, within)
+        if isinstance(answer, Busy):
+            return answer
+        its = answer
+        return Granted(its.token, its.ttl, sent_at, its.valid_for, its.renew_every, its.group, its.key)
+
+    Recipe.attempt = attempt  # type: ignore[method-assign]
+
+
+DEFECTS: dict[str, Defect] = {
+    "deadline from receipt": Defect(deadline_from_receipt),
+    "plain DEL": Defect(plain_del),
+    "cached is_held": Defect(cached_is_held),
+    # Not on the others of sessions: a Consul server ends a session after twice its ttl, a ZooKeeper renews it with the
+    # create. Nor is a read that moves validity a defect on one ZooKeeper: it takes a follower without its leader.
+    "validity from the acquire": Defect(validity_from_the_acquire, "etcd"),
 }

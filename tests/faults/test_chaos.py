@@ -46,35 +46,18 @@ def test_twenty_seconds_of_chaos_on_sqlite_break_no_promise(chaos: Chaos) -> Non
 
 
 @pytest.mark.timeout(150)
-def test_a_minute_of_chaos_on_etcd_breaks_no_promise(chaos: Chaos) -> None:
-    report = chaos(EtcdArena, 60.0)
-    assert report.violations == []
-    assert report.acquisitions >= 100
-    assert len(report.faults) >= 60
-    assert report.outliving >= 5
-
-
-@pytest.mark.timeout(150)
-def test_a_minute_of_chaos_on_consul_breaks_no_promise(chaos: Chaos) -> None:
-    report = chaos(ConsulArena, 60.0)
+@pytest.mark.parametrize("arena", [EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
+def test_a_minute_of_chaos_on_a_backend_of_sessions_breaks_no_promise(chaos: Chaos, arena: type[Arena]) -> None:
+    report = chaos(arena, 60.0)
     assert report.violations == []
     assert report.acquisitions >= 200
     assert len(report.faults) >= 100
-    assert report.outliving >= 5
+    assert report.outliving >= 20
+    assert report.record.judged_callbacks > 0
 
 
 @pytest.mark.timeout(150)
-def test_a_minute_of_chaos_on_zookeeper_breaks_no_promise() -> None:
-    report = run(ZooKeeperArena, 60.0)
-    report.show()
-    assert report.violations == []
-    assert report.acquisitions >= 150
-    assert len(report.faults) >= 60
-    assert report.outliving >= 5
-
-
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("defect", [name for name, defect in DEFECTS.items() if defect.arena == "redis"])
 def test_the_same_chaos_sees_a_defect_within_a_minute(chaos: Chaos, defect: str) -> None:
     report = chaos(RedisArena, 60.0, defect=defect)
     assert any(violation.startswith(("O1", "O3")) for violation in report.violations)

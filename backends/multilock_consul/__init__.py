@@ -19,7 +19,7 @@ from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInf
 from multilock_consul.diagnosis import diagnose
 from multilock_consul.notices import Listener
 from multilock_consul.recipe import Keys, Recipe
-from multilock_consul.sessions import OWN, Sessions
+from multilock_consul.sessions import LOCK_DELAY_MAX, OWN, Sessions, safe_delay
 from multilock_consul.transport import Address, Agents
 
 __all__ = ["ConsulBackend", "open_backend"]
@@ -29,8 +29,6 @@ OPTIONS = ("token", "lock_delay", *FILES, "client")
 TTL_MIN = 10.0  # seconds; session_ttl_min of a server that says nothing about it
 TTL_FLOOR = 0.1
 TTL_MAX = 86400.0
-LOCK_DELAY = 1.0  # seconds: a holder whose session was ended hears of it, in milliseconds, before another gets in
-LOCK_DELAY_MAX = 60.0  # the server's
 DELAY_SEEN = 0.5  # seconds after a lock delay within which a waiter has tried again
 CLOSE_WITHIN = 0.5  # seconds that a silent server may hold up close()
 
@@ -39,10 +37,10 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     """The backend of ``consul://host[:port][,host[:port]…]`` (port 8500) or ``consuls://…`` (port 8501).
 
     Several agents: the first that answers is used, the next when it fails. Own options: ``token`` (ACL),
-    ``lock_delay`` (seconds, default 1, 0 to 60), ``ca``, ``cert``, ``key`` (files, for ``consuls://``), or ``client``,
-    a ``consul.Consul`` whose address, token, datacentre and TLS settings are used for connections of our own; it is
-    never closed. Without ``token`` the environment's ``CONSUL_HTTP_TOKEN`` is used. Raises ConfigurationError; no
-    request is sent.
+    ``lock_delay`` (seconds, 0 to 60; default: 5 less than the ttl, and 1 at least), ``ca``, ``cert``, ``key`` (files,
+    for ``consuls://``), or ``client``, a ``consul.Consul`` whose address, token, datacentre and TLS settings are used
+    for connections of our own; it is never closed. Without ``token`` the environment's ``CONSUL_HTTP_TOKEN`` is used.
+    Raises ConfigurationError; no request is sent.
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, OPTIONS, scheme)
@@ -56,7 +54,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
         prefix=prefix,
         ttl=cast("float", options.get("ttl", 30.0)),
         identity=cast("str", options.get("identity", "")),
-        lock_delay=_lock_delay(options.get("lock_delay", LOCK_DELAY)),
+        lock_delay=_lock_delay(options["lock_delay"]) if "lock_delay" in options else None,
     )
 
 
@@ -162,7 +160,9 @@ def _lock_delay(value: object) -> float:
 class ConsulBackend:
     """See `multilock.backend.Backend` for what each method promises."""
 
-    def __init__(self, scheme: str, place: Place, *, prefix: str, ttl: float, identity: str, lock_delay: float) -> None:
+    def __init__(
+        self, scheme: str, place: Place, *, prefix: str, ttl: float, identity: str, lock_delay: float | None
+    ) -> None:
         self.scheme = scheme
         self._place = place
         self._prefix = prefix
@@ -171,6 +171,7 @@ class ConsulBackend:
         self._lock_delay = lock_delay
         self._agents: Agents
         self._opened = False
+        longest = max(ttl, TTL_MIN)
         self.capabilities = Capabilities(
             fencing=True,
             fencing_scope="unless the servers lose their data: a snapshot was restored, a dev server ended",
@@ -183,8 +184,8 @@ class ConsulBackend:
             ttl_max=TTL_MAX,
             ttl_step=0.001,
             # A server ends a session when twice its ttl is over, not before.
-            takeover_bound=2 * max(ttl, TTL_MIN) + lock_delay + DELAY_SEEN,
-            lock_delay=lock_delay,
+            takeover_bound=2 * longest + (safe_delay(longest) if lock_delay is None else lock_delay) + DELAY_SEEN,
+            lock_delay=safe_delay(ttl) if lock_delay is None else lock_delay,
             ttl_floor=TTL_FLOOR,
         )
 
@@ -238,7 +239,7 @@ class ConsulBackend:
         return self._recipe.force(name, within)
 
     def diagnose(self, within: float) -> list[Finding]:
-        return diagnose(self._agents, self._ttl, self._lock_delay, within)
+        return diagnose(self._agents, self._ttl, self.capabilities.lock_delay, within)
 
     def ping(self, within: float) -> None:
         if not self._agents.api(within).status.leader():

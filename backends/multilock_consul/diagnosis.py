@@ -8,6 +8,7 @@ from typing import Any
 
 from multilock.errors import BackendRejected
 from multilock.model import Finding
+from multilock_consul.sessions import REMOVED_AFTER
 from multilock_consul.transport import Agents
 
 __all__ = ["diagnose"]
@@ -35,7 +36,7 @@ def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
                 "run 3 or 5 servers",
             )
         )
-    if len(peers) > 1 and lock_delay < ttl and (about.get("Config") or {}).get("Server"):
+    if len(peers) > 1 and lock_delay < ttl - REMOVED_AFTER and (about.get("Config") or {}).get("Server"):
         findings += _removal(agents, ttl, lock_delay, within)
     return findings
 
@@ -57,7 +58,7 @@ def _removal(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
             "this agent is a server: if it freezes, the others remove it after about ten seconds, and its sessions "
             f"with it; who made them may still believe in a lock (ttl {ttl:g} s) when its lock delay "
             f"({lock_delay:g} s) is over",
-            "talk to client agents, or give lock_delay= the ttl (60 s at most), or set autopilot's "
+            "talk to client agents, or leave lock_delay= out with a ttl of 65 s at most, or set autopilot's "
             "cleanup_dead_servers to false",
         )
     ]

@@ -24,12 +24,15 @@ from multilock.model import Claim
 from multilock_consul.http1 import Response
 from multilock_consul.transport import Agents, judged
 
-__all__ = ["OWN", "Session", "Sessions"]
+__all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Session", "Sessions", "safe_delay"]
 
 OWN = "own sessions"
 """The group of all locks that are not renewed: each has a session of its own."""
 
 LOOKED_AT = 60.0  # seconds after a cancel (or 2 × ttl) for which renewals look: a stopped server may execute it later
+LOCK_DELAY_MAX = 60.0  # the server's
+REMOVED_AFTER = 5.0  # seconds for which a node stands still before the others can take it out (seen: 9 to 13)
+HEARD_WITHIN = 1.0  # seconds; a holder whose session was ended hears of it in milliseconds, as a rule
 USABLE = 0.89  # of the ttl: from then on every lease of the session is lost by the clock
 FRESH = 0.05  # of the ttl: an own session older than that is renewed before it takes a lock
 NO_MORE = 60.0  # seconds after a cancel; no call that gave up earlier can still wait for a thread
@@ -58,9 +61,18 @@ class Session:
         return not self.held and all(claim_id in self.cancelled for claim_id in self.open)
 
 
+def safe_delay(ttl: float) -> float:
+    """Seconds for which the server must keep others out after a session ended, so that its holder has given up.
+
+    A session can end while its holder hears of nothing: the server that is its agent stands still, and the others take
+    that node out with all its sessions. The holder then goes on for what is left of its ttl.
+    """
+    return min(max(HEARD_WITHIN, ttl - REMOVED_AFTER), LOCK_DELAY_MAX)
+
+
 class Sessions:
     def __init__(
-        self, agents: Agents, notices: Notices, *, who: str, lock_delay: float, ended: Callable[[str], None]
+        self, agents: Agents, notices: Notices, *, who: str, lock_delay: float | None, ended: Callable[[str], None]
     ) -> None:
         self._agents = agents
         self._notices = notices
@@ -177,10 +189,11 @@ class Sessions:
         return session
 
     def _ask_for(self, ttl: float, within: float) -> tuple[Response, float]:
+        delay = safe_delay(ttl) if self._lock_delay is None else self._lock_delay
         wanted = {
             "Name": f"multilock {self._who}",
             "TTL": f"{round(ttl * 1000)}ms",
-            "LockDelay": f"{round(self._lock_delay * 1000)}ms",
+            "LockDelay": f"{round(delay * 1000)}ms",
             "Behavior": "delete",  # a free lock has no key
             "NodeChecks": [],  # not the node's health: a short hiccup of gossip would take all its locks away
             "ServiceChecks": [],

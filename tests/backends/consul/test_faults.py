@@ -170,12 +170,14 @@ def test_a_key_that_an_operator_overwrites_stays_ours_until_we_release(server: C
 
 def test_the_lock_delay_keeps_others_out_until_the_holder_has_heard(server: ConsulServer, connect: Connect) -> None:
     lost = Recorder[multilock.Loss]()
-    connect(server.url, ttl=10).lock("job", on_lost=lost).acquire()
+    client = connect(server.url, ttl=7)
+    assert client.capabilities.lock_delay == 2.0
+    client.lock("job", on_lost=lost).acquire()
     time.sleep(0.6)
     begun = now()
     server.ask("PUT", f"session/destroy/{session_of(server)}")
-    with connect(server.url, ttl=10).lock("job").acquire(timeout=WITHIN):
-        assert 0.9 < now() - begun < 2.0
+    with connect(server.url, ttl=7).lock("job").acquire(timeout=WITHIN):
+        assert 1.9 < now() - begun < 3.0
         lost.wait(1, WITHIN)
         assert lost.times[0] - begun < NOTICE
 

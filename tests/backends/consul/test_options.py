@@ -92,8 +92,15 @@ def test_capabilities_are_known_without_a_server() -> None:
     assert (can.fencing, can.fair, can.push_wait, can.push_loss, can.cross_host, can.survives_failover) == (
         (True, False) + 4 * (True,)
     )
-    assert (can.ttl_min, can.ttl_max, can.ttl_step, can.lock_delay) == (10.0, 86400.0, 0.001, 1.0)
-    assert 41 <= can.takeover_bound < 42
+    assert (can.ttl_min, can.ttl_max, can.ttl_step, can.lock_delay) == (10.0, 86400.0, 0.001, 15.0)
+    assert 55 <= can.takeover_bound < 56
+
+
+@pytest.mark.parametrize(("ttl", "delay"), [(2, 1), (6, 1), (10, 5), (30, 25), (65, 60), (600, 60)])
+def test_the_lock_delay_covers_what_a_holder_who_hears_nothing_still_believes(ttl: float, delay: float) -> None:
+    can = multilock.connect("consul://127.0.0.1:1", ttl=ttl).capabilities
+    assert can.lock_delay == delay
+    assert can.takeover_bound > 2 * max(ttl, 10) + delay
 
 
 def test_a_server_that_refuses_a_short_ttl_grants_its_least(connect: Connect) -> None:

@@ -18,6 +18,7 @@ from multilock.backend import Backend, Held, Notices
 from multilock.errors import BackendUnavailable
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock.registry import open_backend
+from multilock.runtime import now
 from multilock.testing.conformance.faces import Face
 
 __all__ = ["Call", "Faults", "FaultyBackend", "Mishap", "Place", "Stroke"]
@@ -26,6 +27,7 @@ Call = Literal["attempt", "renew", "release"]
 
 T = TypeVar("T")
 LATE_WITHIN = 30.0  # seconds a request that is held back waits for its release
+DELIVERED_WITHIN = 5.0  # seconds after that, for its client may be gone
 
 
 class Mishap(Protocol):
@@ -184,8 +186,14 @@ class _Held(_Dropped):
 
     def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
         def later() -> None:
-            if self._released.wait(LATE_WITHIN):
-                request()
+            self._released.wait(LATE_WITHIN)
+            until = now() + DELIVERED_WITHIN
+            while self._released.is_set() and now() < until:
+                try:
+                    request()
+                    return
+                except BackendUnavailable:  # the client gives up the connection that it came by, and makes another
+                    threading.Event().wait(0.02)
 
         threading.Thread(target=later, name="late-request", daemon=True).start()
         self._happened.set()

@@ -21,15 +21,13 @@ class Channels:
     """The lines of one client on one loop. Used by that loop only."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.offered = isinstance(backend, OpensChannels)
+        # The method of a channel for one of the backend; none where there are no channels.
+        self.sends: dict[Callable[..., Any], str] = {}
+        if isinstance(backend, OpensChannels):
+            self.sends = {backend.attempt: "attempt", backend.release: "release"}
         self.lines: set[Line] = set()
         self.idle: list[Line] = []
         self.opening = 0
-
-    def carry(self, call: Callable[..., Any]) -> bool:
-        """Whether this is a request for a channel."""
-        return self.offered and (call == self._backend.attempt or call == self._backend.release)
 
     def may_open(self) -> bool:
         return len(self.lines) + self.opening < LINES
@@ -44,7 +42,7 @@ class Channels:
             else:
                 self.lines.add(line)
                 return line
-        self.offered = False
+        self.sends = {}
         return None
 
     def close(self) -> None:

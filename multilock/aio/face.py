@@ -64,24 +64,25 @@ class LoopFace:
 
     async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
         loop = self.loop()
-        if not self._channels.carry(call):
+        channels = self._channels
+        send = channels.sends.get(call)
+        if send is None:
             return await self._on_thread(loop, within, call, args)
-        end = self._kernel.now() + within
+        end = loop.time() + within
         answer: R | None = None
-        if line := await self._line(loop, within):
-            future = self._begin(loop, end - self._kernel.now())
+        line = channels.idle.pop() if channels.idle else await self._new_line(loop, within)
+        if line is not None:
+            future = self._begin(loop, end)
             try:
-                answer = await line.ask(call.__name__, args, future)
+                answer = await line.ask(send, args, future)
             finally:
                 del self._open[future]
         if answer is None:
-            return await self._on_thread(loop, end - self._kernel.now(), call, args)
+            return await self._on_thread(loop, end - loop.time(), call, args)
         return answer
 
-    async def _line(self, loop: asyncio.AbstractEventLoop, within: float) -> Line | None:
+    async def _new_line(self, loop: asyncio.AbstractEventLoop, within: float) -> Line | None:
         channels = self._channels
-        if channels.idle:
-            return channels.idle.pop()
         if not channels.may_open():
             return None
         channels.opening += 1
@@ -100,7 +101,7 @@ class LoopFace:
         unwanted: Callable[[R], None] | None = None,
     ) -> R:
         """``unwanted`` gets an answer for which nobody waits any more."""
-        future = self._begin(loop, within)
+        future = self._begin(loop, loop.time() + within)
         try:
             self._workers.submit(_Request(loop, self._kernel, within, call, args, future, unwanted).carry)
             result: R = await future
@@ -108,10 +109,10 @@ class LoopFace:
         finally:
             del self._open[future]
 
-    def _begin(self, loop: asyncio.AbstractEventLoop, within: float) -> asyncio.Future[Any]:
-        """A request, whose caller waits no longer than ``within`` seconds."""
+    def _begin(self, loop: asyncio.AbstractEventLoop, end: float) -> asyncio.Future[Any]:
+        """A request, whose caller waits until ``end`` on the loop's clock at the longest."""
         future: asyncio.Future[Any] = loop.create_future()
-        self._open[future] = due = loop.time() + within + GRACE
+        self._open[future] = due = end + GRACE
         if due < self._sweep_at:
             self._plan_sweep(loop, due)
         return future

@@ -261,7 +261,7 @@ def test_a_loop_that_cannot_watch_sockets_uses_threads(server: RedisServer, monk
             with monkeypatch.context() as patch:
                 patch.setattr(loop, "add_reader", add_reader)
                 assert await (await ours.lock("a").acquire()).release()
-            assert not channels(ours).offered
+            assert not channels(ours).sends
             assert await (await ours.lock("a").acquire()).release()
 
     run(main)

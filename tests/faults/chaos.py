@@ -131,6 +131,7 @@ class ServerArena(Arena):
     """A server of its own, and a proxy before it for each process."""
 
     server: Pausable
+    by_session = True  # a lock lives as long as the session that it was taken in
 
     def __init__(self, stack: ExitStack) -> None:
         self.url = self.server.url
@@ -153,6 +154,7 @@ class ServerArena(Arena):
 
 class RedisArena(ServerArena):
     scheme = "redis"
+    by_session = False
 
     def __init__(self, stack: ExitStack) -> None:
         self.server = server = stack.enter_context(RedisServer())
@@ -418,12 +420,10 @@ class Chaos:
         server: dict[Happening, float] = {self.freeze_server: 0.7}
         for kind, (weight, what) in self.arena.mishaps.items():
             server[partial(self.hurt_server, kind, what)] = weight
-        return [
-            *(_Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)),
-            # Rare moments have a stream of their own.
-            _Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE),
-            _Stream(self.dice, server, SERVER_PACE * self.arena.ttl),
-        ]
+        streams = [_Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
+        if self.arena.by_session:  # rare moments have a stream of their own
+            streams.append(_Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE))
+        return [*streams, _Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
 
     def _rest(self, *, always_long: bool = False) -> float:
         """How long it lasts: as a rule longer than a lease lives without a renewal."""

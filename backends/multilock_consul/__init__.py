@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -54,7 +54,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
         prefix=prefix,
         ttl=cast("float", options.get("ttl", 30.0)),
         identity=cast("str", options.get("identity", "")),
-        lock_delay=_lock_delay(options["lock_delay"]) if "lock_delay" in options else None,
+        lock_delay=_lock_delay(options),
     )
 
 
@@ -147,21 +147,32 @@ def _token(value: object) -> str | None:
     return token
 
 
-def _lock_delay(value: object) -> float:
+def _lock_delay(options: Mapping[str, object]) -> Callable[[float], float]:
+    """Seconds, for a session of so many."""
+    if "lock_delay" not in options:
+        return safe_delay
+    value = options["lock_delay"]
     try:
         seconds = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else -1.0
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= LOCK_DELAY_MAX:
         raise ConfigurationError(f"lock_delay must be 0 to {LOCK_DELAY_MAX:g} seconds, not {value!r:.60}")
-    return seconds
+    return lambda ttl: seconds
 
 
 class ConsulBackend:
     """See `multilock.backend.Backend` for what each method promises."""
 
     def __init__(
-        self, scheme: str, place: Place, *, prefix: str, ttl: float, identity: str, lock_delay: float | None
+        self,
+        scheme: str,
+        place: Place,
+        *,
+        prefix: str,
+        ttl: float,
+        identity: str,
+        lock_delay: Callable[[float], float],
     ) -> None:
         self.scheme = scheme
         self._place = place
@@ -184,8 +195,8 @@ class ConsulBackend:
             ttl_max=TTL_MAX,
             ttl_step=0.001,
             # A server ends a session when twice its ttl is over, not before.
-            takeover_bound=2 * longest + (safe_delay(longest) if lock_delay is None else lock_delay) + DELAY_SEEN,
-            lock_delay=safe_delay(ttl) if lock_delay is None else lock_delay,
+            takeover_bound=2 * longest + lock_delay(longest) + DELAY_SEEN,
+            lock_delay=lock_delay(ttl),
             ttl_floor=TTL_FLOOR,
         )
 

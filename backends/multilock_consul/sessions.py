@@ -72,7 +72,13 @@ def safe_delay(ttl: float) -> float:
 
 class Sessions:
     def __init__(
-        self, agents: Agents, notices: Notices, *, who: str, lock_delay: float | None, ended: Callable[[str], None]
+        self,
+        agents: Agents,
+        notices: Notices,
+        *,
+        who: str,
+        lock_delay: Callable[[float], float],
+        ended: Callable[[str], None],
     ) -> None:
         self._agents = agents
         self._notices = notices
@@ -189,11 +195,10 @@ class Sessions:
         return session
 
     def _ask_for(self, ttl: float, within: float) -> tuple[Response, float]:
-        delay = safe_delay(ttl) if self._lock_delay is None else self._lock_delay
         wanted = {
             "Name": f"multilock {self._who}",
             "TTL": f"{round(ttl * 1000)}ms",
-            "LockDelay": f"{round(delay * 1000)}ms",
+            "LockDelay": f"{round(self._lock_delay(ttl) * 1000)}ms",
             "Behavior": "delete",  # a free lock has no key
             "NodeChecks": [],  # not the node's health: a short hiccup of gossip would take all its locks away
             "ServiceChecks": [],

@@ -17,6 +17,7 @@ CONNECTIONS = 100  # of one address that an agent should take: a client keeps up
 
 
 def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
+    until = agents.now() + within
     findings = _library()
     try:
         about = agents.api(within).agent.self()
@@ -26,7 +27,7 @@ def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
         )
         return findings
     findings += _settings(about.get("DebugConfig") or {}, ttl)
-    peers = agents.api(within).status.peers()
+    peers = agents.api(until - agents.now()).status.peers()
     if len(peers) < 3:
         findings.append(
             Finding(
@@ -37,7 +38,7 @@ def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
             )
         )
     if len(peers) > 1 and lock_delay < ttl - REMOVED_AFTER and (about.get("Config") or {}).get("Server"):
-        findings += _removal(agents, ttl, lock_delay, within)
+        findings += _removal(agents, ttl, lock_delay, until - agents.now())
     return findings
 
 

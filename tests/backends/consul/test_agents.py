@@ -16,6 +16,7 @@ import pytest
 
 import multilock
 from multilock import LeaseState, LossReason, now
+from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
 from multilock.testing.conformance.faces import background
 from multilock_consul import notices
@@ -229,14 +230,11 @@ def test_a_frozen_server_is_taken_out_while_its_holder_still_believes_and_diagno
     lease = client.lock("job", on_lost=lost).acquire()
     waits = acquired_at(connect(agents(*others), ttl=60), "job", within=LOOKED_FOR)
     time.sleep(0.6)  # until all is watched
-    frozen.pause()
-    try:
+    with frozen.paused():
         eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
         waits.result(WITHIN)
         assert lease.is_held(), "it cannot know"
         assert lost.calls == []
-    finally:
-        frozen.resume()
     assert lost.wait(1, WITHIN).reason is LossReason.SESSION_LOST
     assert not lease.is_held()
 
@@ -253,8 +251,7 @@ def test_the_lock_delay_keeps_others_out_until_the_holder_of_a_frozen_server_has
     lease = client.lock("job", on_lost=lost).acquire()
     waits = acquired_at(connect(agents(*others), ttl=20), "job", within=LOOKED_FOR)
     time.sleep(0.6)  # until all is watched
-    frozen.pause()
-    try:
+    with frozen.paused():
         eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
         while lease.is_held():
             assert not waits.done()
@@ -262,5 +259,22 @@ def test_the_lock_delay_keeps_others_out_until_the_holder_of_a_frozen_server_has
         believed = now()
         assert lost.wait(1, WITHIN).reason is LossReason.EXPIRED
         assert waits.result(LOOKED_FOR) > max(believed, lost.times[0])
-    finally:
-        frozen.resume()
+
+
+@pytest.mark.timeout(90)
+def test_diagnose_ends_in_time_whichever_of_its_questions_is_not_answered(
+    cluster: ConsulCluster, connect: Connect
+) -> None:
+    with FaultProxy.before(cluster.leader().url) as proxy:
+        client = connect(proxy.url, ttl=60, lock_delay=1, request_timeout=1)
+        assert "server-agent" in codes(client)
+        lost = proxy.drop_reply(b"autopilot", then="hold")
+        with pytest.raises(multilock.BackendUnavailable):
+            client.diagnose()
+        assert lost.happened
+        proxy.heal()
+        proxy.delay(0.4, "down")  # of three questions, none is late alone
+        begun = now()
+        with pytest.raises(multilock.BackendUnavailable):
+            client.diagnose()
+        assert now() - begun < 1.15

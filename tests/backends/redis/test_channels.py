@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -108,6 +109,63 @@ def test_a_cancelled_request_ends_its_connection_and_is_undone(proxy: FaultProxy
             await until(lambda: holder_of(bare) is None)
             other = await ours.lock("b").acquire()
             assert other.is_held()
+
+    run(main)
+
+
+class LateSocket:
+    """A process that is stopped just before its bytes leave."""
+
+    def __init__(self, sock: socket.socket, by: float) -> None:
+        self._sock = sock
+        self._by = by
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def send(self, data: bytes) -> int:
+        time.sleep(self._by)
+        return self._sock.send(data)
+
+
+def test_a_pause_before_the_sending_shortens_the_lease_and_costs_nothing_else(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(server.url, ttl=1.0, request_timeout=1.0) as ours:
+            await (await ours.lock("a").acquire()).release()
+            [line] = channels(ours).lines
+            wire: Any = line._channel
+            wire = wire._wire
+            real, wire._sock = wire._sock, LateSocket(wire._sock, by=0.3)
+            before = multilock.now()
+            lease = await ours.lock("a").try_acquire()
+            assert lease
+            assert lease._granted.sent_at <= before + 0.1
+            assert lease.remaining() <= 0.9 - 0.3
+            assert await lease.release()
+            wire._sock = real
+            assert holder_of(bare) is None
+
+    run(main)
+
+
+def test_a_cancelled_release_goes_on_in_the_background(proxy: FaultProxy, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(proxy.url) as ours:
+            lease = await ours.lock("a").acquire()
+            held = proxy.hold_request(b"multilock/a")
+            task = asyncio.create_task(lease.release())
+            await until(lambda: held.happened)
+            [line] = channels(ours).lines
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert line not in channels(ours).lines
+            await until(lambda: holder_of(bare) is None)
+            held.release()  # what was sent arrives late, and finds another holder
+            other = await ours.lock("a").try_acquire()
+            assert other
+            await asyncio.sleep(0.2)
+            await other.renew()
 
     run(main)
 

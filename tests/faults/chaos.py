@@ -142,6 +142,12 @@ class ServerArena(Arena):
     def url_for(self, place: int) -> str:
         return self.proxies[place].url
 
+    def cut(self, dice: random.Random) -> None:
+        for proxy in self.proxies:
+            for connection in proxy.connections:
+                if dice.random() < 0.4:
+                    connection.cut()
+
     def holders(self, record: Record) -> set[int | None]:
         """Processes to which the server has given a lock that they do not know of yet."""
         infos = [info for info in self.held() if (info.owner or "").partition("@")[0] not in record.beliefs]
@@ -211,12 +217,6 @@ class EtcdArena(ServerArena):
                 first[name] = row["value"]
         yield from (decode_value(base64.b64decode(value)) for value in first.values() if value)
 
-    def cut(self, dice: random.Random) -> None:
-        for proxy in self.proxies:
-            for connection in proxy.connections:
-                if dice.random() < 0.4:
-                    connection.cut()
-
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         while True:
@@ -250,12 +250,6 @@ class ConsulArena(ServerArena):
         except OSError:  # among them 404: nobody holds anything
             return
         yield from (decode_value(base64.b64decode(entry["Value"])) for entry in entries)
-
-    def cut(self, dice: random.Random) -> None:
-        for proxy in self.proxies:
-            for connection in proxy.connections:
-                if dice.random() < 0.4:
-                    connection.cut()
 
     def destroy(self, dice: random.Random) -> None:
         # The lock delay of 1 s is longer than a lease lives: a holder that stands still loses it in time.
@@ -312,12 +306,6 @@ class ZooKeeperArena(ServerArena):
         except NoNodeError:
             return []
         return children
-
-    def cut(self, dice: random.Random) -> None:
-        for proxy in self.proxies:
-            for connection in proxy.connections:
-                if dice.random() < 0.4:
-                    connection.cut()
 
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0

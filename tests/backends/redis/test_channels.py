@@ -187,6 +187,23 @@ def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: R
     run(main)
 
 
+def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(server: RedisServer, bare: Bare) -> None:
+    async def main() -> None:
+        async with client(server.url, request_timeout=0.3) as ours:
+            lease = await ours.lock("a").acquire()
+            await ours.lock("b").try_acquire()
+            [line] = channels(ours).lines
+            task = asyncio.create_task(lease.release())
+            await asyncio.sleep(0)
+            assert not channels(ours).idle, "it is sent"
+            time.sleep(0.5)  # noqa: ASYNC251 (longer than a request may take)
+            assert await task
+            assert holder_of(bare) is None
+            assert channels(ours).idle == [line]
+
+    run(main)
+
+
 def test_a_server_that_ends_an_idle_connection_costs_no_request(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:

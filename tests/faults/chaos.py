@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
+from urllib.error import HTTPError
 
 import redis
 from kazoo.client import KazooClient
@@ -86,9 +87,12 @@ class Arena:
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 0.75
     url: str
+    taken: dict[str, float]
+    """What an operator takes away, and when: see `Record.taken`."""
 
     def __init__(self, stack: ExitStack) -> None:
         """Whatever is started ends with ``stack``."""
+        self.taken = {}
 
     def url_for(self, place: int) -> str:
         """Where the process at this place finds it."""
@@ -105,6 +109,7 @@ class SqliteArena(Arena):
     scheme = "sqlite"
 
     def __init__(self, stack: ExitStack) -> None:
+        super().__init__(stack)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
         self.url = f"sqlite://{folder}/locks.db"
 
@@ -134,6 +139,7 @@ class ServerArena(Arena):
     by_session = True  # a lock lives as long as the session that it was taken in
 
     def __init__(self, stack: ExitStack) -> None:
+        super().__init__(stack)
         self.url = self.server.url
         self.proxies = [stack.enter_context(FaultProxy.before(self.url)) for _ in range(PROCESSES)]
         self.mishaps: Mishaps = {}
@@ -244,17 +250,26 @@ class ConsulArena(ServerArena):
             "server killed": (0.3, lambda _: self.server.restart()),
         }
 
-    def held(self) -> Iterator[LockInfo]:
+    def entries(self) -> Iterator[tuple[str, LockInfo]]:
+        """Sessions, and what is held in them."""
         try:
             entries = self.server.ask("GET", "kv/multilock/?recurse&consistent", within=0.2)
-        except OSError:  # among them 404: nobody holds anything
-            return
-        yield from (decode_value(base64.b64decode(entry["Value"])) for entry in entries)
+        except HTTPError as error:
+            if error.code == 404:  # nobody holds anything
+                return
+            raise
+        yield from ((entry.get("Session", ""), decode_value(base64.b64decode(entry["Value"]))) for entry in entries)
+
+    def held(self) -> Iterator[LockInfo]:
+        with suppress(OSError):
+            yield from (info for _, info in self.entries())
 
     def destroy(self, dice: random.Random) -> None:
-        # The lock delay of 1 s is longer than a lease lives: a holder that stands still loses it in time.
         with suppress(OSError):
-            self.server.ask("PUT", f"session/destroy/{dice.choice(self.server.sessions())['ID']}", within=1.0)
+            held = list(self.entries())
+            chosen = dice.choice([id for id, _ in held] or [session["ID"] for session in self.server.sessions()])
+            self.taken |= {(info.owner or "").partition("@")[0]: now() for id, info in held if id == chosen}
+            self.server.ask("PUT", f"session/destroy/{chosen}", within=1.0)
 
     def leftovers(self) -> Iterator[str]:
         until = now() + 2 * self.ttl + 5.0  # the server ends a session at twice its ttl
@@ -365,7 +380,7 @@ class Chaos:
         self.helpers: dict[int, Helper] = {}  # by place
         self.gone: list[Helper] = []
         self.faults: list[Fault] = []
-        self.record = Record()
+        self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
         self._busy: set[int | None] = set()  # places (None: the server) with a fault under way
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # what is to be done, and when

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -50,7 +50,10 @@ class Belief:
 
 
 class Record:
-    def __init__(self) -> None:
+    def __init__(self, taken: Mapping[str, float] | None = None) -> None:
+        self.taken = {} if taken is None else taken
+        """Ids of leases that an operator took away, and when. Who holds one and cannot hear of it goes on until its
+        deadline; that nobody gets in before is not promised (docs/guarantees.md), so nobody is blamed for it."""
         self.beliefs: dict[str, Belief] = {}
         self.stalls: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.ends: dict[int, tuple[str, int]] = {}
@@ -114,12 +117,14 @@ class Record:
         """O1: of two holders of one name, the first never believes still when the second begins to."""
         for name, beliefs in self.by_name():
             latest: Belief | None = None
+            believed = -math.inf
             for belief in beliefs:
-                if latest and latest.until > belief.began:
-                    overlap = (latest.until - belief.began) * 1000
+                if latest and believed > belief.began:
+                    overlap = (believed - belief.began) * 1000
                     yield f"O1 {name}: two holders for {overlap:.0f} ms, tokens {latest.token} and {belief.token}"
-                if latest is None or belief.until > latest.until:
-                    latest = belief
+                until = min(belief.until, self.taken.get(belief.id, math.inf))
+                if until > believed:
+                    latest, believed = belief, until
 
     def token_regressions(self) -> Iterator[str]:
         """O3: a later holder has a greater token."""
@@ -140,7 +145,7 @@ class Record:
                 late = at - lost_at
                 if late > CALLBACK_SLACK + stalled:
                     yield f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
-                if stalled:
+                if stalled or belief.id in self.taken:
                     continue
                 self.judged_callbacks += 1
                 began = starts.get(belief.name, [])

@@ -60,6 +60,17 @@ def test_an_oracle_counts_violations(ask: Ask, lines: list[str], number: int) ->
     assert len(list(ask(record(*lines)))) == number
 
 
+def test_who_could_not_hear_that_an_operator_took_its_lock_is_not_blamed_for_the_next_holder() -> None:
+    lines = ["1 got 1 n a 1 1", "1 held 3 a", "2 got {} n b 2 1", "1 lost 3.5 a expired 3.5"]
+    taken = Record({"a": 2.0})
+    early = Record({"a": 2.0})
+    for line in lines:
+        taken.feed(int(line[0]), line[2:].format(2.1))
+        early.feed(int(line[0]), line[2:].format(1.9))
+    assert [*taken.overlaps(), *taken.late_callbacks()] == []
+    assert [said[:2] for said in early.overlaps()] == ["O1"]
+
+
 def test_a_takeover_may_be_late_after_a_fault() -> None:
     late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1")
     assert list(late.slow_takeovers([Fault("partition", 2, 3.0, 4.5)], bound=1.0, ttl=TTL, until=100.0)) == []

@@ -20,7 +20,7 @@ from multilock.model import Busy, Claim, Granted
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
-    from multilock.runtime import Event, Runtime
+    from multilock.runtime import Bell, Runtime
 
 __all__ = ["BlockingFace", "Face", "Stop", "Stopped", "Waiter", "acquire", "run"]
 
@@ -85,25 +85,24 @@ class BlockingFace:
 
 
 class _BlockingWaiter:
-    __slots__ = ("_event", "_rung", "_runtime")
+    __slots__ = ("_bell", "_rung", "_runtime")
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._rung = False
-        self._event: Event | None = None  # made by the first wait: an uncontended acquire needs none
+        self._bell: Bell | None = None  # made by the first wait: an uncontended acquire needs none
 
     def set(self) -> None:
         self._rung = True
-        if event := self._event:
-            event.set()
+        if bell := self._bell:
+            bell.set()
 
     async def wait(self, seconds: float) -> None:
-        event = self._event
-        if event is None:
-            event = self._event = self._runtime.event()
-        if not self._rung:  # looked at after the event can be seen by set()
-            event.wait(None if math.isinf(seconds) else seconds)
-        event.clear()
+        bell = self._bell
+        if bell is None:
+            bell = self._bell = self._runtime.bell()
+        if not self._rung:  # looked at after the bell can be seen by set()
+            bell.wait(seconds)
         self._rung = False
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from multilock.workers import ThreadWorkers
 
-__all__ = ["Event", "Runtime", "Threads", "Ticker", "Workers", "now"]
+__all__ = ["Bell", "Event", "Runtime", "Threads", "Ticker", "Workers", "now"]
 
 # time.monotonic() stops while the machine sleeps, and a server's clock does not.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -31,6 +31,14 @@ class Event(Protocol):
     def clear(self) -> None: ...
     def is_set(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Bell(Protocol):
+    """Wakes the one thread that waits for it. A ring between two waits is not lost; several are one."""
+
+    def set(self) -> None: ...
+    def wait(self, seconds: float) -> None:
+        """At most so many seconds, which may be inf."""
 
 
 class Workers(Protocol):
@@ -55,6 +63,7 @@ class Ticker(Protocol):
 class Runtime(Protocol):
     def now(self) -> float: ...
     def event(self) -> Event: ...
+    def bell(self) -> Bell: ...
     def uniform(self, low: float, high: float) -> float: ...
     def spawn(self, run: Callable[[], None], name: str) -> None: ...
     def workers(self, name: str, limit: int) -> Workers: ...
@@ -70,6 +79,9 @@ class Threads:
     def event(self) -> Event:
         return threading.Event()
 
+    def bell(self) -> Bell:
+        return _LockBell()
+
     def spawn(self, run: Callable[[], None], name: str) -> None:
         threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -80,11 +92,30 @@ class Threads:
         return _ThreadTicker(self, step, died, name)
 
 
+class _LockBell:
+    """A lock that is free while the bell has rung. `threading.Event` takes ten times as long, on both sides."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            return  # it has rung already
+
+    def wait(self, seconds: float) -> None:
+        self._lock.acquire(timeout=max(min(seconds, threading.TIMEOUT_MAX), 0.0))
+
+
 class _ThreadTicker:
     def __init__(self, runtime: Threads, step: Callable[[], float], died: Callable[[BaseException], None], name: str):
         self._step = step
         self._died = died
-        self._wakeup = threading.Event()
+        self._wakeup = _LockBell()
         self._planned = math.inf  # what a poke is compared with; inf while the step decides, so that none is lost
         self._due = now()  # when the present or next step should have begun
         self._closed = False
@@ -105,13 +136,11 @@ class _ThreadTicker:
     def _run(self) -> None:
         try:
             while not self._closed:
-                # Cleared before the step looks: a poke that comes later finds the flag down and sets it.
-                self._wakeup.clear()
                 self._planned = math.inf
                 at = self._step()
                 self._planned = self._due = at
                 if (rest := at - now()) > 0:
-                    self._wakeup.wait(min(rest, threading.TIMEOUT_MAX))
+                    self._wakeup.wait(rest)
                     self._due = min(at, now())
         except BaseException as error:
             self._due = -math.inf

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from multilock.runtime import Event, Ticker, Workers
+from multilock.runtime import Bell, Event, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
 
@@ -58,6 +58,9 @@ class HandRuntime:
 
     def event(self) -> Event:
         return _HandEvent(self)
+
+    def bell(self) -> Bell:
+        return _HandBell(self)
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
         if self._threads:
@@ -184,6 +187,16 @@ class _HandEvent:
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._runtime._wait(self, timeout)
+
+
+class _HandBell:
+    def __init__(self, runtime: HandRuntime) -> None:
+        self._event = _HandEvent(runtime)
+        self.set = self._event.set
+
+    def wait(self, seconds: float) -> None:
+        self._event.wait(None if seconds == math.inf else seconds)
+        self._event.clear()
 
 
 class HandWorkers:

@@ -72,8 +72,8 @@ MOMENT = 0.5  # seconds for which a fault waits for the right moment
 FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was got: what is held for that long is held for a while
 JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)  # … and was got so recently that hardly any renewal came after it
 RECOVERY = 0.1  # seconds in which a process that was stopped can say so, before anything else happens to it
-STREAMS = 2  # of faults of processes: while one waits for its moment, others happen
-AT_ONCE = 3  # processes that are out of order at the same time
+STREAMS = 3  # of faults of processes: while one waits for its moment, others happen
+AT_ONCE = 4  # processes that are out of order at the same time
 CUT_OFF_TOO = 2  # … and those that are cut off just as they got a lock
 LOOK_EVERY = 0.5
 

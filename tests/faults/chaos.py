@@ -2,7 +2,7 @@
 
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
-python -m tests.faults.chaos --backend etcd              or consul, zookeeper
+python -m tests.faults.chaos --backend etcd              or etcd-late, consul, zookeeper
 python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in, on its backend: ends when it is seen
 """
 
@@ -43,7 +43,7 @@ from multilock.values import decode_value
 from tests.faults.contender import SHORT_HOLD
 from tests.faults.defects import DEFECTS
 from tests.faults.ledger import LedgerServer
-from tests.faults.oracles import Fault, Record
+from tests.faults.oracles import Belief, Fault, Record
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer, etcdctl
@@ -54,6 +54,7 @@ __all__ = [
     "Arena",
     "ConsulArena",
     "EtcdArena",
+    "LateEtcdArena",
     "RedisArena",
     "Report",
     "ServerArena",
@@ -71,6 +72,7 @@ SERVER_PACE = 0.4  # … of the server; of a ttl, for which it is away
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
 FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was got: what is held for that long is held for a while
 JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)  # … and was got so recently that hardly any renewal came after it
+BEFORE_RENEWAL = (0.005, 0.12)  # of a ttl until the next renewal: what keeps such a lock was renewed long ago
 RECOVERY = 0.1  # seconds in which a process that was stopped can say so, before anything else happens to it
 STREAMS = 3  # of faults of processes: while one waits for its moment, others happen
 AT_ONCE = 4  # processes that are out of order at the same time
@@ -137,6 +139,7 @@ class ServerArena(Arena):
 
     server: Pausable
     by_session = True  # a lock lives as long as the session that it was taken in
+    one_at_a_time = False  # nothing happens but that one holder after another is cut off before its session is renewed
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack)
@@ -234,6 +237,17 @@ class EtcdArena(ServerArena):
                 yield f"O7: the keys {keys} and leases {leases} are left"
                 return
             time.sleep(0.05)
+
+
+class LateEtcdArena(EtcdArena):
+    """Where it shows that somebody believes in a lock longer than in the lease that keeps it.
+
+    All else would hide that: a server that is started again renews its leases, and a waiter that is out of order too
+    keeps its place before the next one.
+    """
+
+    ttl = 4.0  # the member ends a lease up to 0.5 s late
+    one_at_a_time = True
 
 
 class ConsulArena(ServerArena):
@@ -336,7 +350,12 @@ class ZooKeeperArena(ServerArena):
 
 
 ARENAS: dict[str, type[Arena]] = {
-    each.scheme: each for each in (RedisArena, SqliteArena, EtcdArena, ConsulArena, ZooKeeperArena)
+    "redis": RedisArena,
+    "sqlite": SqliteArena,
+    "etcd": EtcdArena,
+    "etcd-late": LateEtcdArena,
+    "consul": ConsulArena,
+    "zookeeper": ZooKeeperArena,
 }
 
 
@@ -412,6 +431,8 @@ class Chaos:
             heapq.heappop(self._later)[2]()
 
     def streams(self) -> list[_Stream]:
+        if isinstance(self.arena, ServerArena) and self.arena.one_at_a_time:
+            return [_Stream(self.dice, {self.cut_off_before_a_renewal: 1}, PROCESS_PACE)]
         processes: dict[Happening, int] = {
             partial(what, holding): weight * share
             for what, weight in ((self.freeze, 10), (self.kill, 6))
@@ -439,10 +460,13 @@ class Chaos:
         if len(free) <= PROCESSES - AT_ONCE - CUT_OFF_TOO * (holding is JUST_NOW):
             return None
         if holding:
-            at, (least, most) = now(), holding
-            pids = {belief.pid for belief in self.record.held_at(None, at) if least < at - belief.began < most}
+            pids = {belief.pid for belief in self._holding(holding)}
             free = [place for place in free if self.helpers[place].pid in pids]
         return self.dice.choice(free) if free else None
+
+    def _holding(self, since: Since) -> list[Belief]:
+        at, (least, most) = now(), since
+        return [belief for belief in self.record.held_at(None, at) if least < at - belief.began < most]
 
     def _do(self, after: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._later, (now() + after, next(self._numbers), what))
@@ -490,6 +514,20 @@ class Chaos:
         proxy = self.arena.proxies[place]
         self._begin("partition", place, proxy.heal, self._rest(always_long=holding is JUST_NOW))
         proxy.black_hole(self.dice.choice(["both", "up", "down"]))
+        return True
+
+    def cut_off_before_a_renewal(self) -> bool:
+        """Just as it got a lock in an old session."""
+        assert isinstance(self.arena, ServerArena)
+        at, due = now(), self.record.renewals
+        soon, late = (at + self.arena.ttl * share for share in BEFORE_RENEWAL)
+        pids = {belief.pid for belief in self._holding(JUST_NOW) if soon < due.get(belief.id, 0.0) < late}
+        place = next((place for place, helper in self.helpers.items() if helper.pid in pids), None)
+        if self._busy or place is None:
+            return False
+        proxy = self.arena.proxies[place]
+        self._begin("cut off before a renewal", place, proxy.heal, self._rest(always_long=True))
+        proxy.black_hole(self.dice.choice(["both", "up"]))  # with "down" its renewals would arrive
         return True
 
     def freeze_a_new_holder(self) -> bool:

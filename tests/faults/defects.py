@@ -80,5 +80,5 @@ DEFECTS: dict[str, Defect] = {
     "cached is_held": Defect(cached_is_held),
     # Not on the others of sessions: a Consul server ends a session after twice its ttl, a ZooKeeper renews it with the
     # create. Nor is a read that moves validity a defect on one ZooKeeper: it takes a follower without its leader.
-    "validity from the acquire": Defect(validity_from_the_acquire, "etcd"),
+    "validity from the acquire": Defect(validity_from_the_acquire, "etcd-late"),
 }

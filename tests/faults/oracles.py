@@ -55,6 +55,7 @@ class Record:
         """Ids of leases that an operator took away, and when. Who holds one and cannot hear of it goes on until its
         deadline; that nobody gets in before is not promised (docs/guarantees.md), so nobody is blamed for it."""
         self.beliefs: dict[str, Belief] = {}
+        self.renewals: dict[str, float] = {}  #: by id, when the next one was planned as the lease began
         self.stalls: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.ends: dict[int, tuple[str, int]] = {}
         self.wrong: list[str] = []
@@ -70,6 +71,8 @@ class Record:
                 self.beliefs[id] = belief
                 if early := self._early_losses.pop(id, None):
                     belief.losses.append(early)
+            case "renewal", [at, id]:
+                self.renewals[id] = float(at)
             case "held", [at, id]:
                 self.beliefs[id].until = float(at)
             case "over", [at, id]:

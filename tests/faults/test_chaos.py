@@ -6,7 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.chaos import Arena, ConsulArena, EtcdArena, RedisArena, Report, SqliteArena, ZooKeeperArena, run
+from tests.faults.chaos import (
+    ARENAS,
+    Arena,
+    ConsulArena,
+    EtcdArena,
+    LateEtcdArena,
+    RedisArena,
+    Report,
+    SqliteArena,
+    ZooKeeperArena,
+    run,
+)
 from tests.faults.defects import DEFECTS
 
 pytestmark = pytest.mark.slow
@@ -56,8 +67,15 @@ def test_a_minute_of_chaos_on_a_backend_of_sessions_breaks_no_promise(chaos: Cha
     assert report.record.judged_callbacks > 0
 
 
+@pytest.mark.timeout(100)
+def test_twenty_seconds_of_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None:
+    report = chaos(LateEtcdArena, 20.0)
+    assert report.violations == []
+    assert report.outliving >= 2
+
+
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("defect", [name for name, defect in DEFECTS.items() if defect.arena == "redis"])
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_the_same_chaos_sees_a_defect_within_a_minute(chaos: Chaos, defect: str) -> None:
-    report = chaos(RedisArena, 60.0, defect=defect)
+    report = chaos(ARENAS[DEFECTS[defect].arena], 60.0, defect=defect)
     assert any(violation.startswith(("O1", "O3")) for violation in report.violations)

@@ -216,9 +216,13 @@ class Sessions:
         if session.shared and self._now() >= session.proved_at + session.ttl:
             self.end(session, "it was not renewed in time")
             return False
+        until = self._now() + within
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         response, sent_at = self._agents.call("PUT", target, within)
         if response.status == 404 and "ession" in response.text:
+            # A server that has just become the leader may say so before it has read the whole of its log.
+            if self.exists(session.id, until - self._now()):
+                raise BackendUnavailable("Consul has not read its log yet", unknown=False, backend="consul")
             self.gone(session, "the server does not know it any more")
             return False
         if response.status != 200:

@@ -15,6 +15,8 @@ import multilock
 from multilock import LossReason, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
+from multilock_consul.http1 import Response
+from multilock_consul.transport import Agents, Answer
 from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]
@@ -284,6 +286,30 @@ def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -
         assert lease.release()
         with connect(server.url).lock("job").acquire(timeout=WITHIN) as again:
             assert again.token > lease.token  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_leader_that_has_not_read_its_log_ends_no_session(
+    server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """It denied, once in eight restarts, a session that it had on its disk; asked consistently it never did."""
+    answers = Agents.call
+    denials = [Response(404, {}, b"Session id not found")] * times
+
+    def call(self: Agents, method: str, target: str, within: float, body: bytes = b"") -> Answer:
+        if "session/renew" in target and denials:
+            return denials.pop(), now()
+        return answers(self, method, target, within, body)
+
+    monkeypatch.setattr(Agents, "call", call)
+    lost = Recorder[multilock.Loss]()
+    lease = connect(server.url, ttl=15).lock("job", on_lost=lost).acquire()
+    with pytest.raises(multilock.BackendUnavailable, match="log"):
+        lease.renew()
+    eventually(lambda: renews(lease), WITHIN)
+    assert not denials
+    assert lost.calls == []
+    assert lease.release()
 
 
 def test_a_server_that_forgot_everything_ends_the_session(server: ConsulServer, connect: Connect) -> None:

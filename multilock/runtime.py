@@ -93,7 +93,8 @@ class Threads:
 
 
 class _LockBell:
-    """A lock that is free while the bell has rung. `threading.Event` takes ten times as long, on both sides."""
+    """A lock that is free while the bell has rung: two thirds of the time of `threading.Event`, and safe in a signal
+    handler."""
 
     __slots__ = ("_lock",)
 

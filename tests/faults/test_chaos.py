@@ -68,10 +68,10 @@ def test_a_minute_of_chaos_on_a_backend_of_sessions_breaks_no_promise(chaos: Cha
 
 
 @pytest.mark.timeout(100)
-def test_twenty_seconds_of_holders_cut_off_before_a_renewal_break_no_promise(chaos: Chaos) -> None:
-    report = chaos(LateEtcdArena, 20.0)
+def test_half_a_minute_of_holders_cut_off_before_a_renewal_breaks_no_promise(chaos: Chaos) -> None:
+    report = chaos(LateEtcdArena, 30.0)
     assert report.violations == []
-    assert report.outliving >= 2
+    assert report.outliving >= 1
 
 
 @pytest.mark.timeout(150)

@@ -288,26 +288,30 @@ def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -
             assert again.token > lease.token  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(("denied", "silent"), [(1, 0), (3, 0), (1, 1)])
 def test_a_leader_that_has_not_read_its_log_ends_no_session(
-    server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, times: int
+    server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, denied: int, silent: int
 ) -> None:
     """It denied, once in eight restarts, a session that it had on its disk; asked consistently it never did."""
     answers = Agents.call
-    denials = [Response(404, {}, b"Session id not found")] * times
+    denials = [Response(404, {}, b"Session id not found")] * denied
+    silences = [multilock.BackendUnavailable("no answer")] * silent
 
     def call(self: Agents, method: str, target: str, within: float, body: bytes = b"") -> Answer:
         if "session/renew" in target and denials:
             return denials.pop(), now()
+        if "session/info" in target and silences:
+            raise silences.pop()
         return answers(self, method, target, within, body)
 
     monkeypatch.setattr(Agents, "call", call)
     lost = Recorder[multilock.Loss]()
     lease = connect(server.url, ttl=15).lock("job", on_lost=lost).acquire()
-    with pytest.raises(multilock.BackendUnavailable, match="log"):
+    with pytest.raises(multilock.BackendUnavailable, match="no answer" if silent else "log"):
         lease.renew()
     eventually(lambda: renews(lease), WITHIN)
     assert not denials
+    assert not silences
     assert lost.calls == []
     assert lease.release()
 

@@ -95,10 +95,11 @@ class Record:
                 self.wrong.append(f"{pid}: {' '.join(words)}")
 
     def by_name(self) -> Iterator[tuple[str, list[Belief]]]:
-        """The leases that were certainly believed in, in the order in which they began."""
+        """The leases that were certainly believed in, in the order in which they began: without those of which the
+        answer came when they had been taken away."""
         names: dict[str, list[Belief]] = defaultdict(list)
         for belief in self.beliefs.values():
-            if belief.confirmed:
+            if belief.confirmed and belief.began < self.taken.get(belief.id, math.inf):
                 names[belief.name].append(belief)
         for name, beliefs in names.items():
             yield name, sorted(beliefs, key=lambda belief: belief.began)

@@ -71,6 +71,16 @@ def test_who_could_not_hear_that_an_operator_took_its_lock_is_not_blamed_for_the
     assert [said[:2] for said in early.overlaps()] == ["O1"]
 
 
+def test_who_hears_of_its_lock_after_an_operator_took_it_away_is_not_blamed_either() -> None:
+    lines = ["2 got 2 n b 9 1", "2 held 3 b", "1 got 2.5 n a 7 1"]
+    taken, blamed = Record({"a": 1.9}), Record({})
+    for line in lines:
+        taken.feed(int(line[0]), line[2:])
+        blamed.feed(int(line[0]), line[2:])
+    assert [*taken.overlaps(), *taken.token_regressions()] == []
+    assert [said[:2] for said in (*blamed.overlaps(), *blamed.token_regressions())] == ["O1", "O3"]
+
+
 def test_a_takeover_may_be_late_after_a_fault() -> None:
     late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1")
     assert list(late.slow_takeovers([Fault("partition", 2, 3.0, 4.5)], bound=1.0, ttl=TTL, until=100.0)) == []

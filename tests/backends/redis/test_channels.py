@@ -16,6 +16,7 @@ import multilock
 from multilock import AsyncClient, BackendRejected, BackendUnavailable
 from multilock.aio.channels import LINES, Channels
 from multilock.testing import FaultProxy
+from multilock.testing.proxy import Fault
 from tests.backends.redis.kit import WITHIN, Bare, holder_of
 from tests.servers import RedisServer
 
@@ -51,6 +52,17 @@ async def until(ready: Callable[[], object]) -> None:
     while not ready():
         assert time.monotonic() < end
         await asyncio.sleep(0.002)
+
+
+async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[Any], fault: Fault) -> None:
+    """Cancel it while its request is out. Its connection has ended then, and nothing of it is left at the server."""
+    await until(lambda: fault.happened)
+    [line] = channels(ours).lines
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert line not in channels(ours).lines
+    await until(lambda: holder_of(bare) is None)
 
 
 def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisServer, bare: Bare) -> None:
@@ -100,13 +112,7 @@ def test_a_cancelled_request_ends_its_connection_and_is_undone(proxy: FaultProxy
             await (await ours.lock("a").acquire()).release()
             lost = proxy.drop_reply(b"multilock/a", then="hold")
             task = asyncio.create_task(ours.lock("a").try_acquire())
-            await until(lambda: lost.happened)
-            [line] = channels(ours).lines
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert line not in channels(ours).lines
-            await until(lambda: holder_of(bare) is None)
+            await cancelled_under_way(ours, bare, task, lost)
             other = await ours.lock("b").acquire()
             assert other.is_held()
 
@@ -154,13 +160,7 @@ def test_a_cancelled_release_goes_on_in_the_background(proxy: FaultProxy, bare: 
             lease = await ours.lock("a").acquire()
             held = proxy.hold_request(b"multilock/a")
             task = asyncio.create_task(lease.release())
-            await until(lambda: held.happened)
-            [line] = channels(ours).lines
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert line not in channels(ours).lines
-            await until(lambda: holder_of(bare) is None)
+            await cancelled_under_way(ours, bare, task, held)
             held.release()  # what was sent arrives late, and finds another holder
             other = await ours.lock("a").try_acquire()
             assert other

@@ -123,7 +123,7 @@ class Watchdog:
         late: list[Holding] = []
         with self._kernel.lock:
             heap = self._heap
-            while heap and heap[0][0] <= now:
+            while heap and (heap[0][0] <= now or heap[0][2]._due != heap[0][0]):
                 when, _, lease = heapq.heappop(heap)
                 if lease._due != when:
                     self._stale -= 1

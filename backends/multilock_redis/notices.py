@@ -196,10 +196,11 @@ class Listener:
         while not self._closed.is_set():
             changed: set[str] = set()
             message = wire.receive(max(0.0, tend_at - self._now()))
-            while message is not None:  # what came together is looked at together
+            while message is not None:  # changes that came together are looked at together
                 heard = True
                 changed |= self._understand(message)
-                message = wire.receive(0.0) if len(changed) < READ_AT_ONCE else None
+                # After a wake-up it is the woken thread that needs the interpreter.
+                message = wire.receive(0.0) if 0 < len(changed) < READ_AT_ONCE else None
             if changed:
                 self._look_again(changed)
             if self._now() >= tend_at:

@@ -250,8 +250,11 @@ class Wire:
     def receive(self, within: float) -> Any:
         """The next message; None if it is not there within ``within`` seconds, which may be 0."""
         try:
-            self._timeout = within
-            self._sock.settimeout(within)
+            if within:
+                self._limit(within)
+            else:
+                self._timeout = 0.0
+                self._sock.settimeout(0.0)
             return self._read()
         except (TimeoutError, BlockingIOError, ssl.SSLWantReadError):
             return None

@@ -303,6 +303,24 @@ def test_the_heap_of_deadlines_does_not_grow_with_the_locks_that_came_and_went(
     assert kept.is_held()
 
 
+def test_locks_that_came_and_went_do_not_wake_the_watchdog_one_by_one(
+    client: Client, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watchdog = client._kernel.watchdog
+    steps: list[float] = []
+
+    def step(now: float, step: Callable[[float], float] = watchdog.step) -> float:
+        steps.append(now)
+        return step(now)
+
+    monkeypatch.setattr(watchdog, "step", step)
+    for _ in range(50):
+        client.lock("n").acquire().release()
+        runtime.advance(0.01)
+    runtime.advance(60)
+    assert len(steps) < 10
+
+
 def test_the_heap_does_not_grow_with_renewals_by_hand(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n").acquire()
     for _ in range(5000):

@@ -36,7 +36,7 @@ ANY_VERSION = -1
 SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the connection is given up for another
 STOPPED = 0.05  # seconds; who wakes up that much too late did not run
 CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
-DIAL_SHARE = 1 / 3  # of the session timeout, for one host: kazoo would give one dead host all of it
+DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts: kazoo would give one dead host all of it
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
@@ -128,10 +128,12 @@ class Ensemble:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's threads and sockets: notes when and how well it dialed, and does not spend the session on a dead host."""
 
-    def __init__(self, now: Callable[[], float], dial_within: float) -> None:
+    def __init__(self, now: Callable[[], float], dial_within: float, greeting_within: float) -> None:
         super().__init__()
         self._now = now
         self._dial_within = dial_within
+        self._greeting_within = greeting_within
+        self._greeting = False  # connected to a host that has not answered yet
         self.dialed_at = 0.0
         self.error: OSError | None = None
         self.loop: threading.Thread | None = None
@@ -144,7 +146,16 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             self.error = error
             raise
         self.error = None
+        self._greeting = True
         return connection
+
+    def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
+        """Nor does it spend the session on a host that accepts and says nothing: kazoo would, on the only one."""
+        if len(reading) > 1:  # kazoo's main loop, which looks for requests too: the host has answered
+            self._greeting = False
+        elif self._greeting:
+            timeout = min(timeout, self._greeting_within)
+        return super().select(reading, writing, failing, timeout)
 
     def spawn(self, func: Any, *args: Any, **kwargs: Any) -> threading.Thread:
         thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="multilock-zookeeper", daemon=True)
@@ -259,7 +270,8 @@ class Transport:
     def _make(self) -> Any:
         ensemble = self._ensemble
         hosts = ensemble.hosts.count(",") + 1
-        self._handler = _Handler(self._now, ensemble.ttl * DIAL_SHARE / hosts)
+        share = ensemble.ttl * DIAL_SHARE
+        self._handler = _Handler(self._now, share / hosts, share)
         return KazooClient(
             hosts=ensemble.hosts + ensemble.chroot,
             timeout=self.asked + 0.0001,  # it cuts milliseconds off

@@ -225,6 +225,20 @@ def test_a_connection_that_says_nothing_is_given_up_for_another(
     eventually(lambda: lease.state is LeaseState.HELD)
 
 
+def test_a_handshake_that_is_not_answered_is_given_up_for_another(proxy: FaultProxy, connect: Connect) -> None:
+    """kazoo waits for the answer as long as the whole session lasts, where there is one address."""
+    lost = Recorder[Loss]()
+    lease = connect(proxy.url, ttl=9).lock("job", on_lost=lost).acquire()
+    proxy.refuse()
+    proxy.cut()
+    handshake = proxy.drop_reply(then="hold")
+    proxy.accept()
+    handshake.wait(5)
+    eventually(lambda: lease.state is LeaseState.AT_RISK)
+    eventually(lambda: lease.state is LeaseState.HELD)
+    assert lost.calls == []
+
+
 # ---- sessions and nodes
 
 

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import cast
 
@@ -155,7 +155,7 @@ class _Holder:
     claim: Claim
     notices: Notices
     token: int
-    since: float
+    since: datetime
     until: float  # the lease ends
 
 
@@ -256,7 +256,7 @@ class _Store:
         return replace(
             parse_owner(name.holder.claim.owner),
             token=name.holder.token,
-            since=datetime.now(UTC) - timedelta(seconds=now - name.holder.since),
+            since=name.holder.since,
             waiting=sum(waiter.until > now for waiter in name.queue.values()),
         )
 
@@ -296,7 +296,7 @@ class _Store:
 
     def _take(self, key: str, name: _Name, claim: Claim, notices: Notices, now: float) -> int:
         self._token += 1
-        name.holder = _Holder(claim, notices, self._token, now, now + claim.ttl)
+        name.holder = _Holder(claim, notices, self._token, datetime.now(UTC), now + claim.ttl)
         name.queue.pop(claim.id, None)
         self._tell_followers(key)
         return self._token

@@ -5,14 +5,16 @@ the first living waiter: for everybody if the waiter or the one who looks is fai
 A waiter is alive for `liveness` seconds after its last heartbeat, unless its process is known to be gone.
 
 `attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they see is true
-until they end. All times are seconds on the clock of every deadline, which counts from the boot.
+until they end. All times are seconds on the clock of every deadline, which counts from the boot, but ``since``, which
+only people read.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from multilock.model import Claim, LockInfo, parse_owner
@@ -118,8 +120,7 @@ class Recipe:
             return None
         owner, token, since = row[:3]
         (waiting,) = sql.execute("SELECT count(*) FROM queue WHERE key = ? AND until > ?", (key, now)).fetchone()
-        granted_at = datetime.now(UTC) - timedelta(seconds=now - since)
-        return replace(parse_owner(owner), token=token, since=granted_at, waiting=waiting)
+        return replace(parse_owner(owner), token=token, since=datetime.fromtimestamp(since, UTC), waiting=waiting)
 
     def _take(self, sql: Connection, key: str, claim: Claim, durable: bool, now: float) -> int:
         token: int
@@ -134,7 +135,7 @@ class Recipe:
         process = self._columns() if claim.renew else (None, None, None)
         sql.execute(
             "INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (key, claim.id, claim.owner, token, now, claim.ttl, now + claim.ttl, self.boot, *process),
+            (key, claim.id, claim.owner, token, time.time(), claim.ttl, now + claim.ttl, self.boot, *process),
         )
         sql.execute("DELETE FROM queue WHERE key = ? AND (id = ? OR until <= ?)", (key, claim.id, now))
         return token

@@ -45,6 +45,9 @@ class ClientConformance(Conformance):
             assert info.ttl in (None, lease.ttl)
             assert info.waiting in (None, 0)
             assert info.since is None or abs(datetime.now(UTC) - info.since) < timedelta(seconds=10)
+            again = other.inspect(NAME)
+            assert again is not None
+            assert again.since == info.since
         assert other.inspect(NAME) is None
 
     def test_inspect_all_gives_the_names_held_without_the_prefix(self, client: Client, other: Client) -> None:

@@ -60,6 +60,7 @@ __all__ = [
     "ServerArena",
     "SqliteArena",
     "ZooKeeperArena",
+    "overstays",
     "run",
 ]
 
@@ -90,7 +91,7 @@ class Arena:
     ttl: ClassVar[float] = 0.75
     url: str
     taken: dict[str, float]
-    """What an operator takes away, and when: see `Record.taken`."""
+    """Sessions that an operator ends, and when: see `Record.taken`."""
 
     def __init__(self, stack: ExitStack) -> None:
         """Whatever is started ends with ``stack``."""
@@ -192,13 +193,18 @@ class RedisArena(ServerArena):
             time.sleep(0.05)
         if clients > 1:
             yield f"O7: {clients - 1} connections are left"
-        longest = {"token": 610_000, "queue": 60_000, "live": 60_000, "gone": 60_000}
         while self.operator.exists(*KEYS) and now() < until:
             time.sleep(0.05)
         for key in self.operator.scan_iter():
-            left, part = self.operator.pttl(key), key.decode().partition("}:")[2].partition(":")[0]
-            if not 0 < left <= longest.get(part, -1):
+            if overstays(key.decode(), left := self.operator.pttl(key)):
                 yield f"O7: the key {key!r} is left, and ends in {left} ms"
+
+
+def overstays(key: str, left: int) -> bool:
+    """Whether a key of which PTTL says this is kept for longer than it may be. -1 is for ever; 0 is the last millisecond
+    of its life, and -2: it has ended meanwhile."""
+    longest = {"token": 610_000, "queue": 60_000, "live": 60_000, "gone": 60_000}
+    return left == -1 or left > longest.get(key.partition("}:")[2].partition(":")[0], -1)
 
 
 class EtcdArena(ServerArena):
@@ -280,9 +286,9 @@ class ConsulArena(ServerArena):
 
     def destroy(self, dice: random.Random) -> None:
         with suppress(OSError):
-            held = list(self.entries())
-            chosen = dice.choice([id for id, _ in held] or [session["ID"] for session in self.server.sessions()])
-            self.taken |= {(info.owner or "").partition("@")[0]: now() for id, info in held if id == chosen}
+            holding = [id for id, _ in self.entries()]
+            chosen = dice.choice(holding or [session["ID"] for session in self.server.sessions()])
+            self.taken.setdefault(chosen, now())  # whether it is answered or not: a stopped server may do it later
             self.server.ask("PUT", f"session/destroy/{chosen}", within=1.0)
 
     def leftovers(self) -> Iterator[str]:
@@ -303,12 +309,13 @@ class ZooKeeperArena(ServerArena):
 
     scheme = "zookeeper"
     ttl = 1.5
+    handshake = 6.0  # seconds; as long as its session, the operator waits for an answer that may never come
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: ZooKeeperServer = stack.enter_context(ZooKeeperServer(forceSync="no"))
         super().__init__(stack)
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
-        self.operator = KazooClient(self.server.endpoint, timeout=60, connection_retry=retry)
+        self.operator = KazooClient(self.server.endpoint, timeout=self.handshake, connection_retry=retry)
         self.operator.start()
         stack.callback(self.operator.close)  # after stop(), which leaves its sockets open
         stack.callback(self.operator.stop)
@@ -337,6 +344,9 @@ class ZooKeeperArena(ServerArena):
         return children
 
     def leftovers(self) -> Iterator[str]:
+        until = now() + 2 * self.handshake
+        while not self.operator.connected and now() < until:
+            time.sleep(0.05)
         until = now() + self.ttl + 2.0
         while True:
             nodes = [node for name in NAMES for node in self.contenders(name, 5.0)]

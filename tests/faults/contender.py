@@ -3,7 +3,8 @@
 Each line leaves in one write to a pipe, so that a killed process has said everything it knew. Times are those of
 `multilock.now()`, a clock that all processes of a machine share::
 
-    renewal TIME ID                  the session that keeps the lock which was just got is renewed next at TIME
+    session ID SESSION               the lock which was just got lives in this session
+    renewal TIME ID                  … which is renewed next at TIME
     got TIME NAME ID TOKEN HELD      acquire() returned, and is_held() said HELD after TIME
     held TIME ID                     is_held() was asked at TIME, and said yes
     over TIME ID                     it said no
@@ -143,6 +144,7 @@ def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> I
     """Hold this lease for a while, and count one up under it; yields the seconds to sleep."""
     began, held = now(), lease.is_held()
     if session := lease._kernel.watchdog._sessions.get(lease._granted.group):
+        note("session", _id(lease), lease._granted.group)
         note("renewal", session.due, _id(lease))
     note("got", began, lease.name, _id(lease), lease.token, int(held))
     assert lease.token is not None

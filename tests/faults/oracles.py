@@ -52,9 +52,10 @@ class Belief:
 class Record:
     def __init__(self, taken: Mapping[str, float] | None = None) -> None:
         self.taken = {} if taken is None else taken
-        """Ids of leases that an operator took away, and when. Who holds one and cannot hear of it goes on until its
+        """Sessions that an operator ended, and when. Who holds a lock in one and cannot hear of it goes on until its
         deadline; that nobody gets in before is not promised (docs/guarantees.md), so nobody is blamed for it."""
         self.beliefs: dict[str, Belief] = {}
+        self.sessions: dict[str, str] = {}  #: by id of the lease that lives in it
         self.renewals: dict[str, float] = {}  #: by id, when the next one was planned as the lease began
         self.stalls: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.ends: dict[int, tuple[str, int]] = {}
@@ -71,6 +72,8 @@ class Record:
                 self.beliefs[id] = belief
                 if early := self._early_losses.pop(id, None):
                     belief.losses.append(early)
+            case "session", [id, session]:
+                self.sessions[id] = session
             case "renewal", [at, id]:
                 self.renewals[id] = float(at)
             case "held", [at, id]:
@@ -94,12 +97,15 @@ class Record:
             case "wrong", _:
                 self.wrong.append(f"{pid}: {' '.join(words)}")
 
+    def taken_at(self, belief: Belief) -> float:
+        return self.taken.get(self.sessions.get(belief.id, ""), math.inf)
+
     def by_name(self) -> Iterator[tuple[str, list[Belief]]]:
         """The leases that were certainly believed in, in the order in which they began: without those of which the
         answer came when they had been taken away."""
         names: dict[str, list[Belief]] = defaultdict(list)
         for belief in self.beliefs.values():
-            if belief.confirmed and belief.began < self.taken.get(belief.id, math.inf):
+            if belief.confirmed and belief.began < self.taken_at(belief):
                 names[belief.name].append(belief)
         for name, beliefs in names.items():
             yield name, sorted(beliefs, key=lambda belief: belief.began)
@@ -126,7 +132,7 @@ class Record:
                 if latest and believed > belief.began:
                     overlap = (believed - belief.began) * 1000
                     yield f"O1 {name}: two holders for {overlap:.0f} ms, tokens {latest.token} and {belief.token}"
-                until = min(belief.until, self.taken.get(belief.id, math.inf))
+                until = min(belief.until, self.taken_at(belief))
                 if until > believed:
                     latest, believed = belief, until
 
@@ -149,7 +155,7 @@ class Record:
                 late = at - lost_at
                 if late > CALLBACK_SLACK + stalled:
                     yield f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
-                if stalled or belief.id in self.taken:
+                if stalled or self.taken_at(belief) < math.inf:
                     continue
                 self.judged_callbacks += 1
                 began = starts.get(belief.name, [])

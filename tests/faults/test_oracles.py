@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from tests.faults.chaos import overstays
 from tests.faults.ledger import LedgerServer
 from tests.faults.oracles import Fault, Record
 
@@ -60,10 +61,26 @@ def test_an_oracle_counts_violations(ask: Ask, lines: list[str], number: int) ->
     assert len(list(ask(record(*lines)))) == number
 
 
+@pytest.mark.parametrize(
+    ("key", "left", "too_long"),
+    [
+        ("{multilock/red}:gone:a", 60_000, False),
+        ("{multilock/red}:gone:a", 0, False),
+        ("{multilock/red}:gone:a", -2, False),
+        ("{multilock/red}:gone:a", -1, True),
+        ("{multilock/red}:gone:a", 60_001, True),
+        ("multilock/red", -2, False),
+        ("multilock/red", 0, True),
+    ],
+)
+def test_a_key_that_just_ends_is_not_left(key: str, left: int, too_long: bool) -> None:
+    assert overstays(key, left) is too_long
+
+
 def test_who_could_not_hear_that_an_operator_took_its_lock_is_not_blamed_for_the_next_holder() -> None:
-    lines = ["1 got 1 n a 1 1", "1 held 3 a", "2 got {} n b 2 1", "1 lost 3.5 a expired 3.5"]
-    taken = Record({"a": 2.0})
-    early = Record({"a": 2.0})
+    lines = ["1 session a s", "1 got 1 n a 1 1", "1 held 3 a", "2 got {} n b 2 1", "1 lost 3.5 a expired 3.5"]
+    taken = Record({"s": 2.0})
+    early = Record({"s": 2.0})
     for line in lines:
         taken.feed(int(line[0]), line[2:].format(2.1))
         early.feed(int(line[0]), line[2:].format(1.9))
@@ -72,8 +89,8 @@ def test_who_could_not_hear_that_an_operator_took_its_lock_is_not_blamed_for_the
 
 
 def test_who_hears_of_its_lock_after_an_operator_took_it_away_is_not_blamed_either() -> None:
-    lines = ["2 got 2 n b 9 1", "2 held 3 b", "1 got 2.5 n a 7 1"]
-    taken, blamed = Record({"a": 1.9}), Record({})
+    lines = ["2 got 2 n b 9 1", "2 held 3 b", "1 session a s", "1 got 2.5 n a 7 1"]
+    taken, blamed = Record({"s": 1.9}), Record({})
     for line in lines:
         taken.feed(int(line[0]), line[2:])
         blamed.feed(int(line[0]), line[2:])

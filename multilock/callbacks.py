@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections import deque
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from multilock.runtime import Runtime
     from multilock.timers import Timers
 
-__all__ = ["Callbacks", "ThreadCallbacks", "call_safely"]
+__all__ = ["Callbacks", "ThreadCallbacks", "await_safely", "call_safely"]
 
 logger = logging.getLogger("multilock")
 
@@ -35,6 +36,15 @@ def call_safely(callback: Callable[..., object], *args: Any) -> object:
     except Exception:
         logger.exception("the callback %r raised; it is not called again for this event", callback)
         return None
+
+
+async def await_safely(callback: Callable[..., object], *args: Any) -> None:
+    result = call_safely(callback, *args)
+    if inspect.isawaitable(result):
+        try:
+            await result
+        except Exception:
+            logger.exception("the callback %r raised; it is not called again for this event", callback)
 
 
 class _Call:

@@ -154,15 +154,14 @@ class Election(Standing[Leadership]):
 
     def _run_elected(self, term: Term[Leadership]) -> None:
         self._begin(term)
-        failed = False
         try:
             if self._on_elected:
                 self._on_elected(term.leadership)
         except Exception:
-            failed = True
+            term.failed = True
             logger.exception("on_elected of the election %r raised: this node resigns", self.name)
         self._elected_ended(term)
-        if failed:
+        if term.failed:
             run(self._resign(term.leadership))
 
     def _run_lost(self, term: Term[Leadership], loss: Loss) -> None:

@@ -5,7 +5,7 @@ A client library's own exceptions never leave a backend: they appear only as the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multilock.model import Loss
@@ -40,11 +40,17 @@ class LockTimeout(MultilockError, TimeoutError):
 
 
 class LockLost(MultilockError):
-    """The lease ended while its holder still relied on it. ``loss`` tells why and when."""
+    """The lease ended while its holder still relied on it. ``loss`` tells why and when.
+
+    Pickled, as by a pool of processes, it goes without the ``loss``, whose lease belongs to its process.
+    """
 
     def __init__(self, message: str, *, loss: Loss | None = None, name: str | None = None, backend: str | None = None):
         super().__init__(message, name=name, backend=backend)
         self.loss = loss
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args, {**self.__dict__, "loss": None}
 
 
 class NotHeld(MultilockError, RuntimeError):

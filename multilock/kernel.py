@@ -95,7 +95,7 @@ class Kernel:
         self._make_face = make_face
         self.closers: dict[Callable[[], None], None] = {}  # what runs elections, stopped first by close()
         self.elections: weakref.WeakSet[Forkable] = weakref.WeakSet()
-        self.events = Events()
+        self.events = Events(self.check_callback)
         self._start()
         process.register(self)
 
@@ -178,7 +178,7 @@ class Kernel:
         if not callable(callback):
             raise TypeError(f"{what} takes a function of one argument, not {callback!r:.60}")
         if not self.face.asynchronous and inspect.iscoroutinefunction(callback):
-            raise TypeError(f"{what} is a coroutine function, which only a client of connect_async() can call")
+            raise TypeError(f"{what} got a coroutine function, which only a client of connect_async() can call")
 
     def _grantable(self, ttl: float) -> float:
         can = self.backend.capabilities

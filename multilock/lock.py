@@ -204,7 +204,11 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thread = threading.get_ident()
+        thread: int | None = threading.get_ident()
+        if thread not in self._entered:  # it began in another, as that of an ExitStack may
+            thread = next(reversed(self._entered), None)
+            if thread is None:
+                raise self._kernel.not_held(self.name, "thread")
         leases = self._entered[thread]
         try:
             leases[-1].__exit__(kind, error, trace)

@@ -27,7 +27,7 @@ logger = logging.getLogger("multilock")
 
 T = TypeVar("T", bound=Holding)
 POLITE = 2.0  # seconds for which a node that resigned lets others go first, where the backend keeps no queue
-REJECTED_PAUSE = 1.0  # seconds between tries of a background election that the backend refuses
+FAILED_PAUSE = 1.0  # seconds before a node stands again that the backend refused, or whose on_elected raised
 
 
 class Term(Generic[T]):
@@ -40,6 +40,7 @@ class Term(Generic[T]):
         self.loss: Loss | None = None  # what on_lost was, or is to be, called with
         self.elected_task: Any = None  # asyncio: on_elected, to be cancelled at the loss
         self.elected_done = False
+        self.failed = False  # on_elected raised
         self.lost_done = False
 
     def over(self) -> bool:
@@ -234,7 +235,7 @@ class Standing(Generic[T]):
                     if work is not None:
                         raise
                     logger.error("the election %r is refused, and tried again: %s", self._want.name, error)
-                    await self._until(lambda: stop.called(), REJECTED_PAUSE)
+                    await self._until(stop.called, FAILED_PAUSE)
                     continue
                 if stop.called():  # it came while the grant was on its way: stop() saw no term to end
                     await self._resign(term.leadership)
@@ -245,6 +246,8 @@ class Standing(Generic[T]):
                     ended, result = await self._lead(term, work, stop)
                     if ended:
                         return result
+                if term.failed:
+                    await self._until(stop.called, FAILED_PAUSE)
                 if term.resigning and not stop.called() and not kernel.backend.capabilities.fair:
                     await self._callbacks_ended(stop)
                     await self._let_others(stop)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from multilock.callbacks import await_safely, call_safely
 
 if TYPE_CHECKING:
     from multilock.callbacks import Callbacks
@@ -17,20 +20,23 @@ BACKLOG = 10_000  # events kept for a subscriber that hangs; then the oldest are
 
 
 class Events:
-    """``subscribe(callback) -> unsubscribe``: calls it with every event, in order, off the threads that do the work.
+    """``subscribe(callback) -> unsubscribe``: calls it with every event, in order, off the threads that do the work
+    (asyncio: on the loop; there it may be ``async def``).
 
     One that raises is logged and goes on; one that hangs delays only its own events.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[str, object], None]) -> None:
+        self._check = check  # raises TypeError for what this client cannot call
         self._callbacks: Callbacks | None = None
         self.listened = False  #: whether making an event is worth it
         self._subscribers: tuple[_Subscriber, ...] = ()
         self._lock = threading.Lock()
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        if not callable(callback):
-            raise TypeError(f"subscribe takes a function of one argument, not {callback!r:.60}")
+        if callback is None:
+            raise TypeError("subscribe takes a function of one argument, not None")
+        self._check("subscribe", callback)
         subscriber = _Subscriber(callback)
         with self._lock:
             self._subscribers += (subscriber,)
@@ -59,6 +65,7 @@ class Events:
 class _Subscriber:
     def __init__(self, callback: Callable[[Event], Any]) -> None:
         self._callback = callback
+        self.drain = self._drain_waiting if inspect.iscoroutinefunction(callback) else self._drain
         self.begin()
 
     def begin(self) -> None:
@@ -73,13 +80,18 @@ class _Subscriber:
             draining, self._draining = self._draining, True
             return not draining
 
-    def drain(self) -> None:
-        from multilock.callbacks import call_safely
+    def _next(self) -> Event | None:
+        """None: somebody must be started to drain again."""
+        with self._lock:
+            if self._events:
+                return self._events.popleft()
+            self._draining = False
+            return None
 
-        while True:
-            with self._lock:
-                if not self._events:
-                    self._draining = False
-                    return
-                event = self._events.popleft()
+    def _drain(self) -> None:
+        while (event := self._next()) is not None:
             call_safely(self._callback, event)
+
+    async def _drain_waiting(self) -> None:
+        while (event := self._next()) is not None:
+            await await_safely(self._callback, event)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multilock.aio.lock import Acquiring, AsyncLease
-from multilock.callbacks import call_safely
+from multilock.callbacks import await_safely
 from multilock.errors import ClientClosed
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_timeout
@@ -138,14 +138,13 @@ class AsyncElection(Standing[AsyncLeadership]):
             async for leader in self._observe(observer):
                 self._tell_leader(leader)
                 if self._on_leader_changed:
-                    await _call(self._on_leader_changed, leader)
+                    await await_safely(self._on_leader_changed, leader)
 
         self._watching = asyncio.get_running_loop().create_task(watch(), name="multilock-observer")
 
     async def _run_elected(self, term: Term[AsyncLeadership]) -> None:
         term.elected_task = asyncio.current_task()
         self._begin(term)
-        failed = False
         try:
             if self._on_elected:  # also where it is over already: on_lost comes next, and they come in pairs
                 result = self._on_elected(term.leadership)
@@ -155,11 +154,11 @@ class AsyncElection(Standing[AsyncLeadership]):
             if not term.over():
                 raise
         except Exception:
-            failed = True
+            term.failed = True
             logger.exception("on_elected of the election %r raised: this node resigns", self.name)
         finally:
             self._elected_ended(term)
-        if failed:
+        if term.failed:
             await self._resign(term.leadership)
 
     async def _run_lost(self, term: Term[AsyncLeadership], loss: Loss) -> None:
@@ -167,12 +166,15 @@ class AsyncElection(Standing[AsyncLeadership]):
             term.elected_task.cancel()
         try:
             if self._on_lost:
-                await _call(self._on_lost, loss)
+                await await_safely(self._on_lost, loss)
         finally:
             self._lost_ended(term)
 
-    async def _do_work(self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Awaitable[Any]]) -> Any:
-        task = asyncio.ensure_future(work(term.leadership))
+    async def _do_work(self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Any]) -> Any:
+        working = work(term.leadership)
+        if not inspect.isawaitable(working):
+            raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
+        task = asyncio.ensure_future(working)
         task.add_done_callback(lambda _: self._ring())
         try:
             await self._until(lambda: task.done() or term.over())
@@ -192,12 +194,3 @@ class AsyncElection(Standing[AsyncLeadership]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-
-
-async def _call(callback: Callable[..., object], *args: Any) -> None:
-    result = call_safely(callback, *args)
-    if inspect.isawaitable(result):
-        try:
-            await result
-        except Exception:
-            logger.exception("the callback %r raised; it is not called again for this event", callback)

@@ -99,7 +99,7 @@ class _Body:
 
     def watch(self) -> None:
         if not self._lease._at_end(self._tell):
-            self._cancel()
+            self._tell()  # not at once: a running task keeps a cancellation for its next wait, maybe after the body
 
     def _tell(self) -> None:
         """By whatever thread ended the lease."""
@@ -256,6 +256,10 @@ class AsyncLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task = asyncio.current_task()
+        if task not in self._entered:  # it began in another, as that of a fixture may
+            task = next(reversed(self._entered), None)
+            if task is None:
+                raise self._kernel.not_held(self.name, "task")
         leases = self._entered[task]
         lease = leases.pop()
         if not leases:

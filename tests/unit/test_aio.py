@@ -13,6 +13,7 @@ import pytest
 
 from multilock import (
     AsyncClient,
+    AsyncLease,
     BackendRejected,
     BackendUnavailable,
     ClientClosed,
@@ -162,6 +163,44 @@ def test_a_decorated_coroutine_function(backend: Scripted) -> None:
     run(main)
 
 
+def test_subscribers_hear_events_in_order_on_the_loop(backend: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        heard: list[str] = []
+        async with AsyncClient(backend) as client:
+
+            async def slow(event: Event) -> None:
+                await asyncio.sleep(0.01)
+                heard.append(type(event).__name__)
+                raise KeyError("the subscriber's own")
+
+            unsubscribe = client.events.subscribe(slow)
+            for _ in range(2):
+                async with client.lock("n"):
+                    pass
+            await until(lambda: len(heard) == 4)
+            unsubscribe()
+            async with client.lock("n"):
+                await asyncio.sleep(0.02)
+        assert heard == ["Acquired", "Released"] * 2
+        assert caplog.text.count("raised; it is not called again") == 4
+
+    run(main)
+
+
+def test_work_that_cannot_be_awaited_is_refused_and_the_node_resigns(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+
+            def plain(leadership: AsyncLease) -> Any:
+                return leadership.token
+
+            with pytest.raises(TypeError, match=r"run takes a coroutine function, and <function .* returned 1"):
+                await client.election("e").run(plain)
+            assert backend.holders == {}
+
+    run(main)
+
+
 # Lost inside async with
 
 
@@ -222,6 +261,41 @@ def test_without_cancel_on_lost_the_body_goes_on_to_its_end(backend: Scripted) -
             with pytest.raises(LockLost):
                 await body()
         assert reached == [False]
+
+    run(main)
+
+
+def test_an_async_with_may_end_in_another_task_than_it_began(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lock = client.lock("n")
+            lease = await asyncio.create_task(lock.__aenter__())
+            await asyncio.create_task(lock.__aexit__(None, None, None))
+            assert not lease.is_held()
+            assert backend.holders == {}
+            with pytest.raises(NotHeld):
+                await lock.__aexit__(None, None, None)
+
+    run(main)
+
+
+@pytest.mark.parametrize("body", ["waits", "does not wait"])
+def test_a_loss_just_before_the_body_leaves_no_cancellation_behind(
+    backend: Scripted, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lease = await client.lock("n").acquire()
+            monkeypatch.setattr(AsyncLease, "check", lambda _: take(backend))  # the last look at it before the body
+
+            async def hold() -> None:
+                async with lease:
+                    if body == "waits":
+                        await asyncio.sleep(15)
+
+            with pytest.raises(LockLost):
+                await hold()
+            await asyncio.sleep(0)
 
     run(main)
 

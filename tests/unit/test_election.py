@@ -376,6 +376,39 @@ def test_an_on_elected_that_raises_is_logged_and_resigns(
     assert "the user's bug" in caplog.text
 
 
+@pytest.mark.parametrize("how", ["start", "run"])
+def test_an_on_elected_that_always_raises_is_not_called_without_a_pause(client: Client, how: str) -> None:
+    called: list[float] = []
+
+    def elected(leadership: Leadership) -> None:
+        called.append(time.monotonic())
+        raise ValueError("the user's bug")
+
+    election = client.election("e", on_elected=elected)
+    if how == "start":
+        election.start()
+    else:
+        threading.Thread(target=election.run, args=(Leadership.wait_lost,)).start()
+    eventually(lambda: len(called) >= 3)
+    election.stop()
+    assert called[2] - called[0] >= 2.0
+
+
+def test_an_async_on_elected_that_always_raises_is_not_called_without_a_pause(server: Scripted) -> None:
+    called: list[float] = []
+
+    async def elected(leadership: AsyncLeadership) -> None:
+        called.append(time.monotonic())
+        raise ValueError("the user's bug")
+
+    async def main() -> None:
+        async with AsyncClient(server) as client, client.election("e", on_elected=elected):
+            await asyncio.sleep(1.5)
+
+    asyncio.run(main())
+    assert len(called) == 2
+
+
 def test_a_background_election_that_is_refused_tries_again(client: Client, server: Scripted) -> None:
     server.script("attempt", refused(BackendRejected("NOAUTH")))
     election = client.election("e")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -223,6 +224,17 @@ def test_a_loss_tells_what_is_known(client: Client, runtime: HandRuntime) -> Non
     assert caught.value.loss is loss
     assert caught.value.name == "n"
     assert caught.value.backend == "scripted"
+
+
+def test_a_lost_lock_can_be_told_to_another_process(client: Client, runtime: HandRuntime) -> None:
+    lease = client.lock("n", renew=False).acquire()
+    runtime.advance(100)
+    with pytest.raises(LockLost, match=r"expired|paused") as caught:
+        lease.check()
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert type(there) is LockLost
+    assert (str(there), there.name, there.backend, there.loss) == (str(caught.value), "n", "scripted", None)
+    assert caught.value.loss is lease.wait_lost()
 
 
 def test_wait_lost_ends_at_the_loss_and_at_its_timeout_and_at_a_release(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
@@ -257,6 +258,17 @@ def test_a_reentrant_lock_is_taken_for_other_threads_and_other_clients(
     assert in_thread(client.lock("n", reentrant=True).try_acquire) is None
     assert make(backend).lock("n", reentrant=True).try_acquire() is None
     assert client.lock("n").try_acquire() is None, "this lock is not reentrant"
+
+
+def test_a_with_may_end_in_another_thread_than_it_began(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n")
+    with contextlib.ExitStack() as stack:
+        lease = stack.enter_context(lock)
+        assert in_thread(stack.pop_all().close) is None
+    assert not lease.is_held()
+    assert backend.holders == {}
+    with pytest.raises(NotHeld):
+        lock.__exit__(None, None, None)
 
 
 def test_a_lost_reentrant_lease_is_not_entered_again(client: Client, backend: Scripted) -> None:

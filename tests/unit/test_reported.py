@@ -152,6 +152,8 @@ def test_a_blocking_client_refuses_callbacks_that_nobody_would_await() -> None:
                 client.election("e", **callback)
         with client.lock("n") as lease, pytest.raises(TypeError, match="coroutine function"):
             lease.on_lost(unheard)
+        with pytest.raises(TypeError, match="subscribe got a coroutine function"):
+            client.events.subscribe(unheard)
 
 
 def test_a_threading_lock_held_by_another_is_locked() -> None:

@@ -141,6 +141,7 @@ class Watched:
         self.losses: list[tuple[float, Loss]] = []
         self.taken = False  # an operator took its name away, and it may not have heard of it
         self.paused = False  # its process was stopped while it was held
+        self.given_back = False  # its release began while it was held: what that finds is known when it is answered
 
 
 NEXT = {
@@ -257,6 +258,7 @@ class World(RuleBasedStateMachine):
     @rule(watched=consumes(leases))
     def release(self, watched: Watched) -> None:
         held = watched.lease.is_held()
+        watched.given_back |= held
         losses = len(watched.losses)
         ours = watched.lease.release()
         assert held or not ours
@@ -345,7 +347,9 @@ class World(RuleBasedStateMachine):
             assert len(watched.losses) == (state is LeaseState.LOST), f"{len(watched.losses)} callbacks when {state}"
             for called_at, loss in watched.losses:
                 assert called_at == loss.detected_at
-                if not watched.paused:
+                if watched.given_back:
+                    assert (loss.reason, loss.confirmed) == (LossReason.TAKEN, True)
+                elif not watched.paused:
                     assert called_at <= watched.lease._lost_at + 1e-6
 
     @invariant()

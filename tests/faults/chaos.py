@@ -201,8 +201,10 @@ class RedisArena(ServerArena):
 
 
 def overstays(key: str, left: int) -> bool:
-    """Whether a key of which PTTL says this is kept for longer than it may be. -1 is for ever; 0 is the last millisecond
-    of its life, and -2: it has ended meanwhile."""
+    """Whether a key of which PTTL says this is kept for longer than it may be.
+
+    -1 is for ever; 0 is the last millisecond of its life, and -2: it has ended meanwhile.
+    """
     longest = {"token": 610_000, "queue": 60_000, "live": 60_000, "gone": 60_000}
     return left == -1 or left > longest.get(key.partition("}:")[2].partition(":")[0], -1)
 

@@ -27,8 +27,8 @@ def run(client: Client, name: str, command: Sequence[str], timeout: float | None
         try:
             with signals.end_the_wait():
                 lease = lock.acquire(timeout)
-        except LockTimeout as error:
-            say(str(error))
+        except LockTimeout:
+            say(f"{name!r} is still taken after {timeout:g} s: wait longer, or see who holds it with multilock status")
             return taken
         except Signalled as signalled:
             return signalled.code

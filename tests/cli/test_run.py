@@ -87,7 +87,8 @@ def test_a_taken_lock_gives_75_when_the_time_is_over(run: Run, url: str, client:
         for timeout in ("0", "0.3"):
             ended = run("run", "job", "--url", url, "--timeout", timeout, "--", "echo", "ran")
             assert (ended.returncode, ended.stdout) == (75, "")
-            assert "'job'" in ended.stderr
+            assert f"'job' is still taken after {timeout} s" in ended.stderr
+            assert "multilock status" in ended.stderr
 
 
 def test_the_code_for_a_taken_lock_can_be_chosen(run: Run, url: str, client: multilock.Client) -> None:

@@ -187,11 +187,13 @@ def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: R
     run(main)
 
 
-def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(server: RedisServer, bare: Bare) -> None:
+def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(
+    server: RedisServer, bare: Bare, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         async with client(server.url, request_timeout=0.3) as ours:
+            await (await ours.lock("a").acquire()).release()  # from here on the server knows the script
             lease = await ours.lock("a").acquire()
-            await ours.lock("b").try_acquire()
             [line] = channels(ours).lines
             task = asyncio.create_task(lease.release())
             await asyncio.sleep(0)
@@ -200,6 +202,7 @@ def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(server: Re
             assert await task
             assert holder_of(bare) is None
             assert channels(ours).idle == [line]
+            assert not caplog.records, "and not in the background"
 
     run(main)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.acquire import run
 from multilock.callbacks import call_safely
@@ -59,8 +60,35 @@ class Leadership(Lease):
         return run(self._election._resign(self))
 
 
+class Leaders:
+    """What `Election.observe` returns. An interrupted ``next()`` misses nothing: the next one goes on.
+
+    No generator, which would end at the first interrupt, and never notice that it is dropped before its first step.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> LeaderInfo | None:
+        try:
+            return run(self._observer.following())
+        except ClientClosed:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Observe no more."""
+        self._observer.close()
+
+    __del__ = close
+
+
 class Election(Standing[Leadership]):
     """A contest for the lock of a name. Never gives up during an outage. See docs/leader-election.md."""
+
+    _runner: int | None = None  # the thread that is in run()
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Leadership:
         return Leadership(kernel, want, claim, granted, unsure, self)
@@ -83,16 +111,21 @@ class Election(Standing[Leadership]):
         if inspect.iscoroutinefunction(work):
             raise TypeError("run of a blocking client takes a plain function: make the client with connect_async()")
         stop = self._begin_standing()
+        self._runner = threading.get_ident()
         try:
             result: R | None = run(self._stand(work, stop))
             return result
         finally:
+            self._runner = None
             self._end_standing(stop)
 
     def start(self) -> None:
-        """Stand in the background, with the callbacks, until `stop`. Started already: nothing happens."""
+        """Stand in the background, with the callbacks, until `stop`. Started already: nothing happens.
+
+        Raises RuntimeError after a `stop` that could not wait until all had ended.
+        """
         self._kernel.check_open()
-        if self._stop is not None:
+        if self._stop is not None and not self._stop.called():
             return
         stop = self._begin_standing()
 
@@ -107,10 +140,15 @@ class Election(Standing[Leadership]):
         self._kernel.runtime.spawn(stand, "multilock-election")
 
     def stop(self) -> None:
-        """Stand no more. A leader resigns: ``on_lost`` (RESIGNED) first, then the lease is given back."""
+        """Stand no more. A leader resigns: ``on_lost`` (RESIGNED) first, then the lease is given back.
+
+        It may be called inside the work of `run`, or by a signal handler.
+        """
         stop = self._stop
         self._call_off()
         run(self._step_down())
+        if self._runner == threading.get_ident():  # run() ends when its work does, which is what called us
+            return
         # A request under way may take one request timeout; a callback or work that still runs is not waited for.
         run(self._until(lambda: self._stop is not stop or stop is None, self._kernel.request_timeout(self._want.grant)))
 
@@ -132,25 +170,13 @@ class Election(Standing[Leadership]):
         Pushed where the backend can, else within 0.5 s. Ends when the client is closed.
         """
         self._kernel.check_open()
-        return self._observe(Observer(self._kernel, self.name))
-
-    def _observe(self, observer: Observer) -> Iterator[LeaderInfo | None]:
-        try:
-            while True:
-                yield run(observer.following())
-        except ClientClosed:
-            return
-        finally:
-            observer.close()
+        return Leaders(Observer(self._kernel, self.name))
 
     def _watch_leader(self, observer: Observer) -> None:
-        def watch() -> None:
-            for leader in self._observe(observer):
-                self._tell_leader(leader)
-                if self._on_leader_changed:
-                    call_safely(self._on_leader_changed, leader)
+        self._kernel.runtime.spawn(lambda: run(self._follow(observer)), "multilock-observer")
 
-        self._kernel.runtime.spawn(watch, "multilock-observer")
+    async def _call(self, callback: Callable[..., object], *args: Any) -> None:
+        call_safely(callback, *args)
 
     def _run_elected(self, term: Term[Leadership]) -> None:
         self._begin(term)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from multilock.acquire import Stop, Stopped, Waiter, acquire
-from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout, MultilockError
+from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout
 from multilock.holding import Holding
 from multilock.model import Claim, Granted, LeaderInfo, LockInfo, Loss, LossReason
 from multilock.names import check_timeout
@@ -42,6 +42,7 @@ class Term(Generic[T]):
         self.elected_done = False
         self.failed = False  # on_elected raised
         self.lost_done = False
+        self.nobody_waits = False  # for on_lost, in order to give the lease back: whoever did was interrupted
 
     def over(self) -> bool:
         return self.resigning or not self.leadership._alive()
@@ -109,7 +110,11 @@ class Standing(Generic[T]):
         raise NotImplementedError
 
     def _watch_leader(self, observer: Observer) -> None:
-        """Call ``on_leader_changed`` with each change, somewhere else."""
+        """Have `_follow` run, somewhere else."""
+        raise NotImplementedError
+
+    async def _call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Log what it raises."""
         raise NotImplementedError
 
     # Bells
@@ -177,6 +182,8 @@ class Standing(Generic[T]):
 
     def _lost_ended(self, term: Term[T]) -> None:
         term.lost_done = True
+        if term.nobody_waits:
+            self._kernel.release_later(term.leadership)
         self._ring()
 
     def _lost(self, loss: Loss) -> None:
@@ -213,9 +220,18 @@ class Standing(Generic[T]):
         try:
             await self._until(lambda: term.lost_done, leadership.ttl)
         except BaseException:
-            kernel.release_later(leadership)
+            self._give_back_later(term)
             raise
         return await kernel.release(leadership)
+
+    def _give_back_later(self, term: Term[T]) -> None:
+        """The end of a resignation for somebody who unwinds and cannot wait for on_lost."""
+        kernel, leadership = self._kernel, term.leadership
+        term.nobody_waits = True
+        if term.lost_done:
+            kernel.release_later(leadership)
+        else:
+            kernel.timers.at(kernel.now() + leadership.ttl, lambda: kernel.release_later(leadership))
 
     async def _step_down(self) -> bool:
         term = self._term
@@ -276,7 +292,7 @@ class Standing(Generic[T]):
     def _abdicate(self, term: Term[T]) -> None:
         """Resign without waiting: we are unwinding."""
         if self._renounce(term, "its work was interrupted"):
-            self._kernel.release_later(term.leadership)
+            self._give_back_later(term)
 
     async def _callbacks_ended(self, stop: Stop) -> None:
         term = self._term
@@ -300,7 +316,8 @@ class Standing(Generic[T]):
             observer.close()
 
     def _begin_observing(self) -> None:
-        if self._on_leader_changed is not None and self._observer is None:
+        wanted = self._on_leader_changed is not None or self._kernel.events.listened
+        if wanted and self._observer is None:
             self._observer = Observer(self._kernel, self._want.name, told=None)
             self._watch_leader(self._observer)
 
@@ -309,18 +326,34 @@ class Standing(Generic[T]):
             self._observer.close()
             self._observer = None
 
-    def _tell_leader(self, leader: LeaderInfo | None) -> None:
+    async def _follow(self, observer: Observer) -> None:
+        """Tell each change, until the observer is closed."""
         kernel = self._kernel
-        if kernel.events.listened:
-            from multilock import events
+        try:
+            while True:
+                try:
+                    leader = await observer.following()
+                except BackendRejected as error:
+                    logger.error("who leads %r is not told, and asked again: %s", self._want.name, error)
+                    await observer.bell.wait(FAILED_PAUSE)
+                    continue
+                if kernel.events.listened:
+                    from multilock import events
 
-            kernel.events.emit(events.LeaderChanged(self._want.name, None, kernel.now(), leader))
+                    kernel.events.emit(events.LeaderChanged(self._want.name, None, kernel.now(), leader))
+                if self._on_leader_changed:
+                    await self._call(self._on_leader_changed, leader)
+        except ClientClosed:
+            pass
+        finally:
+            observer.close()
 
     def _begin_standing(self) -> Stop:
         self._kernel.check_open()
         with self._lock:
             if self._stop is not None:
-                raise RuntimeError(f"the election {self.name!r} is running already: stop() it first")
+                state = "is still stopping: wait for its work to end" if self._stop.called() else "is running already"
+                raise RuntimeError(f"the election {self.name!r} {state}")
             stop = self._stop = Stop()
             self._kernel.closers[self._close] = None
         return stop
@@ -382,16 +415,17 @@ class Observer:
         kernel.followers.add(name, self.bell)
 
     async def following(self) -> LeaderInfo | None:
-        """The next leader, None for nobody. Raises ClientClosed at the end; an outage is waited out."""
+        """The next leader, None for nobody. An outage is waited out.
+
+        Raises ClientClosed at the end, and BackendRejected, after which it may be asked again.
+        """
         kernel = self._kernel
         while True:
             if self._closed:
                 raise ClientClosed("this observer was closed", name=self._name, backend=kernel.scheme)
             try:
                 info = await kernel.ask(kernel.backend.inspect, self._name, name=self._name)
-            except ClientClosed:
-                raise
-            except MultilockError as error:
+            except BackendUnavailable as error:
                 logger.debug("who leads %r is not known: %s", self._name, error)
             else:
                 owner = (info.owner or repr(info)) if info else None

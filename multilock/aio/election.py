@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.aio.lock import Acquiring, AsyncLease
 from multilock.callbacks import await_safely
@@ -55,6 +55,29 @@ class AsyncLeadership(AsyncLease):
         return await self._election._resign(self)
 
 
+class AsyncLeaders:
+    """See `multilock.election.Leaders`: a cancelled ``anext()``, as of ``asyncio.wait_for``, misses nothing."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> LeaderInfo | None:
+        try:
+            return await self._observer.following()
+        except ClientClosed:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Observe no more."""
+        self._observer.close()
+
+    def __del__(self) -> None:
+        self._observer.close()
+
+
 class AsyncElection(Standing[AsyncLeadership]):
     """See `multilock.Election`. Callbacks run on the loop and may be ``async def``."""
 
@@ -86,7 +109,7 @@ class AsyncElection(Standing[AsyncLeadership]):
     def start(self) -> None:
         """See `multilock.Election.start`."""
         self._kernel.check_open()
-        if self._stop is not None:
+        if self._stop is not None and not self._stop.called():
             return
         loop = asyncio.get_running_loop()
         stop = self._begin_standing()
@@ -122,25 +145,13 @@ class AsyncElection(Standing[AsyncLeadership]):
     def observe(self) -> AsyncIterator[LeaderInfo | None]:
         """See `multilock.Election.observe`."""
         self._kernel.check_open()
-        return self._observe(Observer(self._kernel, self.name))
-
-    async def _observe(self, observer: Observer) -> AsyncIterator[LeaderInfo | None]:
-        try:
-            while True:
-                yield await observer.following()
-        except ClientClosed:
-            return
-        finally:
-            observer.close()
+        return AsyncLeaders(Observer(self._kernel, self.name))
 
     def _watch_leader(self, observer: Observer) -> None:
-        async def watch() -> None:
-            async for leader in self._observe(observer):
-                self._tell_leader(leader)
-                if self._on_leader_changed:
-                    await await_safely(self._on_leader_changed, leader)
+        self._watching = asyncio.get_running_loop().create_task(self._follow(observer), name="multilock-observer")
 
-        self._watching = asyncio.get_running_loop().create_task(watch(), name="multilock-observer")
+    async def _call(self, callback: Callable[..., object], *args: Any) -> None:
+        await await_safely(callback, *args)
 
     async def _run_elected(self, term: Term[AsyncLeadership]) -> None:
         term.elected_task = asyncio.current_task()

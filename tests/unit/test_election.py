@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -57,6 +59,24 @@ class Diary:
     def reaches(self, *entries: str) -> None:
         eventually(lambda: len(self.entries) >= len(entries))
         assert self.entries == list(entries)
+
+
+class Kept:
+    """An on_lost that takes its time, and looks whether the lease is kept meanwhile."""
+
+    def __init__(self, server: Scripted) -> None:
+        self.server = server
+        self.looks: list[bool] = []
+
+    def lost(self, loss: Loss) -> None:
+        for _ in range(5):
+            self.looks.append("e" in self.server.holders)
+            time.sleep(0.02)
+
+    async def lost_on_loop(self, loss: Loss) -> None:
+        for _ in range(5):
+            self.looks.append("e" in self.server.holders)
+            await asyncio.sleep(0.02)
 
 
 def take(server: Scripted) -> None:
@@ -447,6 +467,62 @@ def test_close_ends_an_election_callback_first(client: Client, server: Scripted)
     assert not election.is_leader()
 
 
+def test_work_that_ends_the_program_gives_the_lease_back_only_after_on_lost(client: Client, server: Scripted) -> None:
+    kept = Kept(server)
+    with pytest.raises(SystemExit):
+        client.election("e", on_lost=kept.lost).run(lambda _: sys.exit(3))
+    eventually(lambda: server.holders == {})
+    assert kept.looks == [True] * 5
+
+
+def test_an_interrupted_resignation_gives_the_lease_back_after_one_ttl_whatever_on_lost_does(server: Scripted) -> None:
+    hangs = threading.Event()
+    with client_on(server, Threads(), ttl=0.3) as client:
+        with pytest.raises(SystemExit):
+            client.election("e", on_lost=lambda _: hangs.wait(10)).run(lambda _: sys.exit(3))
+        since = time.monotonic()
+        assert server.holders
+        eventually(lambda: server.holders == {})
+        assert time.monotonic() - since < 2
+        hangs.set()
+
+
+@pytest.mark.parametrize("where", ["in its work", "by a signal"])
+def test_stop_does_not_wait_for_the_run_that_it_interrupts(server: Scripted, where: str) -> None:
+    with client_on(server, Threads(), ttl=25.0) as client:
+        election = client.election("e")
+
+        def work(leadership: Leadership) -> None:
+            if where == "in its work":
+                election.stop()
+            else:
+                signal.raise_signal(signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: election.stop())
+        try:
+            started = time.monotonic()
+            assert election.run(work) is None
+            assert time.monotonic() - started < 2, "it waited for one request timeout, 5 s"
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_election_that_could_not_be_stopped_does_not_start_again_unnoticed(server: Scripted) -> None:
+    with client_on(server, Threads(), ttl=0.5) as client:
+        election = client.election("e")
+        ends = threading.Event()
+        thread = threading.Thread(target=election.run, args=(lambda _: ends.wait(10),))
+        thread.start()
+        eventually(election.is_leader)
+        election.stop()
+        with pytest.raises(RuntimeError, match="still stopping"):
+            election.start()
+        ends.set()
+        thread.join()
+        election.start()
+        eventually(election.is_leader)
+
+
 # Who leads, as others see it
 
 
@@ -497,6 +573,46 @@ def test_a_change_of_leader_is_told_once_each_and_as_an_event(client: Client, se
     eventually(lambda: len([event for event in events if isinstance(event, LeaderChanged)]) == 2)
     assert [(event.identity, event.term) for event in events if isinstance(event, Elected)] == [("me", 1)]
     assert election.leader() is None
+
+
+def test_a_change_of_leader_is_an_event_also_where_no_callback_asks_for_it(client: Client, server: Scripted) -> None:
+    events: list[Event] = []
+    client.events.subscribe(events.append)
+    client.election("e", identity="me").campaign()
+    server.notices.changed("e")
+    eventually(lambda: [event for event in events if isinstance(event, LeaderChanged)])
+
+
+def test_who_may_not_ask_who_leads_is_told_so_and_may_ask_again(client: Client, server: Scripted) -> None:
+    leaders = client.election("e").observe()
+    server.script("inspect", refused(BackendRejected("no right")))
+    with pytest.raises(BackendRejected):
+        next(leaders)
+    assert next(leaders) is None
+
+
+def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_told(
+    client: Client, server: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock.standing.FAILED_PAUSE", 0.02)
+    told: list[LeaderInfo | None] = []
+    server.script("inspect", refused(BackendRejected("no right")))
+    client.election("e", on_leader_changed=told.append).campaign()
+    server.notices.changed("e")
+    eventually(lambda: told)
+    assert "who leads 'e' is not told" in caplog.text
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
+def test_an_observer_that_is_not_used_any_more_leaves_nothing_behind(client: Client, closed: bool) -> None:
+    leaders: Any = client.election("e").observe()
+    assert client._kernel.followers._bells
+    if closed:
+        leaders.close()
+        with pytest.raises(StopIteration):
+            next(leaders)
+    del leaders
+    assert not client._kernel.followers._bells
 
 
 @pytest.mark.parametrize(
@@ -613,6 +729,45 @@ def test_a_cancelled_run_resigns(server: Scripted) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("way", ["resign()", "release()", "stop()", "in on_elected", "cancelled", "stop() cut short"])
+def test_a_resignation_that_is_cancelled_gives_the_lease_back_only_after_on_lost(server: Scripted, way: str) -> None:
+    kept = Kept(server)
+
+    async def main() -> None:
+        async with AsyncClient(server, ttl=5.0) as client:
+
+            async def elected(leadership: AsyncLeadership) -> None:
+                if way == "in on_elected":
+                    await election.resign()
+
+            async def work(leadership: AsyncLeadership) -> None:
+                if way == "resign()":
+                    await election.resign()
+                if way == "release()":
+                    await leadership.release()
+                if way == "stop()":
+                    await election.stop()
+                await asyncio.sleep(15)
+
+            election = client.election("e", on_elected=elected, on_lost=kept.lost_on_loop)
+            running = asyncio.create_task(election.run(work))
+            if way in ("cancelled", "stop() cut short"):
+                await until(election.is_leader)
+                await asyncio.sleep(0.01)
+            if way == "stop() cut short":
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(election.stop(), 0.03)
+            if way == "cancelled":
+                running.cancel()
+            await until(lambda: len(kept.looks) == 5)
+            assert kept.looks == [True] * 5
+            await until(lambda: server.called("release"))
+            running.cancel()
+            await asyncio.wait([running])
+
+    run(main)
+
+
 def test_async_stop_resigns_and_waits_for_on_lost(server: Scripted) -> None:
     async def main() -> None:
         order: list[str] = []
@@ -650,6 +805,25 @@ def test_async_observe(server: Scripted) -> None:
         await until(lambda: seen == [None, "somebody"])
         await client.close()
         await asyncio.wait_for(task, 5)
+
+    run(main)
+
+
+def test_an_async_observer_misses_nothing_by_a_cancelled_wait(server: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=5.0) as client:
+            leaders: Any = client.election("e").observe()
+            assert await anext(leaders) is None
+            for _ in range(2):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(leaders), 0.02)
+            server.holders["e"] = "somebody"
+            server.notices.changed("e")
+            leader = await asyncio.wait_for(anext(leaders), 5)
+            assert leader.identity == "somebody"
+            await leaders.aclose()
+            with pytest.raises(StopAsyncIteration):
+                await anext(leaders)
 
     run(main)
 

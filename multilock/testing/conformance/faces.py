@@ -77,10 +77,10 @@ class AsyncioFace:
         return cast("Client", _Mirror(self, AsyncClient(backend, **options)))
 
     def wrap(self, value: Any) -> Any:
-        if isinstance(value, Holding) or type(value).__module__.startswith("multilock.aio"):
-            return _Mirror(self, value)
         if hasattr(value, "__anext__"):
             return self._iterate(value)
+        if isinstance(value, Holding) or type(value).__module__.startswith("multilock.aio"):
+            return _Mirror(self, value)
         if callable(value) and not isinstance(value, type):
             return lambda *args, **kwargs: self.call(lambda: value(*args, **kwargs))
         return value

@@ -206,13 +206,15 @@ class _File(NamedTuple):
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
-        except FileNotFoundError:
-            if not asked:
+        except (FileNotFoundError, PermissionError) as error:
+            if not asked:  # nor may the working directory be one that this user can read
                 return cls(None)
+            if isinstance(error, PermissionError):
+                raise _unreadable(path, error) from error
             origin = "config=" if config is not None else "$MULTILOCK_CONFIG"
             raise ConfigurationError(f"there is no configuration file {path!r} ({origin})") from None
         except (OSError, UnicodeError) as error:
-            raise ConfigurationError(f"the configuration file {path!r} cannot be read: {error}") from error
+            raise _unreadable(path, error) from error
         return cls._parse(path, text)
 
     @classmethod
@@ -249,6 +251,10 @@ class _File(NamedTuple):
                 raise ConfigurationError(f"unknown profile {profile!r}: {self.path} has these: {known}")
             layers.insert(0, _Layer.of(f"profile {profile!r} of {self.path}", table))
         return layers
+
+
+def _unreadable(path: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"the configuration file {path!r} cannot be read: {error}")
 
 
 def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:

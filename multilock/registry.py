@@ -72,13 +72,17 @@ def open_backend(scheme: str, url: str, options: Mapping[str, object]) -> Backen
     Raises ConfigurationError if the scheme is unknown, its client library is not installed, or the backend does not
     know an option.
     """
-    if scheme in _registered:
-        return _registered[scheme](url, options)
-    if scheme in OURS:
-        return _open_ours(OURS[scheme], scheme, url, options)
-    points = _entry_points()
-    if scheme in points:
-        return _load(points[scheme])(url, options)
+    try:
+        if scheme in _registered:
+            return _registered[scheme](url, options)
+        if scheme in OURS:
+            return _open_ours(OURS[scheme], scheme, url, options)
+        points = _entry_points()
+        if scheme in points:
+            return _load(points[scheme])(url, options)
+    except ConfigurationError as error:
+        error.backend = error.backend or scheme
+        raise
     raise _unknown(scheme, sorted({*_registered, *OURS, *points}))
 
 

@@ -12,6 +12,7 @@ __all__ = ["redact", "split_url"]
 SHOWN = ("ttl", "prefix", "identity", "outage_timeout", "request_timeout")  # any other value may be a secret
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NO_AUTHORITY = re.compile(r"[a-z][a-z0-9+.-]*:///", re.IGNORECASE)
+_CUT_PASSWORD = re.compile(r"[^/]*://[^/?@]*:(?![0-9]*[/?])[^/?@:\]]*[/?].*@", re.DOTALL)  # u:ab/cd@h, u:ab?cd@h
 _USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTALL)  # to the last @: it may lack escapes
 
 
@@ -32,7 +33,8 @@ def _redact_pair(pair: str) -> str:
 
 
 def split_url(url: str, source: str) -> tuple[str, str, dict[str, str]]:
-    """Scheme, the URL without its query, and the query decoded. ``source`` says where the URL came from.
+    """Scheme (in lower case, in the URL too), the URL without its query, and the query decoded. ``source`` says where
+    the URL came from.
 
     Raises ConfigurationError; its text has no secret of the URL.
     """
@@ -55,7 +57,10 @@ def split_url(url: str, source: str) -> tuple[str, str, dict[str, str]]:
     except ValueError:
         raise wrong("has a malformed host: an IPv6 address is written [::1]") from None
     bare, _, query = url.partition("?")
-    return scheme.lower(), bare, _split_query(query, source)
+    if _CUT_PASSWORD.match(url):
+        raise wrong("has a port that is no number: in a password, write %2F for a '/' and %3F for a '?'")
+    # Backends look at the scheme again: REDISS:// must not pass for one without TLS.
+    return scheme.lower(), scheme.lower() + bare.removeprefix(scheme), _split_query(query, source)
 
 
 def _split_query(query: str, source: str) -> dict[str, str]:

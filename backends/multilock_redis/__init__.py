@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -65,13 +66,18 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
     tls = {TLS[name]: _text(name, options[name]) for name in TLS if name in options}
     if tls and scheme != "rediss":
         raise ConfigurationError(f"{', '.join(name for name in TLS if name in options)}: for rediss:// only")
+    if tls:
+        _check_files(tls)
     if scheme == "unix":
-        settings["db"] = _database(options.get("db", 0))
+        settings["db"] = _database(options.get("db", 0), f"not {options.get('db')!r:.60}")
         settings["path"] = unquote(parts.path)
         if parts.hostname or not parts.path.strip("/"):
             raise ConfigurationError("unix:// takes the absolute path of a socket: unix:///run/redis/redis.sock")
         return Endpoint(f"unix://{settings['path']}", UnixDomainSocketConnection, settings)
-    settings["db"] = _database(options.get("db", parts.path.strip("/") or 0))
+    if "db" in options:
+        settings["db"] = _database(options["db"], f"not {options['db']!r:.60}")
+    else:  # what stands there may be the rest of a password
+        settings["db"] = _database(parts.path.strip("/") or 0, "and a '/' in a password is written %2F")
     settings["host"] = unquote(parts.hostname or "localhost")
     try:
         settings["port"] = parts.port or 6379
@@ -79,6 +85,19 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
         raise ConfigurationError(f"the port in the URL of {scheme}:// must be a number from 1 to 65535") from None
     shown = _place(scheme, settings["host"], settings["port"], settings["db"])
     return Endpoint(shown, SSLConnection if scheme == "rediss" else Connection, settings | tls)
+
+
+def _check_files(tls: Mapping[str, str]) -> None:
+    """redis-py would read them at each connection, and a missing one would pass for a server that is away."""
+    cert, key = tls.get("ssl_certfile"), tls.get("ssl_keyfile")
+    if key and not cert:
+        raise ConfigurationError("key= needs cert=, the certificate that it belongs to")
+    try:
+        context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
+        if cert:
+            context.load_cert_chain(cert, key)
+    except OSError as error:
+        raise ConfigurationError(f"ca=, cert= and key= must be PEM files that can be read: {error}") from error
 
 
 def _endpoint_of_client(url: str, options: Mapping[str, object]) -> Endpoint:
@@ -114,13 +133,13 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _database(value: object) -> int:
+def _database(value: object, otherwise: str) -> int:
     try:
         number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else -1
     except ValueError:
         number = -1
     if number < 0:
-        raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0, not {value!r:.60}")
+        raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0, {otherwise}")
     return number
 
 

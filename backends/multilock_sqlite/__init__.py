@@ -45,8 +45,9 @@ def _path(url: str) -> str:
     if path.strip("/") == ":memory:":
         raise ConfigurationError("a SQLite database in memory has one connection: use memory://", backend="sqlite")
     if not path.startswith("/") or path.endswith("/"):
+        shown = url.rpartition("@")[2]  # before it may stand a password, as in other URLs
         raise ConfigurationError(
-            f"{url!r} does not name a file by its absolute path: write sqlite:///directory/file, with three slashes",
+            f"{shown!r} does not name a file by its absolute path: write sqlite:///directory/file, with three slashes",
             backend="sqlite",
         )
     return "/" + path.lstrip("/")

@@ -140,7 +140,8 @@ def force_release(
         holder = client.inspect(name)
         who = "nobody" if holder is None else holder.identity or "an unknown holder"
         if not yes:
-            say(f"{name!r} is held by {who}, who may still be at work: add --yes to take it away")
+            at_work = ", who may still be at work" if holder else " now"
+            say(f"{name!r} is held by {who}{at_work}: add --yes to take it away")
             _finish(USAGE)
         print(f"{name} was {'taken from' if client.force_release(name) else 'held by'} {who}")
 

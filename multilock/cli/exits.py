@@ -36,9 +36,11 @@ def code_of(error: BaseException) -> int:
             code = LOST
         case BackendUnavailable() | BackendRejected():
             code = UNREACHABLE
+        case UnicodeError():
+            code = INTERNAL
         case ValueError() | CapabilityMissing():
             code = USAGE
-        case MultilockError():
+        case MultilockError() | OSError():
             code = INTERNAL
         case _:
             say(f"internal error, please report it: {type(error).__name__}: {error}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 import multilock
-from tests.cli.conftest import WITHIN, Run, Start, line_of
+from tests.cli.conftest import WITHIN, Run, Start, environment, line_of
 from tests.servers import free_port
 
 
@@ -91,6 +94,31 @@ def test_force_release_without_yes_takes_nothing_and_says_who_holds_it(
 def test_force_release_of_a_free_lock_says_so(run: Run, url: str) -> None:
     ended = run("force-release", "job", "--yes", "--url", url)
     assert (ended.returncode, ended.stdout) == (0, "job was held by nobody\n")
+    ended = run("force-release", "job", "--url", url)
+    assert (ended.returncode, ended.stderr) == (
+        64,
+        "multilock: 'job' is held by nobody now: add --yes to take it away\n",
+    )
+
+
+def test_a_name_that_the_terminal_cannot_show_ends_no_command_half_way(
+    run: Run, url: str, client: multilock.Client
+) -> None:
+    poor = {"PYTHONIOENCODING": "ascii"}
+    lease = client.lock("naïve").acquire()
+    assert run("status", "--url", url, env=poor).stdout.startswith("na\\xefve\t")
+    ended = run("force-release", "naïve", "--yes", "--url", url, env=poor)
+    assert (ended.returncode, ended.stdout.partition(" was ")[0]) == (0, "na\\xefve")
+    assert lease.wait_lost(WITHIN)
+
+
+def test_an_output_that_cannot_be_written_is_said_so(url: str, run: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "multilock", "status", "--json", "--url", url]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (70, "multilock: [Errno 28] No space left on device\n")
 
 
 def test_doctor_as_json_tells_backends_url_capabilities_and_findings(run: Run, url: str) -> None:

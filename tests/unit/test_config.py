@@ -446,6 +446,37 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
     assert redact(url) == shown
 
 
+@pytest.mark.parametrize(
+    "start", ["redis://u:ab/{}@h:1/0", "redis://:ab?{}=x@h", "redis://:ab?x={}@h", "consul://u:a:b/{}@h/"]
+)
+def test_a_password_with_a_character_that_ends_it_is_told_how_to_be_written_and_not_shown(start: str) -> None:
+    with pytest.raises(ConfigurationError, match="%2F for a '/'") as caught:
+        resolve(start.format(SECRET))
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://h1:2379,h2:2379?password=a@b",
+        "redis://[::1]?password=a@b",
+        "redis://h:1?password=a@b",
+        "redis://h:/0?password=a@b",
+        "redis://u:a%2Fb@h:1/0",
+        "sqlite:///home/me:x@corp/x.db",
+    ],
+)
+def test_an_at_sign_elsewhere_is_no_cut_password(url: str) -> None:
+    assert resolve(url).url == url.partition("?")[0]
+
+
+@pytest.mark.parametrize("url", ["REDISS://h:1/0", "Rediss://H:1/0?db=3", "ETCDS://h", "UNIX:///run/X.sock"])
+def test_a_scheme_in_capitals_is_the_same_scheme_for_the_backend_too(url: str) -> None:
+    settings = resolve(url)
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    assert (settings.scheme, settings.url) == (scheme.lower(), f"{scheme.lower()}://{rest}")
+
+
 def test_a_repr_of_settings_has_no_secret() -> None:
     settings = resolve(f"redis://user:{SECRET}@h?password={SECRET}", options={"token": SECRET})
     assert SECRET not in repr(settings)

@@ -44,6 +44,8 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("redis://h", {"db": True}, "database"),
         ("redis://h:99999", {}, "port"),
         ("redis://h", {"ca": "ca.pem"}, "rediss://"),
+        ("rediss://h", {"ca": "/no/such/ca.pem"}, "ca=, cert= and key= must be PEM files"),
+        ("rediss://h", {"key": "key.pem"}, "key= needs cert="),
         ("redis://h", {"password": 5}, "password must be text"),
         ("unix://", {}, "absolute path"),
         ("unix://host/path", {}, "absolute path"),
@@ -60,6 +62,12 @@ def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[
         open_backend(url, options)
 
 
+def test_what_may_be_the_rest_of_a_password_is_not_shown_as_a_database() -> None:
+    with pytest.raises(ConfigurationError, match="%2F") as caught:
+        open_backend("redis://user:12/s3cret@h/0", {})
+    assert "s3cret" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("url", "options", "shown"),
     [
@@ -67,7 +75,7 @@ def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[
         ("redis://h/3", {}, "redis://h:6379/3"),
         ("redis://h:1/3", {"db": "4"}, "redis://h:1/4"),
         ("redis://u:p%40ss@[::1]:7/0", {}, "redis://[::1]:7/0"),
-        ("rediss://h", {"ca": "x.pem", "username": "u", "password": "p@ss"}, "rediss://h:6379/0"),
+        ("rediss://h", {"username": "u", "password": "p@ss"}, "rediss://h:6379/0"),
         ("unix:///run/redis%20x.sock", {"db": 2}, "unix:///run/redis x.sock"),
         ("redis://", {"client": redis.Redis(host="c", port=2, db=5, password="p@ss")}, "redis://c:2/5"),
         ("redis://", {"client": redis.Redis(unix_socket_path="/s")}, "unix:///s"),

@@ -61,6 +61,12 @@ def test_only_an_absolute_path_of_a_file_is_taken(url: str) -> None:
         multilock.connect(url)
 
 
+def test_a_url_without_a_file_is_shown_without_its_user_info() -> None:
+    with pytest.raises(ConfigurationError, match="absolute path") as caught:
+        multilock.connect("sqlite://user:hunter2@host/x.db")
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["sqlite://:memory:", "sqlite:///:memory:"])
 def test_database_in_memory_is_refused_with_the_backend_to_use(url: str) -> None:
     with pytest.raises(ConfigurationError, match="memory://"):

@@ -311,7 +311,13 @@ class _Contender:
             line.unanswered(sent_at, silence)
         if not self.silence_told:
             self.silence_told = True
-            logger.warning("waiting for the lock %r: %s is silent: %s", self.want.name, self.kernel.scheme, silence)
+            logger.warning(
+                "waiting for the lock %r: %s is silent: %s",
+                self.want.name,
+                self.kernel.scheme,
+                silence,
+                extra={"lock_name": self.want.name},
+            )
         if self.kernel.now() >= line.patience_ends(self.started, self.want.outage_timeout):
             raise self._unavailable(silence) from silence
 

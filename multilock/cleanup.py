@@ -85,7 +85,12 @@ class Cleanup:
             kernel.backend.release(claim, cancel.granted, cancel.unsure, kernel.request_timeout(claim.ttl))
         except Exception as error:
             if not isinstance(error, BackendUnavailable):
-                logger.warning("giving back the lock %r failed: %s", claim.name, error)
+                logger.warning(
+                    "giving back the lock %r failed: %s",
+                    claim.name,
+                    error,
+                    extra={"lock_name": claim.name, "lock_owner": claim.owner},
+                )
             elif error.unknown:
                 cancel.unsure = True
             if kernel.now() + cancel.pause < cancel.until and not kernel.finished:

@@ -126,7 +126,7 @@ class Client:
 
         Raises ValueError, TypeError, ClientClosed.
         """
-        return Election(self._kernel, name, identity, ttl, on_elected, on_lost, on_leader_changed)
+        return Election(self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed)
 
     def current_lease(self, name: str | None = None) -> Lease:
         """The innermost lease of this thread, of ``name`` if given. Raises NotHeld if there is none."""

@@ -98,7 +98,13 @@ class Election(Standing[Leadership]):
 
         Raises LockTimeout, BackendUnavailable (at the end of ``timeout``), BackendRejected, ClientClosed.
         """
-        return run(self._campaign(timeout)).leadership
+        term = run(self._campaign(timeout))
+        try:
+            self._push(term.leadership, self._scope())
+        except BaseException:  # interrupted: nobody has it to release it
+            self._abdicate(term)
+            raise
+        return term.leadership
 
     def run(self, work: Callable[[Leadership], R]) -> R | None:
         """Lead again and again: campaign → ``work(leadership)`` in this thread → lost → work ends → campaign.
@@ -199,7 +205,11 @@ class Election(Standing[Leadership]):
         self._lost_ended(term)
 
     async def _do_work(self, term: Term[Leadership], work: Callable[[Leadership], Any]) -> Any:
-        return work(term.leadership)
+        self._push(term.leadership, self._scope())
+        try:
+            return work(term.leadership)
+        finally:
+            term.leadership._leave_scope()
 
     def __enter__(self) -> Election:
         self.start()

@@ -7,7 +7,7 @@ The state lives here; it is changed only by `Watchdog` (a renewal was acknowledg
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from multilock import lease as rules
 from multilock.errors import CapabilityMissing, LockLost, NotHeld
@@ -30,6 +30,7 @@ class Holding:
     """
 
     __slots__ = (
+        "__weakref__",
         "_armed",
         "_callbacks",
         "_claim",
@@ -199,22 +200,23 @@ class Holding:
 
     def _may_reenter(self, want: Want) -> bool:
         mine = self._want
-        return mine.reentrant and mine.name == want.name and mine.kind == want.kind
+        return mine.reentrant and want.reentrant and mine.name == want.name and mine.kind == want.kind
 
-    def _reenter(self) -> bool:
-        """Count one more acquire of this reentrant lease, if it is still held."""
+    def _reenter(self, want: Want) -> bool:
+        """Count one more acquire of this reentrant lease, if it is still held; ``want.on_lost`` hears of its loss."""
         if not self.is_held():
             return False
         with self._kernel.lock:
             if self._state != HELD:
                 return False
+            callbacks = self._callbacks or []
+            if want.on_lost and want.on_lost not in callbacks:
+                self._callbacks = [*callbacks, want.on_lost]
             self._count += 1
             return True
 
     def _raise_lost(self, error: BaseException | None) -> None:
         """At the end of ``with``: LockLost, unless the body's own exception goes on; that gets a note."""
-        if self._scope:
-            self._scope.discard(self)
         lost = self._lock_lost()
         if error is None:
             raise lost
@@ -223,6 +225,18 @@ class Holding:
 
     def _is_lost(self) -> bool:
         return not self._alive() and self._state == LOST
+
+    def _leave_scope(self) -> None:
+        """Its owner released it: it is nobody's current lease any more."""
+        if self._scope is not None:
+            self._scope.discard(self)
+
+    def __copy__(self) -> Self:
+        """Itself: one holding cannot become two. So what refers to it, as a `Loss` does, can be copied."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
     def __repr__(self) -> str:
         state = f"{self.state.value} token={self.token} remaining={self.remaining():.3f}"

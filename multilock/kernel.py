@@ -49,6 +49,16 @@ __all__ = ["Kernel", "Want"]
 
 logger = logging.getLogger("multilock")
 
+
+def _complete(record: logging.LogRecord) -> bool:
+    """A format may name these in every record: None where it is about no lock, or about none that is held."""
+    for field in ("lock_name", "lock_owner", "lock_token"):
+        record.__dict__.setdefault(field, None)
+    return True
+
+
+logger.addFilter(_complete)
+
 R = TypeVar("R")
 PAGE = 100  # locks listed in one go
 
@@ -234,6 +244,7 @@ class Kernel:
         try:
             with self.lock:
                 if lease._state != HELD:
+                    lease._leave_scope()
                     return False
                 expired = released_at >= lease._lost_at
                 if not expired:
@@ -244,6 +255,7 @@ class Kernel:
                     self.watchdog.drop(lease)
             if expired:
                 self.monitor.expire(lease)
+                lease._leave_scope()
                 return False
             within = lease._want.request_timeout
             ours = await self.face.request(within, self.backend.release, lease._claim, lease._granted, lease._unsure)
@@ -264,6 +276,7 @@ class Kernel:
             self.monitor.lose(
                 lease, LossReason.TAKEN, "it was gone when it was released", confirmed=True, give_back=False
             )
+            lease._leave_scope()
             return False
         self._released(lease, released_at)
         return True
@@ -285,8 +298,7 @@ class Kernel:
             lease._state = RELEASED
             self.held.pop(lease._claim.id, None)
             hooks, lease._hooks, lease._callbacks = lease._hooks, None, None
-        if lease._scope is not None:
-            lease._scope.discard(lease)
+        lease._leave_scope()
         for hook in hooks or ():
             hook()
         if logger.isEnabledFor(logging.DEBUG):
@@ -450,11 +462,11 @@ class Kernel:
 
     # One question to the backend
 
-    async def ask(self, call: Callable[..., R], *args: Any, name: str | None = None) -> R:
-        """``call(*args, within)``, once, with the client's request timeout."""
-        self.check_open()
+    async def ask(self, call: Callable[..., R], *args: Any, name: str | None = None, within: float | None = None) -> R:
+        """``call(*args, within)``, once; ``within`` is the client's request timeout unless it is given."""
         try:
-            return await self.face.request(self.request_timeout(), call, *args)
+            self.check_open()
+            return await self.face.request(self.request_timeout() if within is None else within, call, *args)
         except MultilockError as error:
             self.name_error(error, name)
             raise
@@ -464,7 +476,8 @@ class Kernel:
         iterator = await self.ask(partial(self.backend.inspect_all, prefix))
 
         async def page() -> list[LockInfo]:
-            return await self.ask(lambda within: list(islice(iterator, PAGE)))
+            # Many requests, maybe, of which each has its own limit.
+            return await self.ask(lambda _: list(islice(iterator, PAGE)), within=math.inf)
 
         return page
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from multilock.acquire import acquire, run
 from multilock.errors import NotHeld
-from multilock.holding import Holding
+from multilock.holding import HELD, LOST, Holding
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
 
 __all__ = ["DistributedLock", "Lease", "Lock", "ThreadingLock"]
+
+_Key = tuple[int, int]  # the thread that acquired, and a number of its own for each acquire
 
 
 class Lease(Holding):
@@ -149,7 +152,9 @@ class Lock:
     def _acquire(self, timeout: float | None) -> Lease | None:
         scope = self._client._scope()
         want = self._want
-        if want.reentrant and (held := scope.newest(lambda lease: lease._may_reenter(want))) and held._reenter():
+        if want.reentrant and (held := scope.reenter(want)):
+            if not self.is_held():  # else it holds this one, or a newer one of another thread
+                self._newest = held
             return held
         lease = run(acquire(self._kernel, want, timeout))
         if lease is None:
@@ -163,19 +168,10 @@ class Lock:
         return lease
 
     def release(self) -> bool:
-        lease = self._mine()
+        lease = self._client._scope().taken_through(self._want)
         if lease is None:
             raise self._kernel.not_held(self.name, "thread")
-        released = lease.release()
-        if lease._is_lost():
-            self._client._scope().discard(lease)
-        return released
-
-    def _mine(self) -> Lease | None:
-        want = self._want
-        return self._client._scope().newest(
-            lambda lease: lease._want is want or (want.reentrant and lease._may_reenter(want))
-        )
+        return lease.release()
 
     def is_locked(self) -> bool:
         return self._client.inspect(self.name) is not None
@@ -224,47 +220,44 @@ class Lock:
 class ThreadingLock:
     """`threading.Lock` over a distributed lock: any thread may release. `threading.RLock` over a reentrant one.
 
-    A lock that was lost is not passed off as held: ``release()`` and the end of ``with`` raise LockLost.
+    A lock that was lost is not passed off as held: ``release()`` and the end of ``with`` raise LockLost, in the thread
+    that acquired it, also where another has acquired it since.
     """
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._reentrant = lock._want.reentrant
-        self._owner: int | None = None  # the thread, when reentrant
-        self._leases: list[Lease] = []  # one for each acquire that was not released
+        self._numbers = count()
+        # One for each acquire that was not released. There may be more than the holder's: a thread that lost its lease
+        # hears of it only when it releases.
+        self._taken: dict[_Key, Lease] = {}
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout must be a number of seconds, not {timeout!r:.60}: -1 waits for ever")
         if not blocking and timeout != -1:
             raise ValueError("can't specify a timeout for a non-blocking call")
         if timeout < 0 and timeout != -1:
             raise ValueError("timeout value must be a non-negative number")
         wait: float | None = 0 if not blocking else None if timeout == -1 else timeout
+        key = threading.get_ident(), next(self._numbers)
         lease = self._lock._acquire(check_timeout(wait))
         if lease is None:
             return False
         try:
-            self._owner = threading.get_ident()
-            self._leases.append(lease)
+            self._taken[key] = lease
         except BaseException:  # interrupted: nobody has it to release it
+            self._taken.pop(key, None)
             lease._release_surely()
             raise
         return True
 
     def release(self) -> None:
-        if not self._leases or (self._reentrant and not self._is_owned()):
-            raise NotHeld(
-                f"release of the lock {self._lock.name!r}, which is not acquired",
-                name=self._lock.name,
-                backend=self._lock._kernel.scheme,
-            )
-        lease = self._leases.pop()  # first: the next thread may have it at once
-        lease._release_surely()
-        if lease._is_lost():
-            raise lease._lock_lost()
+        self._give_back(self._pop())
 
     def locked(self) -> bool:
         """Whether anybody holds it; asks the backend unless it is held through this object."""
-        return (bool(self._leases) and self._leases[-1].is_held()) or self._lock.is_locked()
+        return self._is_held() or self._lock.is_locked()
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -272,23 +265,54 @@ class ThreadingLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease = self._leases[-1] if self._leases else None
-        if lease is None:
-            self.release()
-        else:
-            self._leases.pop().__exit__(kind, error, trace)
+        self._pop().__exit__(kind, error, trace)
+
+    def _mine(self) -> list[tuple[_Key, Lease]]:
+        """What this thread took, newest first. Where it took nothing: of a plain lock what any thread took last."""
+        taken = list(self._taken.items())[::-1]
+        thread = threading.get_ident()
+        mine = [(key, lease) for key, lease in taken if key[0] == thread]
+        if mine or self._reentrant:
+            return mine
+        return [(key, lease) for key, lease in taken if lease._state in (HELD, LOST)][:1]
+
+    def _pop(self) -> Lease:
+        """Before it is given back: two threads that release at the same time do not release the same."""
+        for key, _ in self._mine():
+            if lease := self._taken.pop(key, None):
+                return lease
+        raise NotHeld(
+            f"release of the lock {self._lock.name!r}, which is not acquired",
+            name=self._lock.name,
+            backend=self._lock._kernel.scheme,
+        )
+
+    def _give_back(self, lease: Lease) -> None:
+        lease._release_surely()
+        if lease._is_lost():
+            raise lease._lock_lost()
+
+    def _is_held(self) -> bool:
+        return any(lease.is_held() for lease in list(self._taken.values()))
+
+    def __repr__(self) -> str:
+        held = " held" if self._is_held() else ""
+        return f"<ThreadingLock {self._lock.name!r} in {self._lock._kernel.scheme}{held}>"
 
     # What threading.Condition asks of an RLock
 
     def _is_owned(self) -> bool:
-        return bool(self._leases) and (not self._reentrant or self._owner == threading.get_ident())
+        return bool(self._mine())
 
-    def _release_save(self) -> int:
-        depth = len(self._leases)
-        for _ in range(depth):
-            self.release()
-        return depth
+    def _release_save(self) -> list[_Key]:
+        """Give back every level. The leases stay in ``_taken`` until they are replaced: where a wait() does not get the
+        lock back, its ``with`` still ends with what is its own, and not with the lease of another thread."""
+        mine = self._mine()
+        for _, lease in mine:
+            self._give_back(lease)
+        return [key for key, _ in mine]
 
-    def _acquire_restore(self, depth: int) -> None:
-        for _ in range(depth):
+    def _acquire_restore(self, keys: list[_Key]) -> None:
+        for key in keys:
             self.acquire()
+            self._taken.pop(key, None)

@@ -46,9 +46,13 @@ def check_prefix(prefix: object) -> str:
 def _number(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{what} must be a number of seconds, not {type(value).__name__}: {value!r:.60}")
-    if math.isnan(value):
+    try:
+        seconds = float(value)
+    except OverflowError:  # an int of more than 308 digits
+        return math.inf if value > 0 else -math.inf
+    if math.isnan(seconds):
         raise ValueError(f"{what} is NaN: give a number of seconds")
-    return float(value)
+    return seconds
 
 
 def check_seconds(value: object, what: str) -> float:

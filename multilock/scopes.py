@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from multilock.holding import HELD, LOST, Holding
+
+if TYPE_CHECKING:
+    from multilock.kernel import Want
 
 __all__ = ["Scope"]
 
@@ -30,6 +33,15 @@ class Scope(Generic[L]):
 
     def discard(self, lease: Holding) -> None:
         self._leases.pop(lease._claim.id, None)
+
+    def reenter(self, want: Want) -> L | None:
+        """Acquire once more what is held here of a reentrant lock."""
+        held = self.newest(lambda lease: lease._may_reenter(want))
+        return held if held and held._reenter(want) else None
+
+    def taken_through(self, want: Want) -> L | None:
+        """What a release through the lock object of ``want`` is about: its newest lease, lost ones included."""
+        return self.newest(lambda lease: lease._want is want or lease._may_reenter(want))
 
     def newest(self, suits: Callable[[L], bool]) -> L | None:
         return next((lease for lease in self if suits(lease)), None)

@@ -20,6 +20,7 @@ from multilock.names import check_timeout
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
+    from multilock.scopes import Scope
 
 __all__ = ["Observer", "Standing", "Term", "leader_info"]
 
@@ -54,6 +55,7 @@ class Standing(Generic[T]):
     def __init__(
         self,
         kernel: Kernel,
+        scope: Callable[[], Scope[Any] | None],
         name: str,
         identity: str | None,
         ttl: float | None,
@@ -68,6 +70,7 @@ class Standing(Generic[T]):
         ):
             kernel.check_callback(what, callback)
         self._kernel = kernel
+        self._scope = scope  # the leases of the thread or task that asks
         self._want = kernel.want(
             name,
             self._make,
@@ -117,6 +120,9 @@ class Standing(Generic[T]):
         """Log what it raises."""
         raise NotImplementedError
 
+    def _log_error(self, message: str, error: Exception) -> None:
+        logger.error(message, self._want.name, error, extra={"lock_name": self._want.name})
+
     # Bells
 
     async def _until(self, condition: Callable[[], bool], seconds: float = float("inf")) -> bool:
@@ -138,6 +144,11 @@ class Standing(Generic[T]):
             bell.set()
 
     # One leadership
+
+    def _push(self, leadership: T, scope: Scope[Any] | None) -> None:
+        """It is the innermost lease of who works under it."""
+        if scope:
+            scope.push(leadership)
 
     async def _campaign(self, timeout: float | None, stop: Stop | None = None) -> Term[T]:
         seconds = check_timeout(timeout)
@@ -215,6 +226,7 @@ class Standing(Generic[T]):
         """on_lost first, while the lease is still renewed, one ttl at most; then give it back."""
         kernel = self._kernel
         term: Term[T] = leadership._term  # type: ignore[attr-defined]
+        leadership._leave_scope()
         if not self._renounce(term, "this node stepped down"):
             return False
         try:
@@ -250,7 +262,7 @@ class Standing(Generic[T]):
                 except BackendRejected as error:
                     if work is not None:
                         raise
-                    logger.error("the election %r is refused, and tried again: %s", self._want.name, error)
+                    self._log_error("the election %r is refused, and tried again: %s", error)
                     await self._until(stop.called, FAILED_PAUSE)
                     continue
                 if stop.called():  # it came while the grant was on its way: stop() saw no term to end
@@ -334,7 +346,7 @@ class Standing(Generic[T]):
                 try:
                     leader = await observer.following()
                 except BackendRejected as error:
-                    logger.error("who leads %r is not told, and asked again: %s", self._want.name, error)
+                    self._log_error("who leads %r is not told, and asked again: %s", error)
                     await observer.bell.wait(FAILED_PAUSE)
                     continue
                 if kernel.events.listened:

@@ -62,11 +62,14 @@ class AsyncClient:
         self._scopes: weakref.WeakKeyDictionary[asyncio.Task[Any], tuple[str, Scope[AsyncLease]]]
         self._scopes = weakref.WeakKeyDictionary()
 
-    def _scope(self) -> Scope[AsyncLease]:
-        """The leases of this task; none of the parent's after a fork."""
-        task = asyncio.current_task()
+    def _scope(self) -> Scope[AsyncLease] | None:
+        """The leases of this task, if it is a task that asks; none of the parent's after a fork."""
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs in this thread
+            return None
         if task is None:
-            return Scope()
+            return None
         whose, scope = self._scopes.get(task, ("", None))
         if scope is None or whose != self._kernel.client:
             scope = Scope()
@@ -107,11 +110,12 @@ class AsyncClient:
         on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
     ) -> AsyncElection:
         """See `multilock.Client.election`. The callbacks may be ``async def``."""
-        return AsyncElection(self._kernel, name, identity, ttl, on_elected, on_lost, on_leader_changed)
+        return AsyncElection(self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed)
 
     def current_lease(self, name: str | None = None) -> AsyncLease:
         """The innermost lease of this task, of ``name`` if given. Raises NotHeld if there is none."""
-        lease = self._scope().newest(lambda lease: name is None or lease.name == name)
+        scope = self._scope()
+        lease = scope.newest(lambda lease: name is None or lease.name == name) if scope else None
         if lease is None:
             raise NotHeld(
                 f"this task holds no lease{f' of {name!r}' if name else ''}", name=name, backend=self._kernel.scheme

@@ -18,6 +18,7 @@ from multilock.standing import Observer, Standing, Term, leader_info
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
+    from multilock.scopes import Scope
 
 __all__ = ["AsyncElection", "AsyncLeadership"]
 
@@ -90,10 +91,12 @@ class AsyncElection(Standing[AsyncLeadership]):
     def campaign(self, timeout: float | None = None) -> Acquiring[AsyncLeadership]:
         """See `multilock.Election.campaign`."""
         check_timeout(timeout)
-        return Acquiring(self._campaign_once(timeout))
+        return Acquiring(self._campaign_once(timeout, self._scope()))
 
-    async def _campaign_once(self, timeout: float | None) -> AsyncLeadership:
-        return (await self._campaign(timeout)).leadership
+    async def _campaign_once(self, timeout: float | None, scope: Scope[Any] | None) -> AsyncLeadership:
+        leadership = (await self._campaign(timeout)).leadership
+        self._push(leadership, scope or self._scope())
+        return leadership
 
     async def run(self, work: Callable[[AsyncLeadership], Awaitable[R]]) -> R | None:
         """See `multilock.Election.run`. ``work`` is cancelled on loss."""
@@ -182,10 +185,14 @@ class AsyncElection(Standing[AsyncLeadership]):
             self._lost_ended(term)
 
     async def _do_work(self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Any]) -> Any:
-        working = work(term.leadership)
-        if not inspect.isawaitable(working):
-            raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
-        task = asyncio.ensure_future(working)
+        async def begin() -> Any:
+            self._push(term.leadership, self._scope())
+            working = work(term.leadership)
+            if not inspect.isawaitable(working):
+                raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
+            return await working
+
+        task = asyncio.create_task(begin())
         task.add_done_callback(lambda _: self._ring())
         try:
             await self._until(lambda: task.done() or term.over())
@@ -193,6 +200,7 @@ class AsyncElection(Standing[AsyncLeadership]):
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+            term.leadership._leave_scope()
         if task.cancelled() and term.over():
             return None
         return await task

@@ -7,6 +7,7 @@ also while the loop is stuck.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 import threading
@@ -129,7 +130,7 @@ class LoopFace:
         self._sweep, self._sweep_at = None, math.inf
         for future, due in self._open.items():
             if due <= now and not future.done():
-                future.set_exception(BackendUnavailable("no answer in time"))
+                future.set_exception(BackendUnavailable("no answer within the request timeout"))
         if rest := [due for due in self._open.values() if due > now]:
             self._plan_sweep(loop, min(rest))
 
@@ -268,10 +269,10 @@ class LoopCallbacks:
 
     def _run(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         result = call_safely(callback, *args)
-        if not asyncio.iscoroutine(result):
+        if not inspect.isawaitable(result):
             self._finished()
             return
-        task = asyncio.ensure_future(result)
+        task: asyncio.Future[Any] = asyncio.ensure_future(result)
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._task_done(task, callback))
 

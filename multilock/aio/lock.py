@@ -9,14 +9,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from multilock.acquire import acquire
+from multilock.errors import NotHeld
 from multilock.holding import Holding
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
+from multilock.scopes import Scope
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
     from multilock.kernel import Kernel, Want
-    from multilock.scopes import Scope
 
 __all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLease", "AsyncLock"]
 
@@ -76,11 +77,20 @@ class AsyncLease(Holding):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._bodies
-        cancelled = self._bodies.pop().end(error)
+        cancelled = self._end_body(error)
         await self.release()
         if self._is_lost():
             self._raise_lost(None if cancelled else error)
+
+    def _end_body(self, error: BaseException | None) -> bool:
+        """Whether the newest body of this task ended by our cancellation and nobody else's."""
+        if not self._bodies:  # an exit stack was given the lease itself
+            return False
+        task = asyncio.current_task()
+        # It may have begun in another task, as that of a fixture does.
+        body = next((body for body in reversed(self._bodies) if body._task is task), self._bodies[-1])
+        self._bodies.remove(body)
+        return body.end(error)
 
 
 class _Body:
@@ -112,7 +122,7 @@ class _Body:
             self._task.cancel()
 
     def end(self, error: BaseException | None) -> bool:
-        """Whether the body ended by our cancellation and nobody else's."""
+        """See `AsyncLease._end_body`."""
         self._lease._not_at_end(self._tell)
         task, self._task = self._task, None
         if not self._cancelled or task is None:
@@ -148,7 +158,8 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._lease is not None
+        if self._lease is None:
+            raise NotHeld("this acquire() was not entered: use it in async with, or give an exit stack the lease")
         await self._lease.__aexit__(kind, error, trace)
 
 
@@ -207,20 +218,24 @@ class AsyncLock:
 
     def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLease]:
         seconds = check_timeout(timeout)
-        # The task that calls is the one that holds, also where wait_for() awaits in a task of its own.
+        # The task that calls is the one that holds, also where wait_for() awaits in a task of its own. Where none
+        # calls (asyncio.run(lock.acquire()), another thread), it is the one that awaits.
         return Acquiring(self._acquire_or_raise(seconds, self._client._scope()))
 
-    async def _acquire_or_raise(self, timeout: float | None, scope: Scope[AsyncLease]) -> AsyncLease:
+    async def _acquire_or_raise(self, timeout: float | None, scope: Scope[AsyncLease] | None) -> AsyncLease:
         if lease := await self._acquire(timeout, scope):
             return lease
         raise self._kernel.still_taken(self.name, timeout)
 
     async def try_acquire(self, timeout: float = 0) -> AsyncLease | None:
-        return await self._acquire(check_timeout(timeout), self._client._scope())
+        return await self._acquire(check_timeout(timeout), None)
 
-    async def _acquire(self, timeout: float | None, scope: Scope[AsyncLease]) -> AsyncLease | None:
+    async def _acquire(self, timeout: float | None, scope: Scope[AsyncLease] | None) -> AsyncLease | None:
         want = self._want
-        if want.reentrant and (held := scope.newest(lambda lease: lease._may_reenter(want))) and held._reenter():
+        scope = scope or self._client._scope() or Scope()  # the last where no task drives this
+        if want.reentrant and (held := scope.reenter(want)):
+            if not self.is_held():  # else it holds this one, or a newer one of another task
+                self._newest = held
             return held
         lease = await acquire(self._kernel, want, timeout)
         if lease is None:
@@ -230,15 +245,11 @@ class AsyncLock:
         return lease
 
     async def release(self) -> bool:
-        want = self._want
         scope = self._client._scope()
-        lease = scope.newest(lambda lease: lease._want is want or (want.reentrant and lease._may_reenter(want)))
+        lease = scope.taken_through(self._want) if scope else None
         if lease is None:
             raise self._kernel.not_held(self.name, "task")
-        released = await lease.release()
-        if lease._is_lost():
-            scope.discard(lease)
-        return released
+        return await lease.release()
 
     async def is_locked(self) -> bool:
         return await self._client.inspect(self.name) is not None

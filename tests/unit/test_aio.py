@@ -19,6 +19,7 @@ from multilock import (
     ClientClosed,
     Event,
     LeaseState,
+    LockInfo,
     LockLost,
     LockTimeout,
     Loss,
@@ -113,6 +114,80 @@ def test_acquire_gives_a_coroutine_that_may_also_be_entered(backend: Scripted, h
                 [lease] = await asyncio.gather(lock.acquire())
             assert client.current_lease() is lease, "the task that called holds it"
             assert await lock.release() is True
+
+    run(main)
+
+
+def test_an_acquire_may_be_called_where_no_loop_runs(backend: Scripted) -> None:
+    client = AsyncClient(backend)
+    lock = client.lock("n")
+    lease = asyncio.run(lock.acquire(timeout=1))
+    assert lease.is_held()
+    with pytest.raises(NotHeld):
+        client.current_lease()
+
+    async def main() -> None:
+        assert await lease.release() is True
+        loop = asyncio.get_running_loop()
+
+        def call() -> AsyncLease:
+            return asyncio.run_coroutine_threadsafe(lock.acquire(timeout=1), loop).result(5)
+
+        assert await (await asyncio.to_thread(call)).release() is True
+        await client.close()
+
+    run(main)
+
+
+def test_an_acquire_that_no_task_called_is_of_the_task_that_awaits_it(backend: Scripted) -> None:
+    client = AsyncClient(backend)
+    lock = client.lock("n")
+    acquiring = lock.acquire(timeout=1)
+
+    async def main() -> None:
+        lease = await acquiring
+        assert client.current_lease() is lease
+        assert await lock.release() is True
+        await client.close()
+
+    run(main)
+
+
+def test_a_lost_lease_that_was_released_by_hand_is_nobodys_current_lease(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lock = client.lock("inner")
+            async with client.lock("outer") as outer:
+                lease = await lock.acquire()
+                take(backend)
+                assert client.current_lease() is lease, "its owner has not heard of it"
+                assert await lease.release() is False
+                assert client.current_lease() is outer
+                with pytest.raises(NotHeld):
+                    await lock.release()
+
+    run(main)
+
+
+def test_every_reentrant_lock_object_that_acquired_a_lease_holds_it_and_is_told_once_of_its_loss(
+    backend: Scripted,
+) -> None:
+    async def main() -> None:
+        told: list[str] = []
+        async with AsyncClient(backend) as client:
+            one = client.lock("n", reentrant=True, on_lost=lambda loss: told.append("one"))
+            other = client.lock("n", reentrant=True, on_lost=lambda loss: told.append("other"))
+            async with one as lease:
+                assert not other.is_held()
+                async with other as again, one, other:
+                    assert again is lease
+                    assert other.is_held()
+            await one.acquire()
+            await other.acquire()
+            await other.acquire()
+            take(backend)
+            await until(lambda: len(told) == 2)
+        assert told == ["one", "other"]
 
     run(main)
 
@@ -279,6 +354,56 @@ def test_an_async_with_may_end_in_another_task_than_it_began(backend: Scripted) 
     run(main)
 
 
+def test_of_two_tasks_that_entered_one_lease_a_loss_leaves_no_cancellation_behind(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lease = await client.lock("n").acquire()
+            inside = 0
+
+            async def hold() -> None:
+                nonlocal inside
+                async with lease:
+                    inside += 1
+                    await asyncio.sleep(15)
+
+            tasks = [asyncio.create_task(hold()) for _ in range(3)]
+            await until(lambda: inside == 3)
+            take(backend)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(end) for end in ends] == [LockLost] * 3
+            assert [task.cancelling() for task in tasks] == [0, 0, 0]
+
+    run(main)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_exit_stack_gives_back_a_lease_that_it_did_not_enter(backend: Scripted, lost: bool) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lease = await client.lock("n").acquire()
+            with pytest.raises(LockLost) if lost else contextlib.nullcontext():
+                async with contextlib.AsyncExitStack() as stack:
+                    stack.push_async_exit(lease)
+                    if lost:
+                        take(backend)
+                        del backend.holders["n"]
+            assert not lease.is_held()
+            assert backend.holders == {}
+
+    run(main)
+
+
+def test_an_acquire_that_was_not_entered_cannot_be_left(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            acquiring = client.lock("n").acquire()
+            with pytest.raises(NotHeld, match="async with"):
+                await acquiring.__aexit__(None, None, None)
+            await (await acquiring).release()
+
+    run(main)
+
+
 @pytest.mark.parametrize("body", ["waits", "does not wait"])
 def test_a_loss_just_before_the_body_leaves_no_cancellation_behind(
     backend: Scripted, body: str, monkeypatch: pytest.MonkeyPatch
@@ -385,6 +510,21 @@ def test_callbacks_run_on_the_loop_and_may_be_coroutine_functions(backend: Scrip
             await until(lambda: len(heard) == 3)
         here = threading.get_ident()
         assert heard == [(kind, here, LossReason.TAKEN) for kind in ("plain", "async", "async")]
+
+    run(main)
+
+
+def test_whatever_awaitable_a_callback_returns_is_awaited(backend: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    class Awaitable:
+        def __await__(self) -> Iterator[None]:
+            yield
+            raise ValueError("the user's bug")
+
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            await client.lock("n", on_lost=lambda loss: Awaitable()).acquire()
+            take(backend)
+            await until(lambda: "the user's bug" in caplog.text)
 
     run(main)
 
@@ -684,6 +824,21 @@ def test_inspect_all_is_an_async_iterator(backend: Scripted) -> None:
             info = await client.inspect("n1")
             assert info is not None
             assert await client.force_release("n1") is True
+
+    run(main)
+
+
+def test_a_page_of_locks_may_take_longer_than_one_request(backend: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def many_requests(prefix: str, within: float) -> Iterator[LockInfo]:
+        for number in range(8):
+            time.sleep(within / 4)
+            yield LockInfo(f"n{number}")
+
+    monkeypatch.setattr(backend, "inspect_all", many_requests)
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=0.1) as client:
+            assert len([info async for info in client.inspect_all("n")]) == 8
 
     run(main)
 

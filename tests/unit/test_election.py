@@ -26,6 +26,7 @@ from multilock import (
     LockTimeout,
     Loss,
     LossReason,
+    NotHeld,
 )
 from multilock.runtime import Threads
 from multilock.testing import HandRuntime
@@ -103,6 +104,29 @@ def test_a_campaign_is_one_leadership_with_its_callbacks(client: Client, server:
     diary.reaches("elected 1", "lost 1 resigned")
     assert server.holders == {}
     assert election.resign() is False
+
+
+def test_a_leadership_is_the_current_lease_of_who_leads(client: Client, server: Scripted) -> None:
+    election = client.election("e")
+    with election.campaign() as leadership, client.lock("inner") as inner:
+        assert client.current_lease() is inner
+        assert client.current_lease("e") is leadership
+    with pytest.raises(NotHeld):
+        client.current_lease()
+    assert election.run(lambda leadership: client.current_lease() is leadership) is True
+    seen = []
+
+    def lose(leadership: Leadership) -> None:
+        if leadership.term == 4:
+            take(server)
+        seen.append(client.current_lease() is leadership)
+        if leadership.term != 4:
+            election.stop()
+
+    assert election.run(lose) is None
+    assert seen == [True, True]
+    with pytest.raises(NotHeld):
+        client.current_lease()
 
 
 def test_a_campaign_has_a_timeout(client: Client, server: Scripted) -> None:
@@ -510,10 +534,15 @@ def test_stop_does_not_wait_for_the_run_that_it_interrupts(server: Scripted, whe
 def test_an_election_that_could_not_be_stopped_does_not_start_again_unnoticed(server: Scripted) -> None:
     with client_on(server, Threads(), ttl=0.5) as client:
         election = client.election("e")
-        ends = threading.Event()
-        thread = threading.Thread(target=election.run, args=(lambda _: ends.wait(10),))
+        begun, ends = threading.Event(), threading.Event()
+
+        def work(leadership: Leadership) -> None:
+            begun.set()
+            ends.wait(10)
+
+        thread = threading.Thread(target=election.run, args=(work,))
         thread.start()
-        eventually(election.is_leader)
+        assert begun.wait(5)
         election.stop()
         with pytest.raises(RuntimeError, match="still stopping"):
             election.start()
@@ -824,6 +853,24 @@ def test_an_async_observer_misses_nothing_by_a_cancelled_wait(server: Scripted) 
             await leaders.aclose()
             with pytest.raises(StopAsyncIteration):
                 await anext(leaders)
+
+    run(main)
+
+
+def test_an_async_leadership_is_the_current_lease_of_who_leads(server: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=5.0) as client:
+            election = client.election("e")
+            async with election.campaign() as leadership:
+                assert client.current_lease() is leadership
+
+            async def work(leadership: AsyncLeadership) -> bool:
+                await asyncio.sleep(0)
+                return client.current_lease() is leadership
+
+            assert await election.run(work) is True
+            with pytest.raises(NotHeld):
+                client.current_lease()
 
     run(main)
 

@@ -110,6 +110,16 @@ def test_a_subscriber_must_be_callable(client: Client, wrong: Any) -> None:
         client.events.subscribe(wrong)
 
 
+def test_a_format_may_name_the_lock_in_every_record(
+    client: Client, backend: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.script("attempt", silence(0.1))
+    with caplog.at_level(logging.DEBUG, "multilock"):
+        client.lock("n").acquire()
+    shown = [f"{record.lock_name} {record.lock_owner} {record.lock_token}" for record in caplog.records]  # type: ignore[attr-defined]
+    assert "n None None" in shown
+
+
 def test_the_log_names_lock_owner_and_token(
     client: Client, backend: Scripted, runtime: HandRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:

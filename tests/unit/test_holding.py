@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from multilock import CapabilityMissing, Client, LeaseState, LockLost, LossReason, NotHeld
+from multilock.events import Lost
 from multilock.testing import HandRuntime
 from tests.unit.kit import Losses, Scripted, late, silence, state_of
 
@@ -235,6 +239,24 @@ def test_a_lost_lock_can_be_told_to_another_process(client: Client, runtime: Han
     assert type(there) is LockLost
     assert (str(there), there.name, there.backend, there.loss) == (str(caught.value), "n", "scripted", None)
     assert caught.value.loss is lease.wait_lost()
+
+
+def test_a_lease_is_never_copied_so_that_what_refers_to_it_can_be(client: Client, runtime: HandRuntime) -> None:
+    lease = client.lock("n", renew=False).acquire()
+    assert copy.copy(lease) is lease
+    assert copy.deepcopy([lease]) == [lease]
+    runtime.advance(100)
+    loss = lease.wait_lost()
+    assert loss is not None
+    assert copy.deepcopy(loss) == loss
+    assert dataclasses.asdict(loss)["lease"] is lease
+    lost = Lost("n", lease.owner, runtime.now(), loss)
+    assert dataclasses.asdict(lost)["loss"]["reason"] is loss.reason
+
+
+def test_a_lease_can_be_referred_to_weakly(client: Client) -> None:
+    lease = client.lock("n").acquire()
+    assert weakref.ref(lease)() is lease
 
 
 def test_wait_lost_ends_at_the_loss_and_at_its_timeout_and_at_a_release(

@@ -7,11 +7,13 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from multilock import (
+    BackendRejected,
     BackendUnavailable,
     CapabilityMissing,
     Client,
@@ -26,7 +28,7 @@ from multilock import (
 from multilock.runtime import Threads
 from multilock.scopes import Scope
 from multilock.testing import HandRuntime
-from tests.unit.kit import Losses, Scripted, client_on, eventually, silence
+from tests.unit.kit import Losses, Scripted, client_on, eventually, refused, silence
 
 
 @pytest.fixture
@@ -193,6 +195,32 @@ def test_lock_release_after_a_loss_is_false_once(client: Client, backend: Script
         lock.release()
 
 
+def test_a_lost_lease_that_was_released_by_hand_is_nobodys_current_lease(client: Client, backend: Scripted) -> None:
+    lock = client.lock("inner")
+    with client.lock("outer") as outer:
+        lease = lock.acquire()
+        take(backend)
+        assert client.current_lease() is lease, "its owner has not heard of it"
+        assert lease.release() is False
+        assert client.current_lease() is outer
+        with pytest.raises(NotHeld):
+            lock.release()
+
+
+@pytest.mark.parametrize("found", ["by the clock", "by its release"])
+def test_a_loss_that_a_release_by_hand_finds_leaves_no_current_lease(
+    client: Client, backend: Scripted, runtime: HandRuntime, found: str
+) -> None:
+    lease = client.lock("n").acquire()
+    if found == "by the clock":
+        runtime.jump(200)
+    else:
+        backend.holders["n"] = "an operator"
+    assert lease.release() is False
+    with pytest.raises(NotHeld):
+        client.current_lease()
+
+
 def test_a_lease_can_be_released_from_any_thread(client: Client, backend: Scripted) -> None:
     lease = client.lock("n").acquire()
     assert in_thread(lease.release) is True
@@ -251,6 +279,32 @@ def test_nested_with_of_a_reentrant_lock(client: Client, backend: Scripted) -> N
         take(backend)
 
 
+def test_every_reentrant_lock_object_that_acquired_a_lease_holds_it(client: Client) -> None:
+    one, other = client.lock("n", reentrant=True), client.lock("n", reentrant=True)
+    with one as lease:
+        assert not other.is_held()
+        with other as again:
+            assert again is lease
+            assert one.is_held()
+            assert other.is_held()
+    assert not one.is_held()
+    assert not other.is_held()
+
+
+def test_every_reentrant_lock_object_that_acquired_a_lease_is_told_once_of_its_loss(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    one, other, never = Losses(runtime), Losses(runtime), Losses(runtime)
+    first, second = (client.lock("n", reentrant=True, on_lost=losses) for losses in (one, other))
+    client.lock("n", reentrant=True, on_lost=never)
+    for lock in (first, second, first, second):
+        lock.acquire()
+    take(backend)
+    runtime.settle()
+    assert one.reasons == other.reasons == [LossReason.TAKEN]
+    assert never.calls == []
+
+
 def test_a_reentrant_lock_is_taken_for_other_threads_and_other_clients(
     client: Client, make: Callable[..., Client], backend: Scripted
 ) -> None:
@@ -304,6 +358,7 @@ def test_a_paused_reentrant_lease_is_not_entered_again(client: Client, runtime: 
         ({"ttl": -1}, ValueError),
         ({"ttl": math.inf}, ValueError),
         ({"ttl": math.nan}, ValueError),
+        ({"ttl": 10**400}, ValueError),
         ({"ttl": True}, TypeError),
         ({"ttl": "30"}, TypeError),
         ({"ttl": 3601}, ValueError),
@@ -450,6 +505,15 @@ def test_it_refuses_what_a_threading_lock_refuses(threads: Client) -> None:
         lock.acquire(False, 1)
     with pytest.raises(ValueError):
         lock.acquire(timeout=-2)
+    with pytest.raises(TypeError, match="-1 waits for ever"):
+        lock.acquire(timeout=None)  # type: ignore[arg-type]
+
+
+def test_it_shows_what_it_is(threads: Client) -> None:
+    lock = threads.lock("n").as_threading_lock()
+    assert repr(lock) == "<ThreadingLock 'n' in scripted>"
+    with lock:
+        assert repr(lock) == "<ThreadingLock 'n' in scripted held>"
 
 
 def test_reentrant_it_is_an_rlock(threads: Client) -> None:
@@ -526,6 +590,119 @@ def test_a_lost_lock_is_not_passed_off_as_held(client: Client, backend: Scripted
     del backend.holders["n"]
     with pytest.raises(LockLost), lock:
         take(backend)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("by", ["with", "release"])
+def test_a_thread_that_lost_a_shared_lock_hears_of_it_and_leaves_the_next_one_alone(
+    threads: Client, by: str, reentrant: bool
+) -> None:
+    backend: Any = threads._kernel.backend
+    lock = threads.lock("n", reentrant=reentrant).as_threading_lock()
+    lost, end = threading.Event(), threading.Event()
+
+    def lose() -> None:
+        take(backend)
+        del backend.holders["n"]
+        lost.set()
+        assert end.wait(10)
+
+    def hold() -> None:
+        if by == "with":
+            with lock:
+                lose()
+        else:
+            lock.acquire()
+            lose()
+            lock.release()
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(hold)
+        assert lost.wait(10)
+        with lock:
+            end.set()
+            assert isinstance(first.exception(10), LockLost)
+            assert threads.current_lease().is_held()
+    assert backend.holders == {}
+    assert not lock.locked()
+
+
+def test_every_level_of_a_lost_rlock_is_told(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n", reentrant=True).as_threading_lock()
+    lock.acquire()
+    lock.acquire()
+    take(backend)
+    for _ in range(2):
+        with pytest.raises(LockLost):
+            lock.release()
+    with pytest.raises(NotHeld):
+        lock.release()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_wait_on_a_condition_whose_lock_was_lost_raises_lock_lost(
+    client: Client, backend: Scripted, reentrant: bool
+) -> None:
+    lock = client.lock("n", reentrant=reentrant).as_threading_lock()
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+
+    def wait() -> None:
+        with condition:
+            take(backend)
+            condition.wait(1)
+
+    with pytest.raises(LockLost) as caught:
+        wait()
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(NotHeld):
+        lock.release()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_wait_on_a_condition_that_does_not_get_its_lock_back_leaves_the_next_holder_alone(
+    threads: Client, reentrant: bool
+) -> None:
+    backend: Any = threads._kernel.backend
+    lock = threads.lock("n", reentrant=reentrant).as_threading_lock()
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+
+    def wait() -> None:
+        with condition:
+            condition.wait(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        eventually(lambda: condition._waiters and not backend.holders)  # type: ignore[attr-defined]
+        with condition:
+            backend.always("attempt", refused(BackendRejected("NOAUTH")))
+            condition.notify()
+            assert isinstance(waiting.exception(10), BackendRejected)
+            assert threads.current_lease().is_held()
+            backend.always("attempt", None)
+    assert backend.holders == {}
+    assert not lock.locked()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_thread_that_waits_on_a_condition_does_not_count_as_its_owner(threads: Client, reentrant: bool) -> None:
+    backend: Any = threads._kernel.backend
+    lock = threads.lock("n", reentrant=reentrant).as_threading_lock()
+    condition = threading.Condition(lock)  # type: ignore[arg-type]
+
+    def wait() -> bool:
+        with condition:
+            return condition.wait(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        eventually(lambda: condition._waiters and not backend.holders)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError):
+            condition.notify()
+        with pytest.raises(NotHeld):
+            lock.release()
+        with condition:
+            condition.notify()
+        assert waiting.result(10) is True
 
 
 def test_wait_lost_of_many_threads_ends_with_the_release(threads: Client) -> None:

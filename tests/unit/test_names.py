@@ -85,6 +85,8 @@ def test_an_identity_is_shorter_and_a_prefix_may_be_empty() -> None:
         (-1, ValueError),
         (math.nan, ValueError),
         (math.inf, ValueError),
+        pytest.param(10**400, ValueError, id="no float is so great"),
+        pytest.param(-(10**400), ValueError, id="nor so small"),
         (True, TypeError),
         ("1", TypeError),
     ],
@@ -98,5 +100,8 @@ def test_a_timeout_of_none_or_inf_is_for_ever() -> None:
     assert check_timeout(None) is None
     assert check_timeout(math.inf) is None
     assert check_timeout(sys.maxsize) is None, "threading could not wait so long"
+    assert check_timeout(10**400) is None, "no float is so great"
+    with pytest.raises(ValueError):
+        check_timeout(-(10**400))
     assert check_timeout(0) == 0.0
     assert check_timeout(2) == 2.0

@@ -111,6 +111,23 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
     assert free_for_everybody(client, url)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_as_a_threading_lock_is_acquired_leaves_nothing_behind(
+    client: multilock.Client, url: str, after: bool, reentrant: bool
+) -> None:
+    class Taken(dict[Any, Any]):
+        __setitem__ = InterruptedOnce(lambda *entry: dict.__setitem__(taken, *entry), after=after)
+
+    lock = client.lock("a", reentrant=reentrant).as_threading_lock()
+    lock._taken = taken = Taken()
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire()
+    with pytest.raises(multilock.NotHeld):
+        lock.release()
+    assert free_for_everybody(client, url)
+
+
 def test_an_asynchronous_work_is_refused_by_a_blocking_election(client: multilock.Client) -> None:
     async def work(leadership: multilock.Leadership) -> None:
         raise AssertionError("never awaited")

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from multilock.acquire import BlockingFace, run
 from multilock.config import open_configured, resolve, settings_for
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from multilock.subscribers import Events
 
 __all__ = ["Client", "connect"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def connect(
@@ -102,9 +105,19 @@ class Client:
         """
         return Lock(self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost)
 
+    @overload
+    def locked(
+        self, name: str, *, timeout: float | None = None, skip: Literal[False] = False, **options: Any
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    @overload
+    def locked(
+        self, name: str, *, timeout: float | None = None, skip: bool, **options: Any
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+
     def locked(
         self, name: str, *, timeout: float | None = None, skip: bool = False, **options: Any
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
         """Decorate a function so that it runs while the lock is held; it raises LockLost if it was lost meanwhile.
 
         ``name`` may use the function's parameters: ``"order/{order_id}"`` (``{{`` for a brace). ``skip=True`` returns

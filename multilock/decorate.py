@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from multilock.errors import ConfigurationError
@@ -24,11 +24,12 @@ def decorator(
     asynchronous: bool,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     check_timeout(timeout)
-    make_lock("check" if not isinstance(template, str) else template, **options)  # bad options are said here
+    make_lock(template, **options)  # what is wrong with the options is said here
+    used = _parameters_of(template)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_kind(function, asynchronous)
-        name_of = _namer(template, function)
+        name_of = _namer(template, used, function)
 
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             lock = make_lock(name_of(args, kwargs), **options)
@@ -58,39 +59,76 @@ def decorator(
 
 
 def _check_kind(function: Callable[..., Any], asynchronous: bool) -> None:
-    name = getattr(function, "__qualname__", repr(function))
     if not callable(function):
         raise TypeError(f"locked() decorates a function, not {function!r:.60}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    name = _shown(function)
+    if _gives(inspect.isgeneratorfunction, function) or _gives(inspect.isasyncgenfunction, function):
         raise TypeError(f"{name} is a generator: its body would run after the lock was given back; lock inside it")
-    if inspect.iscoroutinefunction(function) and not asynchronous:
-        raise TypeError(f"{name} is a coroutine function: decorate it with an AsyncClient's locked()")
-    if asynchronous and not inspect.iscoroutinefunction(function):
+    if _gives(inspect.iscoroutinefunction, function):
+        if not asynchronous:
+            raise TypeError(f"{name} is a coroutine function: decorate it with an AsyncClient's locked()")
+    elif asynchronous:
         raise TypeError(f"{name} is no coroutine function: decorate it with a blocking Client's locked()")
 
 
-def _namer(template: str, function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
+def _gives(kind: Callable[[Any], bool], function: Any) -> bool:
+    """Whether a call runs a function of this kind: itself, a partial's, a static method's, an object's ``__call__``."""
+    while isinstance(function, (functools.partial, staticmethod)):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    return kind(function) or kind(type(function).__call__)
+
+
+def _shown(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def _parameters_of(template: str) -> list[str]:
+    """The parameters of which a call's values become part of the name."""
+    try:
+        return list(_roots(template))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the lock name {template!r} cannot be filled in: {error} (write {{{{ for a brace)"
+        ) from None
+
+
+def _roots(template: str) -> Iterator[str]:
+    for _, field, form, _ in string.Formatter().parse(template):
+        if field is not None:
+            root = field.partition(".")[0].partition("[")[0]
+            if not root.isidentifier():
+                raise ValueError(f"{{{field}}} is no name of a parameter")
+            yield root
+            yield from _roots(form or "")  # {number:0{width}d}
+
+
+def _namer(
+    template: str, used: list[str], function: Callable[..., Any]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
     """How a call's arguments become the lock's name."""
-    fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
-    if not fields:
+    if not used:
         name = template.format()
         return lambda args, kwargs: name
     signature = inspect.signature(function)
     catch_all = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
-    for field in fields:
-        root = field.partition(".")[0].partition("[")[0]
-        if root not in signature.parameters and not catch_all:
-            raise ConfigurationError(
-                f"the lock name {template!r} uses {{{field}}}, but {function.__qualname__} has no such parameter: it "
-                f"has {', '.join(signature.parameters) or 'none'} (write {{{{ for a brace)"
-            )
+    unknown = [root for root in used if root not in signature.parameters]
+    if unknown and not catch_all:
+        raise ConfigurationError(
+            f"the lock name {template!r} uses {{{unknown[0]}}}, but {_shown(function)} has no such parameter: it "
+            f"has {', '.join(signature.parameters) or 'none'} (write {{{{ for a brace)"
+        )
 
     def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        values = dict(bound.arguments)
+        values = bound.arguments
         if catch_all:
-            values |= values[catch_all]
+            values = {**values[catch_all], **values}
+        for root in unknown:
+            if root not in values:
+                raise TypeError(
+                    f"{_shown(function)}() needs the argument {root!r}, which the lock name {template!r} uses"
+                )
         return template.format(**values)
 
     return name_of

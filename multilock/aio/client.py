@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from multilock.subscribers import Events
 
 __all__ = ["AsyncClient", "connect_async"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def connect_async(
@@ -93,9 +96,19 @@ class AsyncClient:
             self, name, cancel_on_lost, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost
         )
 
+    @overload
+    def locked(
+        self, name: str, *, timeout: float | None = None, skip: Literal[False] = False, **options: Any
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
+
+    @overload
+    def locked(
+        self, name: str, *, timeout: float | None = None, skip: bool, **options: Any
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | None]]]: ...
+
     def locked(
         self, name: str, *, timeout: float | None = None, skip: bool = False, **options: Any
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, Any]]], Callable[P, Coroutine[Any, Any, Any]]]:
         """See `multilock.Client.locked`; for coroutine functions."""
         return decorator(self.lock, name, timeout, skip, options, asynchronous=True)
 

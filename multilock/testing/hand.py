@@ -1,9 +1,23 @@
 """A clock that stands still until a test moves it, and threads that run when the test says so.
 
-runtime = HandRuntime()
-kernel = Kernel(backend, settings_for(backend.scheme, {}), runtime, BlockingFace)
-lease = run(acquire(kernel, want, timeout=0))
-runtime.advance(10)          # the watchdog renews on the way, at its exact times
+It drives what takes a `multilock.runtime.Runtime`: the kernel, in multilock's own tests. The kernel is no public
+interface, and a client of `connect` always lives in real time::
+
+    from multilock.acquire import BlockingFace, acquire, run
+    from multilock.config import settings_for
+    from multilock.kernel import Kernel
+    from multilock.lock import Lease
+    from multilock.testing import HandRuntime
+    from multilock_memory import open_backend
+
+    runtime = HandRuntime()
+    backend = open_backend("memory://by-hand", {})
+    kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 30}), runtime, BlockingFace)
+    lease = run(acquire(kernel, kernel.want("orders/42", Lease), timeout=0))
+    runtime.advance(100)          # the watchdog renews on the way, at its exact times
+    assert lease.is_held()
+    runtime.jump(30)              # as after SIGSTOP
+    assert not lease.is_held()
 """
 
 from __future__ import annotations

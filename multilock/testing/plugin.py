@@ -46,18 +46,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "multilock_url" in metafunc.fixturenames:
-        config = metafunc.config
-        urls: list[str] = config.getoption("multilock_urls") or config.getini("multilock_urls") or ["memory://"]
+    if "multilock_url" in metafunc.fixturenames and "multilock_url" not in _parametrized_by(metafunc.definition):
+        urls = _urls(metafunc.config)
         # Numbers and schemes, because a test's id is printed and a URL may hold a password.
         ids = [f"{number}-{url.partition(':')[0]}" for number, url in enumerate(urls)] if len(urls) > 1 else None
         metafunc.parametrize("multilock_url", urls, ids=ids or [urls[0].partition(":")[0]], indirect=True)
 
 
+def _urls(config: pytest.Config) -> list[str]:
+    return config.getoption("multilock_urls") or config.getini("multilock_urls") or ["memory://"]
+
+
+def _parametrized_by(test: pytest.Item) -> set[str]:
+    """The arguments that the test itself gives values."""
+    named: set[str] = set()
+    for mark in test.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        named.update(names.replace(",", " ").split() if isinstance(names, str) else names)
+    return named
+
+
 @pytest.fixture
 def multilock_url(request: pytest.FixtureRequest) -> str:
-    """The URL of the backend this run of the test is for."""
-    url: str = request.param
+    """The URL of the backend this run of the test is for.
+
+    A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that asks for its
+    fixtures with ``request.getfixturevalue``.
+    """
+    url: str = request.param if hasattr(request, "param") else _urls(request.config)[0]
     return url
 
 
@@ -75,15 +91,20 @@ def multilock_async_client(multilock_url: str) -> Iterator[AsyncClient]:
     """An asyncio client of that backend, for the loop that uses it first; closed after the test.
 
     It is made without I/O and so works under every asyncio plugin. Where the test's loop has ended before it closed
-    the client itself, what it still holds is given back from a loop of its own.
+    the client itself, what it still holds is given back without one, and no callback hears of it.
     """
-    import asyncio
-
     import multilock
+    from multilock.aio.face import LoopFace
 
     client = multilock.connect_async(multilock_url)
     yield client
-    asyncio.run(client.close())
+    kernel = client._kernel
+    assert isinstance(kernel.face, LoopFace)
+    loop = kernel.face.its_loop()
+    if loop is None or loop.is_closed() or loop.is_running():
+        kernel.close()
+    else:  # nothing else would run the callbacks that close() waits for
+        loop.run_until_complete(client.close())
 
 
 @pytest.fixture(scope="session")

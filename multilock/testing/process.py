@@ -39,7 +39,8 @@ def say(*words: object) -> None:
 
 def hear() -> str | None:
     """In the helper: the next line from the test, or None when the test has ended. Blocks without limit."""
-    return sys.stdin.readline().rstrip("\n") or None
+    line = sys.stdin.readline()
+    return line.removesuffix("\n") if line else None
 
 
 class Helper:
@@ -99,27 +100,41 @@ class Helper:
             if (found := self._find(word)) is not None:
                 self._seen[word] = found + 1
                 return self.lines[found].split()
-        state = "runs" if self.returncode is None else f"ended with {self.returncode}"
         raise AssertionError(
-            f"{self.function} did not say {word!r} within {within:g} s; it {state}; it said {self.lines}\n{self.errors}"
+            f"{self.function} did not say {word!r} within {within:g} s; it {self._state()}; it said {self.lines}\n"
+            f"{self.errors}"
         )
 
     def tell(self, *words: object) -> None:
-        """One line to the helper."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(" ".join(map(str, words)) + "\n")
-        self._process.stdin.flush()
+        """One line to the helper. Raises RuntimeError if it has ended."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        if stdin.closed:
+            raise self._gone()
+        try:
+            stdin.write(" ".join(map(str, words)) + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes are closed before it counts as ended
+                self._process.wait(END_WITHIN)
+            raise self._gone() from None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP); back when all its threads stand still."""
-        os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        """Freeze it (SIGSTOP); back when all its threads stand still. Raises RuntimeError if it has ended."""
+        self.signal(signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        except ChildProcessError:
+            self._process.wait()
+            raise self._gone() from None
 
     def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+        """Let it go on; harmless if it was not paused, or has ended."""
+        self.signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
+        """Frozen inside this block, in which it may also be killed."""
         self.pause()
         try:
             yield
@@ -127,6 +142,7 @@ class Helper:
             self.resume()
 
     def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; harmless if it has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
@@ -153,6 +169,12 @@ class Helper:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _state(self) -> str:
+        return "runs" if self.returncode is None else f"ended with {self.returncode}"
+
+    def _gone(self) -> RuntimeError:
+        return RuntimeError(f"{self.function} {self._state()}: it cannot be reached\n{self.errors}")
 
     def _find(self, word: str) -> int | None:
         hits = (n for n in range(self._seen.get(word, 0), len(self.lines)) if self.lines[n].split()[:1] == [word])

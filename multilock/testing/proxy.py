@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 from urllib.parse import urlsplit, urlunsplit
 
 from multilock.runtime import now
@@ -31,17 +31,36 @@ Direction = Literal["up", "down", "both"]
 Which = Literal["all", "present", "new"]
 """Connections: all of them, those that exist, those that will be made."""
 
+Side = Literal["server", "client"]
+Then = Literal["cut", "hold"]
+
 T = TypeVar("T")
 CHUNK = 65536
 BACKLOG_BYTES = 4_000_000  # held back for one direction before reading stops, as a network would
 CONNECT_WITHIN = 5.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() sends RST
 
+PORTS = {  # where the backends find a server whose URL names no port
+    "redis": 6379,
+    "rediss": 6379,
+    "consul": 8500,
+    "consuls": 8501,
+    "etcd": 2379,
+    "etcds": 2379,
+    "zookeeper": 2181,
+    "zk": 2181,
+}
+LOCAL = ("memory", "sqlite", "unix")
+
 
 class Fault:
     """One request that is to go wrong. It happens once."""
 
     def __init__(self, proxy: FaultProxy, kind: str, request: bytes, nth: int, then: str) -> None:
+        if not isinstance(request, bytes):
+            raise TypeError(f"a request is told by bytes that it contains, not by {request!r:.60}")
+        if nth < 1:
+            raise ValueError(f"nth is {nth}: the next request is number 1")
         self._proxy = proxy
         self._request = request
         self._left = nth
@@ -150,10 +169,12 @@ class Connection:
 
     def black_hole(self, direction: Direction = "both") -> None:
         """Let nothing through, and say nothing; `heal` delivers what was held back."""
+        _check("direction", direction, Direction)
         self._proxy._do(lambda: self._set(direction, held=True))
 
-    def half_open(self, dead: Literal["server", "client"] = "server") -> None:
+    def half_open(self, dead: Side = "server") -> None:
         """That side is gone and the other never hears of it: its bytes go nowhere."""
+        _check("dead", dead, Side)
         self._proxy._do(lambda: self._half_open(dead))
 
     def heal(self) -> None:
@@ -167,7 +188,7 @@ class Connection:
             pipe.held = pipe.held if held is None else held
             pipe.delay = pipe.delay if delay is None else delay
 
-    def _half_open(self, dead: Literal["server", "client"]) -> None:
+    def _half_open(self, dead: Side) -> None:
         gone, silent = (self.up, self.down) if dead == "server" else (self.down, self.up)
         gone.discard()
         silent.discard()
@@ -200,7 +221,8 @@ class _Defaults:
 class FaultProxy:
     """Listens on a free port of 127.0.0.1 and forwards to ``host:port``, faithfully until told otherwise.
 
-    Every method has taken effect when it returns. One background thread serves all connections.
+    Every method has taken effect when it returns; after `close` it raises RuntimeError. One background thread serves
+    all connections.
     """
 
     def __init__(self, host: str, port: int, url: str | None = None) -> None:
@@ -220,10 +242,21 @@ class FaultProxy:
         self._thread.start()
 
     @classmethod
-    def before(cls, url: str, port: int = 6379) -> FaultProxy:
-        """In front of the server of ``url``; ``port`` where the URL names none. `url` then leads through the proxy."""
+    def before(cls, url: str, port: int | None = None) -> FaultProxy:
+        """In front of the server of ``url``; `url` then leads through the proxy.
+
+        ``port`` (default: the backend's own) counts where the URL names none. Raises ValueError for a URL of several
+        hosts, and for one that leads to no port.
+        """
         parts = urlsplit(url)
-        return cls(parts.hostname or "127.0.0.1", parts.port or port, url)
+        if parts.scheme in LOCAL:
+            raise ValueError(f"{parts.scheme}:// makes no TCP connection that a proxy could stand in")
+        if "," in parts.netloc.rpartition("@")[2]:
+            raise ValueError("the URL names several hosts, and one proxy stands before one host: make one for each")
+        port = parts.port or port or PORTS.get(parts.scheme)
+        if port is None:
+            raise ValueError(f"{parts.scheme}:// has no usual port known here: name the port in the URL")
+        return cls(parts.hostname or "127.0.0.1", port, url)
 
     @property
     def url(self) -> str:
@@ -253,26 +286,34 @@ class FaultProxy:
 
     def black_hole(self, direction: Direction = "both", which: Which = "all") -> None:
         """Let nothing through, and say nothing: connects succeed, bytes wait. `heal` delivers them."""
+        _check("direction", direction, Direction)
+        _check("which", which, Which)
         self._do(lambda: self._set(direction, which, held=True))
 
     def delay(self, seconds: float, direction: Direction = "both", which: Which = "all") -> None:
         """Everything arrives ``seconds`` later, in order."""
+        if not seconds >= 0:  # NaN is not
+            raise ValueError(f"the delay is {seconds}: give seconds, 0 for none")
+        _check("direction", direction, Direction)
+        _check("which", which, Which)
         self._do(lambda: self._set(direction, which, delay=seconds))
 
-    def half_open(self, dead: Literal["server", "client"] = "server") -> None:
+    def half_open(self, dead: Side = "server") -> None:
         """One side of every present connection is gone, and the other never hears of it."""
+        _check("dead", dead, Side)
         self._do(lambda: self._half_open(dead))
 
     def heal(self) -> None:
         """End every black hole and delay, accept again, forget faults that have not happened; a cut stays cut."""
         self._do(self._heal)
 
-    def drop_reply(self, request: bytes = b"", *, nth: int = 1, then: Literal["cut", "hold"] = "cut") -> Fault:
+    def drop_reply(self, request: bytes = b"", *, nth: int = 1, then: Then = "cut") -> Fault:
         """Forward the ``nth`` request from now on that contains ``request``, and swallow the reply: it was executed,
         and nobody is told. Then the connection is cut, or stays open and silent for ever.
 
         A request is what arrives in one piece, and the connection must be one of request and reply in turn.
         """
+        _check("then", then, Then)
         return self._plan("drop", request, nth, then)
 
     def hold_request(self, request: bytes = b"", *, nth: int = 1) -> Fault:
@@ -288,6 +329,10 @@ class FaultProxy:
             self._wake_read.close()
             self._wake_write.close()
 
+    def __repr__(self) -> str:
+        host, port = self._target
+        return f"<FaultProxy {self.host}:{self.port} before {host}:{port}{' closed' if self._closed else ''}>"
+
     def __enter__(self) -> FaultProxy:
         return self
 
@@ -302,7 +347,7 @@ class FaultProxy:
     def _do(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the serving thread, which alone touches sockets, and wait for it."""
         if self._closed:
-            return job()
+            raise RuntimeError("this proxy is closed: make a new one")
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -427,7 +472,7 @@ class FaultProxy:
         for connection in list(self._connections):
             connection._cut()
 
-    def _half_open(self, dead: Literal["server", "client"]) -> None:
+    def _half_open(self, dead: Side) -> None:
         for connection in self._connections:
             connection._half_open(dead)
 
@@ -462,3 +507,9 @@ class FaultProxy:
         for connection in list(self._connections):
             connection._cut()
         self._selector.close()
+
+
+def _check(what: str, value: object, known: object) -> None:
+    """Raise ValueError for a ``value`` that the Literal type ``known`` does not have."""
+    if value not in get_args(known):
+        raise ValueError(f"{what} must be one of {', '.join(get_args(known))}, not {value!r}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import threading
 
 import pytest
 
-from multilock.testing import HandRuntime
+from multilock.testing import HandRuntime, hand
 
 
 class Stepper:
@@ -156,3 +157,8 @@ def test_a_real_thread_waits_for_the_hand() -> None:
     while not woken.wait(0.05):  # it may have begun to wait after the clock moved
         runtime.advance(6)
     assert answers == [False]
+
+
+def test_the_example_of_the_module_runs() -> None:
+    assert hand.__doc__
+    exec(textwrap.dedent(hand.__doc__.partition("::\n")[2]), {})

@@ -25,8 +25,72 @@ def test_what_another_test_held_was_given_back(multilock_client):
 """
 
 
-def run(folder: Path, *arguments: str) -> str:
-    (folder / "test_user.py").write_text(TEST)
+DYNAMIC = """
+import unittest
+import pytest
+
+def test_asked_for_while_it_runs(request):
+    assert request.getfixturevalue("multilock_client").lock("n").try_acquire()
+    print("used", request.getfixturevalue("multilock_url"))
+
+class TestOfUnittest(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def client(self, multilock_client):
+        self.client = multilock_client
+
+    def test(self):
+        with self.client.lock("n") as lease:
+            self.assertTrue(lease.is_held())
+"""
+
+PARAMETRIZED = """
+import pytest
+
+@pytest.mark.parametrize("multilock_url", ["memory://mine"], indirect=True)
+def test_indirect(multilock_client, multilock_url):
+    assert multilock_url == "memory://mine"
+
+@pytest.mark.parametrize(("number", "multilock_url"), [(1, "memory://mine")])
+def test_direct(multilock_client, multilock_url, number):
+    assert multilock_url == "memory://mine"
+
+@pytest.mark.parametrize(argnames="number, multilock_url", argvalues=[(1, "memory://mine")])
+class TestClass:
+    def test(self, multilock_client, multilock_url, number):
+        assert multilock_url == "memory://mine"
+"""
+
+# A plugin whose loop lives for the whole session leaves it open between two tests.
+IDLE_LOOP = """
+import asyncio
+import time
+
+loop = asyncio.new_event_loop()
+losses = []
+left_at = None
+
+def test_its_loop_is_left_open(multilock_async_client):
+    async def on_lost(loss):
+        losses.append(loss.reason.value)
+
+    async def use():
+        await multilock_async_client.lock("n", on_lost=on_lost).acquire()
+
+    global left_at
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(use())
+    left_at = time.monotonic()
+
+def test_the_client_was_closed_at_once_and_the_loop_is_still_the_threads():
+    assert time.monotonic() - left_at < 2.5
+    assert losses == ["closed"]
+    assert asyncio.get_event_loop() is loop
+    loop.close()
+"""
+
+
+def run(folder: Path, *arguments: str, test: str = TEST) -> str:
+    (folder / "test_user.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-v", "-rP", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -58,3 +122,17 @@ def test_a_password_never_shows_in_the_name_of_a_test(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-v", "--multilock-url", "redis://user:hush@localhost/0"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "hush" not in said
+
+
+def test_a_fixture_asked_for_without_parameters_is_the_first_url(tmp_path: Path) -> None:
+    said = run(tmp_path, "--multilock-url", "memory://one", "--multilock-url", "memory://two", test=DYNAMIC)
+    assert "used memory://one" in said
+    assert "2 passed" in said
+
+
+def test_a_test_may_choose_its_urls_itself(tmp_path: Path) -> None:
+    assert "3 passed" in run(tmp_path, test=PARAMETRIZED)
+
+
+def test_a_client_is_closed_on_its_own_loop_where_that_is_idle(tmp_path: Path) -> None:
+    assert "2 passed" in run(tmp_path, "-W", "error", test=IDLE_LOOP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -62,3 +63,42 @@ def test_a_helper_that_fails_shows_its_traceback() -> None:
 def test_a_function_needs_its_module() -> None:
     with pytest.raises(ValueError, match=r"package\.module:function"):
         Helper("answering")
+
+
+def test_an_empty_line_is_heard_and_is_not_the_end() -> None:
+    with Helper(FUNCTION) as helper:
+        helper.tell("")
+        assert helper.wait_for("heard", within=10) == ["heard"]
+        helper.tell("more")
+        assert helper.wait_for("heard", within=10) == ["heard", "more"]
+
+
+def test_a_helper_may_be_killed_while_it_is_paused() -> None:
+    with Helper(FUNCTION) as helper:
+        with helper.paused():
+            helper.kill()
+        helper.resume()
+
+
+def test_a_helper_that_ended_cannot_be_paused_or_told_anything() -> None:
+    with Helper(f"{__name__}:failing") as helper:
+        helper.wait(within=10)
+        for act in (helper.pause, lambda: helper.tell("hello")):
+            with pytest.raises(RuntimeError, match="failing ended with 1"):
+                act()
+    with pytest.raises(RuntimeError, match="failing ended with 1"):
+        helper.tell("after the end")
+
+
+def test_a_helper_that_dies_while_it_is_told_something_is_no_broken_pipe() -> None:
+    with Helper(FUNCTION) as helper:
+        helper.wait_for("ready", within=10)
+
+        def keep_telling() -> None:
+            for _ in range(1000):
+                helper.tell("hello")
+                time.sleep(0.01)
+
+        os.kill(helper.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="answering ended with -9"):
+            keep_telling()

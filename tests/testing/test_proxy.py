@@ -246,3 +246,85 @@ def test_a_closed_proxy_leaves_no_thread_and_refuses(echo: Echo) -> None:
     assert threading.active_count() == before
     with pytest.raises(ConnectionRefusedError):
         connect(proxy)
+    for act in (proxy.cut, proxy.heal, proxy.drop_reply, lambda: proxy.connections):
+        with pytest.raises(RuntimeError, match="proxy is closed"):
+            act()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "port"),
+    [
+        ("redis", 6379),
+        ("rediss", 6379),
+        ("consul", 8500),
+        ("consuls", 8501),
+        ("etcd", 2379),
+        ("etcds", 2379),
+        ("zookeeper", 2181),
+        ("zk", 2181),
+    ],
+)
+def test_a_url_without_a_port_means_the_one_its_backend_uses(scheme: str, port: int) -> None:
+    with FaultProxy.before(f"{scheme}://server") as proxy:
+        assert repr(proxy) == f"<FaultProxy 127.0.0.1:{proxy.port} before server:{port}>"
+        assert proxy.url == f"{scheme}://127.0.0.1:{proxy.port}"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("memory://x", "no TCP connection"),
+        ("sqlite:////tmp/x.db", "no TCP connection"),
+        ("unix:///tmp/x.sock", "no TCP connection"),
+        ("mine://127.0.0.1", "name the port"),
+        ("etcd://me:hush@127.0.0.1:1,127.0.0.1:2", "make one for each"),
+    ],
+)
+def test_what_no_proxy_can_stand_before_is_an_error(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        FaultProxy.before(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_an_unknown_scheme_may_name_its_port() -> None:
+    with FaultProxy.before("mine://127.0.0.1:1234") as proxy:
+        assert proxy.url == f"mine://127.0.0.1:{proxy.port}"
+    with FaultProxy.before("mine://127.0.0.1", 1234) as proxy:
+        assert proxy.url == f"mine://127.0.0.1:{proxy.port}"
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda proxy: proxy.black_hole("sideways"),
+        lambda proxy: proxy.black_hole(which="old"),
+        lambda proxy: proxy.delay(1, "sideways"),
+        lambda proxy: proxy.delay(1, which="old"),
+        lambda proxy: proxy.delay(-1),
+        lambda proxy: proxy.delay(float("nan")),
+        lambda proxy: proxy.half_open("both"),
+        lambda proxy: proxy.drop_reply(then="heal"),
+        lambda proxy: proxy.drop_reply(nth=0),
+        lambda proxy: proxy.hold_request(nth=0),
+    ],
+)
+def test_wrong_arguments_are_said_also_where_there_is_no_connection(
+    proxy: FaultProxy, act: Callable[[FaultProxy], object]
+) -> None:
+    with pytest.raises(ValueError):
+        act(proxy)
+
+
+def test_wrong_arguments_are_said_of_one_connection_too(proxy: FaultProxy, client: socket.socket) -> None:
+    ask(client, b"1")
+    (first,) = proxy.connections
+    for act in (first.black_hole, first.half_open):
+        with pytest.raises(ValueError, match="sideways"):
+            act("sideways")  # type: ignore[arg-type]
+    assert ask(client, b"2") == b"2"
+
+
+def test_a_request_is_recognised_by_bytes(proxy: FaultProxy, client: socket.socket) -> None:
+    with pytest.raises(TypeError, match="bytes"):
+        proxy.drop_reply("EVALSHA")  # type: ignore[arg-type]
+    assert ask(client, b"1") == b"1"

@@ -69,6 +69,24 @@ def report(order_id: int) -> str:
     return str(order_id)
 
 
+@client.locked("invoice/{number}")
+def invoice(number: int, *, draft: bool = False) -> str:
+    return f"{number} {draft}"
+
+
+class Shop:
+    @client.locked("shop")
+    def sell(self, article: str) -> int:
+        return len(article)
+
+
+def decorated(shop: Shop) -> None:
+    assert_type(report(5), str | None)
+    assert_type(invoice(5, draft=True), str)
+    assert_type(shop.sell("tea"), int)
+    invoice("five")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def election(client: Client) -> None:
     election = client.election("scheduler", identity="node-1", on_elected=elected, on_lost=stop, on_leader_changed=seen)
     assert_type(election.run(work), int | None)
@@ -120,6 +138,17 @@ async def asynchronous() -> None:
         assert_type(await client.inspect("invoices/42"), LockInfo | None)
         async for info in client.inspect_all():
             assert_type(info, LockInfo)
+
+        @client.locked("order/{order_id}")
+        async def order(order_id: int) -> str:
+            return str(order_id)
+
+        @client.locked("order/{order_id}", skip=True)
+        async def try_order(order_id: int) -> str:
+            return str(order_id)
+
+        assert_type(await order(5), str)
+        assert_type(await try_order(order_id=5), str | None)
         election = client.election("scheduler")
         assert_type(await election.run(lead), str | None)
         assert_type(election.observe(), AsyncIterator[LeaderInfo | None])

@@ -225,7 +225,7 @@ def test_a_decorated_coroutine_function(backend: Scripted) -> None:
             backend.holders["order/6"] = "somebody"
             assert await work(6) is None
             with pytest.raises(TypeError, match="coroutine"):
-                client.locked("n")(lambda: None)
+                client.locked("n")(lambda: None)  # type: ignore[arg-type, return-value]
 
             @client.locked("n")
             async def loses() -> None:

@@ -3,15 +3,16 @@
     from multilock.testing.conformance import LockConformance, Place
 
     class MyPlace(Place):
-        scheme = "mine"
         url = "mine://127.0.0.1:1234"
-        ...
+
+        def delete(self, name: str) -> None:
+            ...  # remove the key of self.prefix + name from the server
 
     class TestLock(LockConformance):
         backend = MyPlace
 
-`SUITES` are all of them; a backend passes when each has a subclass with its place. `multilock.testing.promises` is the
-table of what is promised and which tests show it.
+`SUITES` are all of them; a backend passes when each has a subclass with its place. What is promised, and which tests
+show it, is a table in multilock's own repository: ``tests/conformance/promises.py``.
 """
 
 from multilock.testing.conformance.base import Conformance

@@ -344,9 +344,9 @@ class WithConformance(Conformance):
     def test_a_decorated_function_behaves_alike(
         self, client: Client, place: Place, face: Face, options: dict[str, Any]
     ) -> None:
-        function = client.locked(NAME, ttl=30, **options)(face.function(lambda: place.delete(NAME)))
+        decorate: Callable[..., Any] = client.locked(NAME, ttl=30, **options)
         with pytest.raises(LockLost):
-            function()
+            decorate(face.function(lambda: place.delete(NAME)))()
 
 
 class CancelConformance(Conformance):

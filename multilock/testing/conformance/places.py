@@ -41,12 +41,15 @@ class Mishap(Protocol):
 
 
 class Place:
-    """One backend under test, fresh for each test. Subclass it and say at least `url` and `delete`.
+    """One backend under test, fresh for each test. Subclass it and say at least `url` and `delete`; what else a place
+    can do itself (look into the server, stop it, lose its answers) shows more.
 
     Everything a test takes is below `prefix`, which no other test uses.
     """
 
-    scheme: ClassVar[str]
+    #: A module that calls `register_backend`, for the helper processes of ProcessConformance, which begin afresh; a
+    #: backend that is installed with an entry point needs none.
+    registered_in: ClassVar[str | None] = None
     quick_ttl: float = 0.6  #: seconds; the shortest ttl whose timing a busy machine still keeps
     calm_ttl: float = 2.0  #: seconds; … and of whose last tenth, in which the lost callback starts
 
@@ -69,8 +72,12 @@ class Place:
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:
-        """What of this test is still stored and has no end of its own."""
-        raise NotImplementedError
+        """What of this test is still stored and has no end of its own.
+
+        The backend is asked for what is held; a look into the server shows also what it does not tell, as waiters.
+        """
+        with Client(self.backend()) as client:
+            return [info.name for info in client.inspect_all()]
 
     def connect(self, face: Face, **options: Any) -> Client:
         """A client whose requests can go wrong."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import signal
@@ -36,7 +37,9 @@ class ProcessConformance(Conformance):
         helpers: list[Helper] = []
 
         def start(function: str, *arguments: object) -> Helper:
-            helper = Helper(f"{HERE}:{function}", place.clean_url, place.prefix, *arguments)
+            helper = Helper(
+                f"{HERE}:perform", place.registered_in or HERE, function, place.clean_url, place.prefix, *arguments
+            )
             helpers.append(helper)
             return helper
 
@@ -129,6 +132,12 @@ class ProcessConformance(Conformance):
 
 
 # What the helper processes run.
+
+
+def perform(module: str, function: str, *arguments: str) -> None:
+    """One of the functions below, once ``module`` has registered the backend."""
+    importlib.import_module(module)
+    globals()[function](*arguments)
 
 
 def _client(url: str, prefix: str, ttl: str) -> Client:

@@ -13,6 +13,7 @@ import pytest
 
 from multilock import registry
 from multilock.backend import Backend
+from multilock.config import resolve
 from multilock.errors import ConfigurationError
 from multilock.registry import OURS, open_backend, register_backend
 
@@ -126,3 +127,10 @@ def test_registering_what_cannot_be_called_is_a_type_error() -> None:
 @pytest.mark.parametrize("ours", list(dict.fromkeys(OURS.values())), ids=lambda ours: ours.module)
 def test_every_module_of_the_table_opens_backends(ours: registry.Ours) -> None:
     assert callable(importlib.import_module(ours.module).open_backend)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite", "redis", "rediss", "unix", "etcd", "consul", "zookeeper"])
+def test_a_backend_of_ours_is_called_as_its_url_is(scheme: str) -> None:
+    place = "/tmp/x" if scheme in ("sqlite", "unix") else "h"
+    settings = resolve(f"{scheme}://{place}")
+    assert open_backend(scheme, settings.url, settings.backend_options()).scheme == scheme

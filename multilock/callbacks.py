@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from multilock.runtime import wait_until
+
 if TYPE_CHECKING:
     from multilock.runtime import Runtime
     from multilock.timers import Timers
 
-__all__ = ["Callbacks", "ThreadCallbacks", "await_safely", "call_safely"]
+__all__ = ["Callbacks", "ThreadCallbacks", "call_safely"]
 
 logger = logging.getLogger("multilock")
 
@@ -25,6 +26,9 @@ class Callbacks(Protocol):
     """Where a face runs its user's callbacks. ``start`` returns at once and never raises."""
 
     def start(self, callback: Callable[..., object], *args: Any) -> None: ...
+
+    def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
+        """Call it with what ``following()`` gives, one after the other, until that is None."""
 
     def wait(self, timeout: float) -> bool:
         """Whether all that was started had ended within ``timeout`` seconds."""
@@ -38,13 +42,11 @@ def call_safely(callback: Callable[..., object], *args: Any) -> object:
         return None
 
 
-async def await_safely(callback: Callable[..., object], *args: Any) -> None:
-    result = call_safely(callback, *args)
-    if inspect.isawaitable(result):
-        try:
-            await result
-        except Exception:
-            logger.exception("the callback %r raised; it is not called again for this event", callback)
+def _call(callback: Callable[..., object], *args: Any) -> None:
+    try:
+        call_safely(callback, *args)
+    except BaseException:  # sys.exit() ends no process from here, and must not end who calls
+        logger.exception("the callback %r tried to end its thread", callback)
 
 
 class _Call:
@@ -67,14 +69,11 @@ class ThreadCallbacks:
         self._queue: deque[_Call] = deque()
         self._unfinished = 0
         self._relief_planned = False
-        self._idle = runtime.event()
-        self._idle.set()
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         call = _Call(callback, args)
         with self._lock:
             self._unfinished += 1
-            self._idle.clear()
             if full := len(self._young) >= THREADS:
                 self._queue.append(call)
             else:
@@ -84,8 +83,15 @@ class ThreadCallbacks:
         else:
             self._spawn(call)
 
+    def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
+        def call_each() -> None:
+            while (argument := following()) is not None:
+                _call(callback, argument)
+
+        self.start(call_each)
+
     def wait(self, timeout: float) -> bool:
-        return self._idle.wait(timeout)
+        return wait_until(self._runtime, lambda: not self._unfinished, timeout)
 
     def _begin(self, call: _Call) -> None:
         call.started = self._runtime.now()
@@ -106,15 +112,10 @@ class ThreadCallbacks:
     def _run(self, first: _Call) -> None:
         call: _Call | None = first
         while call is not None:
-            try:
-                call_safely(call.callback, *call.args)
-            except BaseException:  # sys.exit() ends no process from here, and must not end this loop
-                logger.exception("the callback %r tried to end its thread", call.callback)
+            _call(call.callback, *call.args)
             with self._lock:
                 counted = self._young.pop(call, self) is None
                 self._unfinished -= 1
-                if not self._unfinished:
-                    self._idle.set()
                 # A thread that did not count any more was replaced already: it must not take a second place.
                 call = self._queue.popleft() if counted and self._queue else None
                 if call:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from multilock.errors import BackendUnavailable
 from multilock.model import Claim, Granted
+from multilock.runtime import wait_until
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel
@@ -42,8 +43,6 @@ class Cleanup:
         self._workers = kernel.runtime.workers("multilock-cleanup", CARRIERS)
         self._open: set[_Cancel] = set()
         self._lock = threading.Lock()
-        self._idle = kernel.runtime.event()
-        self._idle.set()
 
     def add(self, claim: Claim, granted: Granted | None, unsure: bool, *, not_before: float | None = None) -> None:
         """Give this claim back in the background. ``unsure``: some request of its id was never answered."""
@@ -52,7 +51,6 @@ class Cleanup:
         cancel = _Cancel(claim, granted, unsure, start + max(AT_LEAST, 2 * claim.ttl))
         with self._lock:
             self._open.add(cancel)
-            self._idle.clear()
         if start > kernel.now():
             kernel.timers.at(start, lambda: self._submit(cancel))
         else:
@@ -60,14 +58,13 @@ class Cleanup:
 
     def wait(self, timeout: float) -> bool:
         """Whether everything was answered within ``timeout`` seconds."""
-        return self._idle.wait(timeout)
+        return wait_until(self._kernel.runtime, lambda: not self._open, timeout)
 
     def take(self) -> list[tuple[Claim, Granted | None, bool]]:
         """What is still open, taken out: the caller releases it himself."""
         with self._lock:
             rest = [(cancel.claim, cancel.granted, cancel.unsure) for cancel in self._open]
             self._open.clear()
-            self._idle.set()
         return rest
 
     def close(self) -> None:
@@ -111,5 +108,3 @@ class Cleanup:
     def _done(self, cancel: _Cancel) -> None:
         with self._lock:
             self._open.discard(cancel)
-            if not self._open:
-                self._idle.set()

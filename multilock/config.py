@@ -207,7 +207,7 @@ class _File(NamedTuple):
             with open(path, encoding="utf-8") as file:
                 text = file.read()
         except (FileNotFoundError, PermissionError) as error:
-            if not asked:  # nor may the working directory be one that this user can read
+            if not asked and not os.path.exists(path):  # nor does it for who may not look into the directory
                 return cls(None)
             if isinstance(error, PermissionError):
                 raise _unreadable(path, error) from error

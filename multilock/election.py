@@ -59,6 +59,14 @@ class Leadership(Lease):
     def release(self) -> bool:
         return run(self._election._resign(self))
 
+    def _release_surely(self) -> None:
+        """See `Lease`: but it is given back only after ``on_lost``."""
+        try:
+            self.release()
+        except BaseException:
+            self._election._abdicate(self._term)
+            raise
+
 
 class Leaders:
     """What `Election.observe` returns. An interrupted ``next()`` misses nothing: the next one goes on.
@@ -82,13 +90,12 @@ class Leaders:
         """Observe no more."""
         self._observer.close()
 
-    __del__ = close
+    def __del__(self) -> None:
+        self._observer.drop()
 
 
 class Election(Standing[Leadership]):
     """A contest for the lock of a name. Never gives up during an outage. See docs/leader-election.md."""
-
-    _runner: int | None = None  # the thread that is in run()
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Leadership:
         return Leadership(kernel, want, claim, granted, unsure, self)
@@ -117,8 +124,8 @@ class Election(Standing[Leadership]):
         if inspect.iscoroutinefunction(work):
             raise TypeError("run of a blocking client takes a plain function: make the client with connect_async()")
         stop = self._begin_standing()
-        self._runner = threading.get_ident()
         try:
+            self._runner = threading.get_ident()
             result: R | None = run(self._stand(work, stop))
             return result
         finally:
@@ -148,7 +155,7 @@ class Election(Standing[Leadership]):
     def stop(self) -> None:
         """Stand no more. A leader resigns: ``on_lost`` (RESIGNED) first, then the lease is given back.
 
-        It may be called inside the work of `run`, or by a signal handler.
+        It may be called inside the work of `run`; not by a signal handler, which interrupts whatever holds a lock.
         """
         stop = self._stop
         self._call_off()

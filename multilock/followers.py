@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ class Followers:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._bells: dict[str, list[Wakeable]] = {}
+        self._dropped: deque[tuple[str, Wakeable]] = deque()
         self._lock = threading.Lock()
         self._workers = kernel.runtime.workers("multilock-follow", 1)
         self._pushed: frozenset[str] = frozenset()
 
     def add(self, name: str, bell: Wakeable) -> None:
+        self._remove_dropped()
         with self._lock:
             self._bells.setdefault(name, []).append(bell)
         self._workers.submit(self._tell_backend)
@@ -42,11 +45,23 @@ class Followers:
                 self._bells.pop(name, None)
         self._workers.submit(self._tell_backend)
 
+    def drop(self, name: str, bell: Wakeable) -> None:
+        """Like `remove`, some time later: the garbage collector calls, in whatever thread, whatever lock that holds."""
+        self._dropped.append((name, bell))
+
+    def _remove_dropped(self) -> None:
+        while self._dropped:
+            try:
+                self.remove(*self._dropped.popleft())
+            except IndexError:  # another thread was first
+                return
+
     def look_again_in(self, name: str) -> float:
         """Seconds after which to look without a push."""
         return PUSHED if name in self._pushed else POLL
 
     def changed(self, name: str | None) -> None:
+        self._remove_dropped()
         with self._lock:
             if name is None:
                 bells = [bell for some in self._bells.values() for bell in some]

@@ -36,6 +36,7 @@ from multilock.holding import HELD, RELEASED, RELEASING, Holding
 from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, owner_text
 from multilock.monitor import Monitor
 from multilock.names import check_identity, check_name, check_seconds, check_timeout
+from multilock.runtime import wait_until
 from multilock.subscribers import Events
 from multilock.timers import Timers
 from multilock.watchdog import Watchdog
@@ -60,7 +61,8 @@ def _complete(record: logging.LogRecord) -> bool:
 logger.addFilter(_complete)
 
 R = TypeVar("R")
-PAGE = 100  # locks listed in one go
+PAGE = 100  # locks listed in one go …
+PAGE_WITHIN = 60.0  # … and seconds for that: it may be many requests, each with its own limit
 
 
 class Forkable(Protocol):
@@ -385,10 +387,7 @@ class Kernel:
 
     def _wait_for_requests(self, budget: float) -> None:
         """Of acquires, which hand their claims to the background cancel on their way out, and of releases."""
-        end = self.now() + budget
-        pause = self.runtime.event()
-        while (self.monitor.waiting or self.held) and self.now() < end:
-            pause.wait(0.002)
+        wait_until(self.runtime, lambda: not (self.monitor.waiting or self.held), budget)
 
     def _finish(self) -> None:
         self.finished = True
@@ -476,8 +475,7 @@ class Kernel:
         iterator = await self.ask(partial(self.backend.inspect_all, prefix))
 
         async def page() -> list[LockInfo]:
-            # Many requests, maybe, of which each has its own limit.
-            return await self.ask(lambda _: list(islice(iterator, PAGE)), within=math.inf)
+            return await self.ask(lambda _: list(islice(iterator, PAGE)), within=PAGE_WITHIN)
 
         return page
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from multilock.workers import ThreadWorkers
 
-__all__ = ["Bell", "Event", "Runtime", "Threads", "Ticker", "Workers", "now"]
+__all__ = ["Bell", "Event", "Runtime", "Threads", "Ticker", "Workers", "now", "wait_until"]
 
 # time.monotonic() stops while the machine sleeps, and a server's clock does not.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -68,6 +68,18 @@ class Runtime(Protocol):
     def spawn(self, run: Callable[[], None], name: str) -> None: ...
     def workers(self, name: str, limit: int) -> Workers: ...
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker: ...
+
+
+def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``ended()`` within so many seconds. For what ends a client: it polls, so that those who are waited for
+    set no event, in which an interrupt can leave a lock taken for ever."""
+    end = runtime.now() + seconds
+    pause = runtime.event()
+    while not ended():
+        if runtime.now() >= end:
+            return False
+        pause.wait(0.002)
+    return True
 
 
 class Threads:

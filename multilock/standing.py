@@ -94,6 +94,7 @@ class Standing(Generic[T]):
         self._term: Term[T] | None = None
         self._stop: Stop | None = None  # of the run() or start() under way
         self._observer: Observer | None = None
+        self._runner: int | None = None  # the thread that is in run(), on the blocking face
 
     # For the faces to fill in
 
@@ -153,14 +154,27 @@ class Standing(Generic[T]):
     async def _campaign(self, timeout: float | None, stop: Stop | None = None) -> Term[T]:
         seconds = check_timeout(timeout)
         self._begin_observing()
-        lease = await acquire(self._kernel, self._want, seconds, stop)
+        try:
+            lease = await acquire(self._kernel, self._want, seconds, stop)
+        except BaseException:
+            self._observe_no_longer()
+            raise
         if lease is None:
+            self._observe_no_longer()
             raise LockTimeout(
                 f"the election {self._want.name!r} still has another leader after {seconds:g} s",
                 name=self._want.name,
                 backend=self._kernel.scheme,
             )
         term: Term[T] = lease._term  # type: ignore[attr-defined]
+        try:
+            self._take_office(term, lease)
+        except BaseException:  # interrupted: nobody has it to resign it
+            self._abdicate(term)
+            raise
+        return term
+
+    def _take_office(self, term: Term[T], lease: Holding) -> None:
         self._term = term
         self._kernel.closers[self._close] = None
         if not lease._at_end(self._term_ended):
@@ -172,11 +186,11 @@ class Standing(Generic[T]):
             identity = self._want.identity or kernel.identity
             kernel.events.emit(events.Elected(lease.name, lease.owner, kernel.now(), identity, lease.token))
         kernel.callbacks.start(self._run_elected, term)
-        return term
 
     def _term_ended(self) -> None:
         if self._stop is None:
             self._kernel.closers.pop(self._close, None)
+        self._observe_no_longer()
         self._ring()
 
     def _begin(self, term: Term[T]) -> None:
@@ -227,17 +241,18 @@ class Standing(Generic[T]):
         kernel = self._kernel
         term: Term[T] = leadership._term  # type: ignore[attr-defined]
         leadership._leave_scope()
-        if not self._renounce(term, "this node stepped down"):
-            return False
         try:
+            if not self._renounce(term, "this node stepped down"):
+                return False
             await self._until(lambda: term.lost_done, leadership.ttl)
+            return await kernel.release(leadership)
         except BaseException:
-            self._give_back_later(term)
+            if term.resigning:
+                self._give_back_later(term)
             raise
-        return await kernel.release(leadership)
 
     def _give_back_later(self, term: Term[T]) -> None:
-        """The end of a resignation for somebody who unwinds and cannot wait for on_lost."""
+        """The end of a resignation for somebody who unwinds and cannot wait for on_lost. Twice is harmless."""
         kernel, leadership = self._kernel, term.leadership
         term.nobody_waits = True
         if term.lost_done:
@@ -302,9 +317,9 @@ class Standing(Generic[T]):
         return True, result
 
     def _abdicate(self, term: Term[T]) -> None:
-        """Resign without waiting: we are unwinding."""
-        if self._renounce(term, "its work was interrupted"):
-            self._give_back_later(term)
+        """Resign without waiting: we are unwinding. One that has begun already is ended."""
+        self._renounce(term, "its work was interrupted")
+        self._give_back_later(term)
 
     async def _callbacks_ended(self, stop: Stop) -> None:
         term = self._term
@@ -333,6 +348,11 @@ class Standing(Generic[T]):
             self._observer = Observer(self._kernel, self._want.name, told=None)
             self._watch_leader(self._observer)
 
+    def _observe_no_longer(self) -> None:
+        """A campaign is over: without callback, what was observed for it alone was observed for its events."""
+        if self._stop is None and self._on_leader_changed is None:
+            self._end_observing()
+
     def _end_observing(self) -> None:
         if self._observer is not None:
             self._observer.close()
@@ -359,6 +379,8 @@ class Standing(Generic[T]):
             pass
         finally:
             observer.close()
+            if self._observer is observer:
+                self._observer = None
 
     def _begin_standing(self) -> Stop:
         self._kernel.check_open()
@@ -451,3 +473,9 @@ class Observer:
             self._closed = True
             self._kernel.followers.remove(self._name, self.bell)
             self.bell.set()
+
+    def drop(self) -> None:
+        """Like `close`, by the garbage collector."""
+        if not self._closed:
+            self._closed = True
+            self._kernel.followers.drop(self._name, self.bell)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-from multilock.callbacks import await_safely, call_safely
 
 if TYPE_CHECKING:
     from multilock.callbacks import Callbacks
@@ -21,7 +18,7 @@ BACKLOG = 10_000  # events kept for a subscriber that hangs; then the oldest are
 
 class Events:
     """``subscribe(callback) -> unsubscribe``: calls it with every event, in order, off the threads that do the work
-    (asyncio: on the loop; there it may be ``async def``).
+    (asyncio: on the loop; there what it returns is awaited, if it can be).
 
     One that raises is logged and goes on; one that hangs delays only its own events.
     """
@@ -58,14 +55,13 @@ class Events:
 
     def emit(self, event: Event) -> None:
         for subscriber in self._subscribers:
-            if subscriber.put(event) and self._callbacks:
-                self._callbacks.start(subscriber.drain)
+            if subscriber.put(event) and (callbacks := self._callbacks):
+                callbacks.start_each(subscriber.callback, subscriber.following)
 
 
 class _Subscriber:
     def __init__(self, callback: Callable[[Event], Any]) -> None:
-        self._callback = callback
-        self.drain = self._drain_waiting if inspect.iscoroutinefunction(callback) else self._drain
+        self.callback = callback
         self.begin()
 
     def begin(self) -> None:
@@ -80,18 +76,10 @@ class _Subscriber:
             draining, self._draining = self._draining, True
             return not draining
 
-    def _next(self) -> Event | None:
+    def following(self) -> Event | None:
         """None: somebody must be started to drain again."""
         with self._lock:
             if self._events:
                 return self._events.popleft()
             self._draining = False
             return None
-
-    def _drain(self) -> None:
-        while (event := self._next()) is not None:
-            call_safely(self._callback, event)
-
-    async def _drain_waiting(self) -> None:
-        while (event := self._next()) is not None:
-            await await_safely(self._callback, event)

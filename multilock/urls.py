@@ -12,7 +12,8 @@ __all__ = ["redact", "split_url"]
 SHOWN = ("ttl", "prefix", "identity", "outage_timeout", "request_timeout")  # any other value may be a secret
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NO_AUTHORITY = re.compile(r"[a-z][a-z0-9+.-]*:///", re.IGNORECASE)
-_CUT_PASSWORD = re.compile(r"[^/]*://[^/?@]*:(?![0-9]*[/?])[^/?@:\]]*[/?].*@", re.DOTALL)  # u:ab/cd@h, u:ab?cd@h
+# u:ab/cd@h, u:ab?cd@h; but neither h1:1,h2?name=a@b nor [::1]?name=a@b
+_CUT_PASSWORD = re.compile(r"[^/]*://[^/?@]*:(?![0-9]*[/?])[^/?@:\],]*(?:/[^?]*@|(?:/[^?]*)?\?[^=&]*@)", re.DOTALL)
 _USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTALL)  # to the last @: it may lack escapes
 
 

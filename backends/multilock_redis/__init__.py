@@ -95,7 +95,7 @@ def _check_files(tls: Mapping[str, str]) -> None:
     try:
         context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
         if cert:
-            context.load_cert_chain(cert, key)
+            context.load_cert_chain(cert, key, password=lambda: "")  # else OpenSSL would ask the terminal for one
     except OSError as error:
         raise ConfigurationError(f"ca=, cert= and key= must be PEM files that can be read: {error}") from error
 

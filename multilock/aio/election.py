@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from multilock.aio.face import await_safely
 from multilock.aio.lock import Acquiring, AsyncLease
-from multilock.callbacks import await_safely
 from multilock.errors import ClientClosed
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_timeout
@@ -76,7 +76,7 @@ class AsyncLeaders:
         self._observer.close()
 
     def __del__(self) -> None:
-        self._observer.close()
+        self._observer.drop()
 
 
 class AsyncElection(Standing[AsyncLeadership]):
@@ -166,7 +166,12 @@ class AsyncElection(Standing[AsyncLeadership]):
                     await result
         except asyncio.CancelledError:
             if not term.over():
-                raise
+                if term.elected_task.cancelling():
+                    raise
+                term.failed = True
+                logger.exception(
+                    "on_elected of the election %r was cancelled from within: this node resigns", self.name
+                )
         except Exception:
             term.failed = True
             logger.exception("on_elected of the election %r raised: this node resigns", self.name)

@@ -19,11 +19,12 @@ from multilock.aio.channels import Channels, Line
 from multilock.backend import Channel
 from multilock.callbacks import Callbacks, call_safely
 from multilock.errors import BackendUnavailable
+from multilock.runtime import wait_until
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel
 
-__all__ = ["LoopCallbacks", "LoopFace"]
+__all__ = ["LoopCallbacks", "LoopFace", "await_safely"]
 
 logger = logging.getLogger("multilock")
 
@@ -239,6 +240,20 @@ class LoopWaiter:
             self._future.set_result(None)
 
 
+async def await_safely(callback: Callable[..., object], *args: Any) -> None:
+    result = call_safely(callback, *args)
+    if inspect.isawaitable(result):
+        try:
+            await result
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            logger.exception("the callback %r was cancelled from within", callback)
+        except Exception:
+            logger.exception("the callback %r raised; it is not called again for this event", callback)
+
+
 class LoopCallbacks:
     """Callbacks run on the client's loop, ``async def`` ones as tasks. A blocked loop delays them."""
 
@@ -246,15 +261,13 @@ class LoopCallbacks:
         self._face = face
         self._tasks: set[asyncio.Future[Any]] = set()
         self._lock = threading.Lock()
+        self._runtime = kernel.runtime
         self._unfinished = 0
-        self._idle = kernel.runtime.event()
-        self._idle.set()
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         loop = self._face.its_loop()
         with self._lock:
             self._unfinished += 1
-            self._idle.clear()
         try:
             if loop is None:
                 raise RuntimeError("this client has not been used on any loop")
@@ -263,9 +276,16 @@ class LoopCallbacks:
             logger.warning("the callback %r cannot run: %s", callback, error)
             self._finished()
 
+    def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
+        async def call_each() -> None:
+            while (argument := following()) is not None:
+                await await_safely(callback, argument)
+
+        self.start(call_each)
+
     def wait(self, timeout: float) -> bool:
         """Never on the loop itself: the callbacks need it."""
-        return self._idle.wait(timeout)
+        return wait_until(self._runtime, lambda: not self._unfinished, timeout)
 
     def _run(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         result = call_safely(callback, *args)
@@ -285,5 +305,3 @@ class LoopCallbacks:
     def _finished(self) -> None:
         with self._lock:
             self._unfinished -= 1
-            if not self._unfinished:
-                self._idle.set()

@@ -828,6 +828,29 @@ def test_inspect_all_is_an_async_iterator(backend: Scripted) -> None:
     run(main)
 
 
+def test_a_subscriber_may_be_whatever_gives_an_awaitable_and_outlives_a_cancelled_part_of_itself(
+    backend: Scripted,
+) -> None:
+    heard: list[str] = []
+
+    async def main() -> None:
+        async def hear(event: Event) -> None:
+            heard.append(type(event).__name__)
+            part = asyncio.create_task(asyncio.sleep(5))
+            part.cancel()
+            await part
+
+        async with AsyncClient(backend) as client:
+            client.events.subscribe(lambda event: hear(event))
+            for _ in range(2):
+                async with client.lock("n"):
+                    pass
+                await until(lambda: heard[-1:] == ["Released"])
+
+    run(main)
+    assert heard == ["Acquired", "Released"] * 2
+
+
 def test_a_page_of_locks_may_take_longer_than_one_request(backend: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     def many_requests(prefix: str, within: float) -> Iterator[LockInfo]:
         for number in range(8):

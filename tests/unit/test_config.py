@@ -421,6 +421,20 @@ def test_a_client_made_from_a_backend_object_has_the_kernels_settings_only() -> 
         settings_for("mine", {"ttl": "3"})
 
 
+def test_a_file_that_is_there_and_cannot_be_read_is_an_error_also_where_nobody_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.open", refuse)
+    assert resolve("memory://").scheme == "memory", "who may not look into the directory has no file there"
+    Path("multilock.toml").touch()
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        resolve("memory://")
+
+
 # ---- secrets
 
 
@@ -447,7 +461,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "start", ["redis://u:ab/{}@h:1/0", "redis://:ab?{}=x@h", "redis://:ab?x={}@h", "consul://u:a:b/{}@h/"]
+    "start", ["redis://u:ab/{}@h:1/0", "redis://:ab?{}@h", "redis://u:ab/c?{}@h:1", "consul://u:a:b/{}@h/"]
 )
 def test_a_password_with_a_character_that_ends_it_is_told_how_to_be_written_and_not_shown(start: str) -> None:
     with pytest.raises(ConfigurationError, match="%2F for a '/'") as caught:
@@ -463,6 +477,9 @@ def test_a_password_with_a_character_that_ends_it_is_told_how_to_be_written_and_
         "redis://h:1?password=a@b",
         "redis://h:/0?password=a@b",
         "redis://u:a%2Fb@h:1/0",
+        "etcd://h1:2379,h2?identity=me@host",
+        "zookeeper://h1:2181,h2,h3/chroot?identity=me@host",
+        "memory://team:ci?identity=me@h",
         "sqlite:///home/me:x@corp/x.db",
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 import threading
 import time
@@ -511,24 +510,42 @@ def test_an_interrupted_resignation_gives_the_lease_back_after_one_ttl_whatever_
         hangs.set()
 
 
-@pytest.mark.parametrize("where", ["in its work", "by a signal"])
-def test_stop_does_not_wait_for_the_run_that_it_interrupts(server: Scripted, where: str) -> None:
+def test_a_with_that_is_interrupted_at_its_end_gives_the_lease_back_only_after_on_lost(
+    client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(server)
+    election = client.election("e", on_lost=kept.lost)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), election.campaign():
+        monkeypatch.setattr(election, "_until", interrupted)
+    eventually(lambda: server.holders == {})
+    assert kept.looks == [True] * 5
+
+
+def test_a_campaign_that_is_interrupted_after_the_grant_keeps_nothing(
+    client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    election = client.election("e")
+    with monkeypatch.context() as patch:
+        patch.setattr(election, "_push", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            election.campaign()
+    eventually(lambda: server.holders == {})
+    assert election.campaign().is_held()
+
+
+def test_stop_in_the_work_does_not_wait_for_the_end_of_the_work(server: Scripted) -> None:
     with client_on(server, Threads(), ttl=25.0) as client:
         election = client.election("e")
-
-        def work(leadership: Leadership) -> None:
-            if where == "in its work":
-                election.stop()
-            else:
-                signal.raise_signal(signal.SIGUSR1)
-
-        before = signal.signal(signal.SIGUSR1, lambda *_: election.stop())
-        try:
-            started = time.monotonic()
-            assert election.run(work) is None
-            assert time.monotonic() - started < 2, "it waited for one request timeout, 5 s"
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+        started = time.monotonic()
+        assert election.run(lambda _: election.stop()) is None
+        assert time.monotonic() - started < 2, "it waited for one request timeout, 5 s"
 
 
 def test_an_election_that_could_not_be_stopped_does_not_start_again_unnoticed(server: Scripted) -> None:
@@ -612,6 +629,17 @@ def test_a_change_of_leader_is_an_event_also_where_no_callback_asks_for_it(clien
     eventually(lambda: [event for event in events if isinstance(event, LeaderChanged)])
 
 
+def test_events_alone_are_observed_for_no_longer_than_a_campaign(client: Client, server: Scripted) -> None:
+    client.events.subscribe(lambda _: None)
+    with client.election("e").campaign():
+        assert client._kernel.followers._bells
+    assert not client._kernel.followers._bells
+    server.holders["e"] = "another"
+    with pytest.raises(LockTimeout):
+        client.election("e").campaign(0)
+    assert not client._kernel.followers._bells
+
+
 def test_who_may_not_ask_who_leads_is_told_so_and_may_ask_again(client: Client, server: Scripted) -> None:
     leaders = client.election("e").observe()
     server.script("inspect", refused(BackendRejected("no right")))
@@ -641,6 +669,7 @@ def test_an_observer_that_is_not_used_any_more_leaves_nothing_behind(client: Cli
         with pytest.raises(StopIteration):
             next(leaders)
     del leaders
+    client._kernel.followers.changed(None)  # the next that takes the lock; the garbage collector may hold it
     assert not client._kernel.followers._bells
 
 

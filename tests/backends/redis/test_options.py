@@ -192,6 +192,14 @@ def test_asyncio_over_tls_asks_through_threads(tls: str, certificates: Path) -> 
     asyncio.run(main())
 
 
+def test_a_key_that_needs_a_passphrase_is_refused_and_none_is_asked_for(certificates: Path, tmp_path: Path) -> None:
+    key = tmp_path / "secret.pem"
+    make = ["openssl", "pkey", "-aes128", "-passout", "pass:x", "-in", str(certificates / "key.pem"), "-out", str(key)]
+    subprocess.run(make, check=True, capture_output=True)
+    with pytest.raises(ConfigurationError, match="PEM files"):
+        open_backend("rediss://h", {"cert": str(certificates / "cert.pem"), "key": str(key)})
+
+
 def test_tls_with_a_ca_and_a_client_certificate(tls: str, certificates: Path) -> None:
     files = {"ca": "cert.pem", "cert": "cert.pem", "key": "key.pem"}
     options: dict[str, Any] = {name: str(certificates / file) for name, file in files.items()}

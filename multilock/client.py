@@ -168,6 +168,7 @@ class Client:
 
     def inspect_all(self, prefix: str = "") -> Iterator[LockInfo]:
         """All names held that begin with ``prefix``; not a snapshot of one moment."""
+        self._kernel.check_open()
         check_prefix(prefix)
         return self._inspect_all(prefix)
 

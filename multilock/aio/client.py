@@ -151,6 +151,7 @@ class AsyncClient:
 
     def inspect_all(self, prefix: str = "") -> AsyncIterator[LockInfo]:
         """See `multilock.Client.inspect_all`."""
+        self._kernel.check_open()
         check_prefix(prefix)
         return self._inspect_all(prefix)
 

@@ -335,7 +335,7 @@ def test_after_close_every_call_says_so(client: Client) -> None:
         client.ping,
         client.diagnose,
         lambda: client.inspect("n"),
-        lambda: list(client.inspect_all()),
+        client.inspect_all,
         lambda: client.force_release("n"),
         lambda: client.lock("m"),
         lambda: client.election("e"),

@@ -17,7 +17,7 @@ from multilock.config import reject_unknown
 from multilock.errors import BackendUnavailable, ConfigurationError, MultilockError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock_consul.diagnosis import diagnose
-from multilock_consul.notices import Listener
+from multilock_consul.notices import EXPLAIN_WITHIN, Listener
 from multilock_consul.recipe import Keys, Recipe
 from multilock_consul.sessions import LOCK_DELAY_MAX, OWN, Sessions, safe_delay
 from multilock_consul.transport import Address, Agents
@@ -81,7 +81,7 @@ def _place_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Place
         raise ConfigurationError("key= is the key of a certificate: give cert= too")
     port = 8501 if scheme == "consuls" else 8500
     return Place(
-        [_address(scheme, each, port) for each in where.split(",")],
+        [_address(scheme, each, port) for each in where.split(",")] if where else [Address("localhost", port)],
         tls=_tls(files.get("ca"), files.get("cert"), files.get("key")) if scheme == "consuls" else None,
         token=_token(options.get("token", os.environ.get("CONSUL_HTTP_TOKEN"))),
     )
@@ -101,7 +101,7 @@ def _place_of_client(url: str, options: Mapping[str, object]) -> Place:
     if http.scheme == "https":
         cert, key = http.cert if isinstance(http.cert, (tuple, list)) else (http.cert, None)
         tls = _tls(http.verify if isinstance(http.verify, str) else None, cert, key, verify=bool(http.verify))
-    addresses = [Address(http.host, int(http.port))]
+    addresses = [Address(http.host.strip("[]"), int(http.port))]  # it writes its host into URLs
     if rest and _place_of_url(url, scheme, {}).addresses != addresses:
         raise ConfigurationError(
             f"client= is connected to {http.host}:{http.port}, which is not where the URL leads: give {scheme}://"
@@ -113,9 +113,14 @@ def _address(scheme: str, text: str, port: int) -> Address:
     host, colon, digits = text.rpartition(":")
     if text.endswith("]") or not colon:
         host, digits = text, str(port)
+    bare = host.removeprefix("[").removesuffix("]")
+    if not bare:  # to guess one might show the token to a stranger
+        raise ConfigurationError(f"a host in the URL of {scheme}:// is empty: {scheme}:// alone is localhost")
+    if host != (f"[{bare}]" if ":" in bare else bare):
+        raise ConfigurationError(f"an IPv6 address in the URL of {scheme}:// needs brackets: [::1], or [::1]:{port}")
     if not digits.isdigit() or not 0 < int(digits) < 65536:
         raise ConfigurationError(f"the port in the URL of {scheme}:// must be a number from 1 to 65535")
-    return Address(unquote(host.strip("[]")) or "localhost", int(digits))
+    return Address(unquote(bare), int(digits))
 
 
 def _tls(ca: str | None, cert: str | None, key: str | None, *, verify: bool = True) -> ssl.SSLContext:
@@ -269,6 +274,6 @@ class ConsulBackend:
     def _session_exists(self, session_id: str, within: float) -> bool:
         return self._sessions.exists(session_id, within)
 
-    def _session_ended(self, session_id: str) -> None:
-        if session := self._sessions.get(session_id):
-            self._sessions.gone(session, "the server ended it")
+    def _session_ended(self, session_id: str) -> bool:
+        session = self._sessions.get(session_id)
+        return session is None or self._sessions.is_gone(session, EXPLAIN_WITHIN)

@@ -27,7 +27,7 @@ from multilock_consul.http1 import Reading, Response
 from multilock_consul.recipe import Keys, entry_of
 from multilock_consul.transport import Agents, Wire, judged
 
-__all__ = ["Listener"]
+__all__ = ["EXPLAIN_WITHIN", "Listener"]
 
 logger = logging.getLogger("multilock")
 
@@ -72,7 +72,8 @@ class Query:
 
 
 class Listener:
-    """``exists(session_id, within)`` asks the server; ``ended(session_id)`` is told of a session that does not."""
+    """``exists(session_id, within)`` asks the server; ``ended(session_id)`` is told of a session that it does not show,
+    and says whether it is gone."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Listener:
         keys: Keys,
         notices: Notices,
         exists: Callable[[str, float], bool],
-        ended: Callable[[str], None],
+        ended: Callable[[str], bool],
     ) -> None:
         self._agents = agents
         self._keys = keys
@@ -105,7 +106,10 @@ class Listener:
     # Called by any thread
 
     def wait(self, name: str, claim_id: str, index: int) -> bool:
-        """Wake this claim when the key is free, also if that happened since ``index``. False: there is no room."""
+        """Wake this claim when the key is free, also if that happened since ``index``. False: there is no room.
+
+        If others take the room before the thread comes to it, the claim is woken at once, so that it asks again.
+        """
         if (KEY, name) not in self._queries and len(self._queries) >= QUERIES:
             return False
         self._known.add(claim_id)
@@ -173,6 +177,8 @@ class Listener:
         if query := self._query(KEY, name, index):
             query.waiting.add(claim_id)
             self._serves[claim_id] = query
+        else:  # many came at once, and each saw the room that was left
+            self._notices.wake(claim_id)
 
     def _hold(self, claim: Claim, session_id: str, index: int) -> None:
         if claim.id not in self._known:
@@ -428,7 +434,7 @@ class Listener:
                 self._notices.wake(claim_id)
         query.waiting.clear()
 
-    def _explain(self, tell: Callable[[], None]) -> None:
+    def _explain(self, tell: Callable[[], object]) -> None:
         threading.Thread(target=tell, name="multilock-consul-loss", daemon=True).start()
 
     def _lost(self, claim_id: str, session_id: str) -> None:
@@ -437,8 +443,7 @@ class Listener:
             alive = self._exists(session_id, EXPLAIN_WITHIN)
         except MultilockError:
             alive = True
-        if alive:
+        if alive or not self._ended(session_id):
             self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted or taken over")
         else:
-            self._ended(session_id)
             self._notices.gone(claim_id, LossReason.SESSION_LOST, f"the session {session_id} ended")

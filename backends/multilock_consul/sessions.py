@@ -240,6 +240,25 @@ class Sessions:
         except ValueError as error:
             raise BackendUnavailable(f"no answer of Consul: {response.text}", backend="consul") from error
 
+    def is_gone(self, session: Session, within: float) -> bool:
+        """Whether it ended, when the server showed none.
+
+        Whoever has lost the right to read a session is shown none either. But a renewal is refused then, and 404 for a
+        session that ended, whatever the token. Without an answer, what was shown is believed.
+        """
+        target = self._agents.target(f"/v1/session/renew/{session.id}")
+        try:
+            response, _ = self._agents.call("PUT", target, within)
+        except BackendRejected:
+            return False
+        except BackendUnavailable:
+            pass
+        else:
+            if response.status == 200:
+                return False
+        self.gone(session, "the server ended it")
+        return True
+
     def end(self, session: Session, why: str) -> None:
         """Nobody begins anything in it any more; what was begun may still be executed until it is gone."""
         with self._lock:

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ import multilock
 from multilock import LossReason, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.faces import background
 from multilock_consul.http1 import Response
+from multilock_consul.notices import QUERIES
 from multilock_consul.transport import Agents, Answer
 from tests.servers_consul import ConsulCluster, ConsulServer
 
@@ -23,6 +26,11 @@ Connect = Callable[..., multilock.Client]
 WITHIN = 10.0
 NOTICE = 0.5  # seconds for one pushed loss on a busy machine; no renewal comes so soon. What is usual has its own test
 KEY = "multilock/job/.lock"
+
+
+def acquired_at(lock: multilock.DistributedLock) -> float:
+    lock.acquire(timeout=30)
+    return now()
 
 
 def session_of(server: ConsulServer, key: str = KEY) -> str:
@@ -97,6 +105,26 @@ def test_an_unanswered_session_is_not_used(server: ConsulServer, proxy: FaultPro
         assert len(server.sessions()) == 2
     client.close()
     eventually(lambda: len(server.sessions()) == 1)  # it holds nothing, and ends by itself
+
+
+# ---- more waiters than there is room for queries
+
+
+def test_waiters_that_all_come_at_once_and_beyond_the_room_for_queries_lose_no_wake_up(
+    server: ConsulServer, connect: Connect
+) -> None:
+    names = [f"job-{number}" for number in range(QUERIES + 16)]
+    holder, client = connect(server.url, ttl=30), connect(server.url, ttl=30)
+    leases = [holder.lock(name).acquire() for name in names]
+    waiting = Recorder[multilock.Event]()
+    client.events.subscribe(lambda event: waiting(event) if isinstance(event, multilock.Waiting) else None)
+    taken = [background(partial(acquired_at, client.lock(name))) for name in names]
+    waiting.wait(len(names), WITHIN)
+    begun = now()
+    for lease in leases:
+        lease.release()
+    # They ask every second. The timer that covers a lost push would take nine to eleven.
+    assert max(future.result(30) for future in taken) - begun < 4.0
 
 
 # ---- an operator

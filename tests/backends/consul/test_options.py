@@ -6,6 +6,7 @@ import http.server
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -15,20 +16,21 @@ import consul
 import pytest
 
 import multilock
-from multilock import BackendRejected, BackendUnavailable, ConfigurationError
+from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LossReason
+from multilock.testing.conformance.base import Recorder
 from multilock_consul import open_backend
 from tests.servers_consul import ConsulServer
 
 Connect = Callable[..., multilock.Client]
 ROOT_TOKEN = "6b4f6a52-0000-4000-8000-a0c1d8f3e111"
+GUARDED = {"enabled": True, "default_policy": "deny", "tokens": {"master": ROOT_TOKEN, "agent": ROOT_TOKEN}}
 RIGHTS = 'key_prefix "multilock/" { policy = "write" } session_prefix "" { policy = "write" }'
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ConsulServer]:
     """A server with access control lists, which gives nobody anything."""
-    rules = {"enabled": True, "default_policy": "deny", "tokens": {"master": ROOT_TOKEN, "agent": ROOT_TOKEN}}
-    with ConsulServer(token=ROOT_TOKEN, acl=rules) as server:
+    with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as server:
         yield server
 
 
@@ -51,6 +53,13 @@ def token(guarded: ConsulServer) -> str:
         ("consul://h:0", {}, "port"),
         ("consul://h:x", {}, "port"),
         ("consul://h1:8500,h2:99999", {}, "port"),
+        ("consul://h1,,h2", {}, "empty"),
+        ("consul://127.0.0.1:8500,", {}, "empty"),
+        ("consul://,h", {}, "empty"),
+        ("consul://:8500", {}, "empty"),
+        ("consul://::1", {}, "\\[::1\\]"),
+        ("consul://h,fe80::1:8500", {}, "brackets"),
+        ("consul://[::1]8500", {}, "brackets"),
         ("consul://h", {"ca": "ca.pem"}, "consuls://"),
         ("consuls://h", {"key": "key.pem"}, "cert="),
         ("consuls://h", {"ca": "there-is-no-such-file.pem"}, "PEM"),
@@ -78,6 +87,7 @@ def test_a_mistake_is_an_error_that_says_how_to_mend_it(url: str, options: dict[
     ("url", "shown"),
     [
         ("consul://", "localhost:8500"),
+        ("consuls://", "localhost:8501"),
         ("consuls://h", "h:8501"),
         ("consul://h1,h2:99,[::1]:98,[::2]", "h1:8500,h2:99,[::1]:98,[::2]:8500"),
         ("consul://h/", "h:8500"),
@@ -85,6 +95,12 @@ def test_a_mistake_is_an_error_that_says_how_to_mend_it(url: str, options: dict[
 )
 def test_agents_are_named_with_and_without_ports(url: str, shown: str) -> None:
     assert repr(open_backend(url, {})) == f"<ConsulBackend {url.partition(':')[0]}://{shown}>"
+
+
+@pytest.mark.parametrize("url", ["consul://", "consul://[::1]:99"])
+def test_a_client_of_py_consul_brings_its_address_of_ipv6(url: str) -> None:
+    backend = open_backend(url, {"client": consul.Consul(host="[::1]", port=99)})
+    assert repr(backend) == "<ConsulBackend consul://[::1]:99>"
 
 
 def test_capabilities_are_known_without_a_server() -> None:
@@ -124,6 +140,7 @@ def test_a_token_with_the_documented_rights_is_enough(guarded: ConsulServer, tok
         assert client.lock("job").try_acquire() is None
         assert [info.name for info in client.inspect_all()] == ["job"]
     assert client.force_release("job") is False
+    assert list(client.inspect_all()) == []
     assert "not-told" in [finding.code for finding in client.diagnose()]
 
 
@@ -163,7 +180,12 @@ def test_the_token_of_the_environment_is_used_where_none_is_given(
 @pytest.mark.parametrize("given", ["", "11111111-1111-4111-8111-111111111111"])
 def test_without_the_right_token_it_is_refused_at_once(guarded: ConsulServer, given: str, connect: Connect) -> None:
     client = connect(guarded.url, **({"token": given} if given else {}))
-    asks: list[Callable[[], object]] = [client.lock("job").acquire, lambda: client.inspect("job")]
+    asks: list[Callable[[], object]] = [
+        client.lock("job").acquire,
+        lambda: client.inspect("job"),
+        lambda: list(client.inspect_all()),
+        lambda: list(client.inspect_all("job")),
+    ]
     for ask in asks:
         with pytest.raises(BackendRejected) as refused:
             ask()
@@ -187,6 +209,38 @@ def test_a_token_is_shown_nowhere(guarded: ConsulServer, token: str, connect: Co
 def test_a_key_that_the_token_does_not_cover_is_refused(guarded: ConsulServer, token: str, connect: Connect) -> None:
     with pytest.raises(BackendRejected, match="denied"):
         connect(guarded.url, token=token, prefix="elsewhere/").lock("job").acquire()
+
+
+@pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_right_that_is_withdrawn_is_no_proof_of_a_loss(connect: Connect, watched: bool, kept: str) -> None:
+    with ConsulServer(token=ROOT_TOKEN, acl=GUARDED, log_level="debug") as server:
+        server.ask("PUT", "acl/policy", {"Name": "locks", "Rules": RIGHTS})
+        made = server.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})
+        lost = Recorder[multilock.Loss]()
+        connect(server.url, token=made["SecretID"], ttl=3).lock("job", on_lost=lost).acquire()
+        if watched:
+            time.sleep(0.6)  # or it is asked for the first time when the right is gone
+        server.ask("PUT", "acl/policy", {"Name": "less", "Rules": kept or 'key "other" { policy = "read" }'})
+        server.ask("PUT", f"acl/token/{made['AccessorID']}", {"Policies": [{"Name": "less"}]})
+        loss = lost.wait(1, 10.0)
+        assert (loss.reason, loss.confirmed) == (LossReason.EXPIRED, False)
+        assert server.key("multilock/job/.lock"), "it is locked, for nobody told that it is not"
+        assert server.requests()["GET session/info"] < 10
+
+
+def test_a_session_that_ends_after_its_right_was_withdrawn_is_lost(connect: Connect) -> None:
+    with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as server:
+        server.ask("PUT", "acl/policy", {"Name": "locks", "Rules": RIGHTS})
+        made = server.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})
+        lost = Recorder[multilock.Loss]()
+        connect(server.url, token=made["SecretID"], ttl=30).lock("job", on_lost=lost).acquire()
+        server.ask("PUT", f"acl/token/{made['AccessorID']}", {"Policies": []})
+        time.sleep(0.6)  # until it was asked for
+        assert lost.calls == []
+        server.ask("PUT", f"session/destroy/{server.sessions()[0]['ID']}")
+        loss = lost.wait(1, 5.0)
+        assert (loss.reason, loss.confirmed) == (LossReason.SESSION_LOST, True)
 
 
 # ---- TLS

@@ -60,9 +60,17 @@ class Keyspace:
         return self.prefix + b"!gone/" + claim.id.encode()
 
     def name(self, key: bytes) -> str | None:
-        """The lock that this key contends for; None for any other key."""
+        """The lock in whose queue this key stands; None for any other key."""
         escaped, slash, _ = key.removeprefix(self.prefix).partition(b"/")
-        return unescape(escaped.decode(errors="replace")) if slash and not escaped.startswith(b"!") else None
+        if not slash or not escaped or escaped.startswith(b"!"):
+            return None
+        return unescape(escaped.decode(errors="replace"))
+
+    def contends(self, row: Any) -> bool:
+        """Whether this key, of a queue, is a contender's. One without a lease is an application's data, one with a
+        further slash belongs to a longer prefix or name: neither is ours to show as a lock, or to take away."""
+        _, _, contender = row.key.removeprefix(self.prefix).partition(b"/")
+        return bool(row.lease) and b"/" not in contender
 
 
 def end_of(prefix: bytes) -> bytes:
@@ -291,18 +299,24 @@ class Recipe:
     # ---- looking
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        queue = self._keys.queue(name)
-        request = _first_of(queue)
-        said, _ = self._transport.call(calls.RANGE, request, within)
-        return _info(name, said.kvs[0], said.count - 1) if said.kvs else None
+        return self._info(name, list(self._rows(self._keys.queue(name), within)))
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         # A name that is all dots is escaped otherwise than the beginning of a longer one.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)).encode()
         for name, rows in groupby(self._rows(begin, within), lambda row: self._keys.name(row.key)):
-            contenders = list(rows)
-            if name is not None and name.startswith(prefix):
-                yield _info(name, min(contenders, key=lambda row: row.create_revision), len(contenders) - 1)
+            below = list(rows)
+            if name is not None and name.startswith(prefix) and (info := self._info(name, below)):
+                yield info
+
+    def _info(self, name: str, rows: Sequence[Any]) -> LockInfo | None:
+        """Of all keys below a name. Those who contend wait for the first one, whatever it is: if it is no contender,
+        nobody holds the lock."""
+        first = min(rows, key=lambda row: row.create_revision, default=None)
+        if first is None or not self._keys.contends(first):
+            return None
+        waiting = sum(map(self._keys.contends, rows)) - 1
+        return replace(decode_value(first.value), name=name, token=first.create_revision, waiting=waiting)
 
     def _rows(self, begin: bytes, within: float) -> Iterator[Any]:
         """All keys with this beginning, page by page in their order, which keeps the keys of one name together."""
@@ -318,7 +332,7 @@ class Recipe:
         deadline = self._now() + within
         while True:
             said, _ = self._transport.call(calls.RANGE, _first_of(self._keys.queue(name)), self._left(deadline))
-            if not said.kvs:
+            if not said.kvs or not self._keys.contends(said.kvs[0]):
                 return False
             first = said.kvs[0]
             said, _ = self._txn([_created(first.key, first.create_revision)], [_delete(first.key)], [], deadline)
@@ -378,11 +392,7 @@ def _last_of(queue: bytes, limit: int, before: int = 0) -> _Part:
 
 
 def _first_of(queue: bytes) -> Any:
-    """Who holds the lock."""
+    """Who holds the lock, if it is a contender."""
     return m.RangeRequest(
         key=queue, range_end=end_of(queue), limit=1, sort_order=m.ASCEND, sort_target=m.SORT_BY_CREATION
     )
-
-
-def _info(name: str, row: Any, waiting: int) -> LockInfo:
-    return replace(decode_value(row.value), name=name, token=row.create_revision, waiting=waiting)

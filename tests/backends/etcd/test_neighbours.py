@@ -1,0 +1,156 @@
+"""Other keys beside and below ours: an application's data, and the locks of clients with a nested prefix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from multilock import Client
+from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.faces import background
+from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.test_faults import keys, waiting
+from tests.servers_etcd import EtcdServer, etcdctl
+
+Put = Callable[[str], None]
+NESTED = 700  # keys; more than are read at once
+
+
+def names(client: Client) -> list[str]:
+    return [info.name for info in client.inspect_all()]
+
+
+def value(server: EtcdServer, key: str) -> str:
+    return etcdctl(server.endpoint, "get", "--print-value-only", key).strip()
+
+
+@pytest.fixture
+def put(server: EtcdServer) -> Put:
+    """Puts a key on a lease of its own."""
+
+    def put(key: str) -> None:
+        lease = etcdctl(server.endpoint, "lease", "grant", "60").split()[1]
+        etcdctl(server.endpoint, "put", f"--lease={lease}", key, "v")
+
+    return put
+
+
+# ---- data without a lease
+
+
+@pytest.mark.parametrize("prefix", ["", "multilock/"])
+def test_force_release_leaves_an_applications_data_alone(server: EtcdServer, connect: Connect, prefix: str) -> None:
+    etcdctl(server.endpoint, "put", f"{prefix}plain/key", "v")
+    client = connect(server.url, prefix=prefix)
+    assert client.force_release("plain") is False
+    assert value(server, f"{prefix}plain/key") == "v"
+
+
+@pytest.mark.parametrize("prefix", ["", "multilock/"])
+def test_an_applications_data_is_not_shown_as_a_lock(server: EtcdServer, connect: Connect, prefix: str) -> None:
+    etcdctl(server.endpoint, "put", f"{prefix}plain/key", "v")
+    client = connect(server.url, prefix=prefix)
+    assert client.inspect("plain") is None
+    assert names(client) == []
+
+
+def test_data_among_the_contenders_is_neither_counted_nor_taken(server: EtcdServer, connect: Connect) -> None:
+    client, other = connect(server.url), connect(server.url)
+    lease = client.lock("job").acquire()
+    waits = background(lambda: other.lock("job").acquire(timeout=10))
+    eventually(lambda: waiting(client, "job") == 1)
+    etcdctl(server.endpoint, "put", "multilock/job/0", "v")
+    info = client.inspect("job")
+    assert info is not None
+    assert (info.token, info.waiting) == (lease.fence(), 1)
+    assert client.force_release("job") is True
+    assert waits.result(10).is_held()  # the one who waited was not taken away
+    assert value(server, "multilock/job/0") == "v"
+
+
+@pytest.mark.parametrize("first", ["data", "a lock of a longer prefix"])
+def test_who_waits_behind_something_else_is_no_holder_to_be_shown_or_taken(
+    server: EtcdServer, connect: Connect, put: Put, first: str
+) -> None:
+    key = "multilock/job/0"
+    if first == "data":
+        etcdctl(server.endpoint, "put", key, "v")
+    else:
+        put(key := f"{key}/1")
+    client, other = connect(server.url), connect(server.url)
+    waits = background(lambda: other.lock("job", fair=True).acquire(timeout=10))
+    eventually(lambda: len(keys(server, "multilock/job/")) == 2)
+    standing = keys(server, "multilock/job/")
+    assert client.inspect("job") is None
+    assert names(client) == []
+    assert client.force_release("job") is False
+    assert keys(server, "multilock/job/") == standing
+    etcdctl(server.endpoint, "del", key)
+    assert waits.result(10).is_held()
+
+
+# ---- prefixes that nest
+
+
+def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_taken(server: EtcdServer, connect: Connect) -> None:
+    outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
+    lease = inner.lock("x").acquire()
+    assert outer.inspect("jobs") is None
+    assert names(outer) == []
+    assert outer.force_release("jobs") is False
+    time.sleep(0.5)  # a loss would be pushed
+    assert lease.is_held()
+    assert names(inner) == ["x"]
+
+
+def test_a_holder_is_found_among_the_locks_below_its_name(server: EtcdServer, connect: Connect, put: Put) -> None:
+    outer = connect(server.url, prefix="app/")
+    lease = outer.lock("jobs").acquire()
+    for neighbour in ("0", "a", "zz"):  # before, among and behind our ids
+        put(f"app/jobs/{neighbour}/1")
+    info = outer.inspect("jobs")
+    assert info is not None
+    assert (info.token, info.waiting) == (lease.fence(), 0)
+    assert [(info.name, info.token, info.waiting) for info in outer.inspect_all()] == [("jobs", lease.fence(), 0)]
+    assert outer.force_release("jobs") is True
+    eventually(lambda: not lease.is_held())
+    assert outer.force_release("jobs") is False
+    assert len(etcdctl(server.endpoint, "get", "--prefix", "--keys-only", "app/jobs/").split()) == 3
+
+
+def test_the_holder_is_found_behind_a_great_many_keys_below_its_name(server: EtcdServer, connect: Connect) -> None:
+    outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
+    lease = outer.lock("jobs").acquire()
+    held = [inner.lock(f"!{number}").acquire() for number in range(NESTED)]  # `%21` stands before any id
+    info = outer.inspect("jobs")
+    assert info is not None
+    assert (info.token, info.waiting) == (lease.fence(), 0)
+    assert names(outer) == ["jobs"]
+    assert outer.force_release("jobs") is True
+    assert outer.force_release("jobs") is False
+    assert all(each.is_held() for each in held)
+
+
+def test_a_prefix_without_its_slash_shows_no_lock_without_a_name(server: EtcdServer, connect: Connect) -> None:
+    connect(server.url, prefix="app/").lock("x").acquire()
+    assert names(connect(server.url, prefix="app")) == []
+    assert connect(server.url, prefix="").force_release("app") is False
+
+
+def test_a_key_on_a_lease_straight_below_a_prefix_without_its_slash_is_no_lock(
+    server: EtcdServer, connect: Connect, put: Put
+) -> None:
+    put("app/x")
+    assert names(connect(server.url, prefix="app")) == []
+
+
+def test_the_locks_of_a_longer_prefix_make_its_name_wait(server: EtcdServer, connect: Connect) -> None:
+    """The server looks at a range, which holds them: docs/backends/etcd.md says so."""
+    outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
+    lease = inner.lock("x").acquire()
+    assert outer.lock("jobs").try_acquire() is None
+    assert outer.lock("job").try_acquire() is not None
+    lease.release()
+    assert outer.lock("jobs").try_acquire() is not None

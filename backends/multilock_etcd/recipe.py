@@ -299,24 +299,24 @@ class Recipe:
     # ---- looking
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        return self._info(name, list(self._rows(self._keys.queue(name), within)))
+        said, _ = self._transport.call(calls.RANGE, _first_of(self._keys.queue(name)), within)
+        return self._info(name, said.kvs[0], said.count - 1) if said.kvs else None
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         # A name that is all dots is escaped otherwise than the beginning of a longer one.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)).encode()
         for name, rows in groupby(self._rows(begin, within), lambda row: self._keys.name(row.key)):
             below = list(rows)
-            if name is not None and name.startswith(prefix) and (info := self._info(name, below)):
+            first = min(below, key=lambda row: row.create_revision)
+            if name is not None and name.startswith(prefix) and (info := self._info(name, first, len(below) - 1)):
                 yield info
 
-    def _info(self, name: str, rows: Sequence[Any]) -> LockInfo | None:
-        """Of all keys below a name. Those who contend wait for the first one, whatever it is: if it is no contender,
-        nobody holds the lock."""
-        first = min(rows, key=lambda row: row.create_revision, default=None)
-        if first is None or not self._keys.contends(first):
+    def _info(self, name: str, first: Any, others: int) -> LockInfo | None:
+        """Of the first key below a name, for which all others wait, whatever it is: if it is no contender, nobody holds
+        the lock."""
+        if not self._keys.contends(first):
             return None
-        waiting = sum(map(self._keys.contends, rows)) - 1
-        return replace(decode_value(first.value), name=name, token=first.create_revision, waiting=waiting)
+        return replace(decode_value(first.value), name=name, token=first.create_revision, waiting=others)
 
     def _rows(self, begin: bytes, within: float) -> Iterator[Any]:
         """All keys with this beginning, page by page in their order, which keeps the keys of one name together."""

@@ -9,6 +9,7 @@ become ours here.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import socket
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 import kazoo.exceptions as foreign
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.serialization import Auth, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
@@ -125,21 +126,46 @@ class Ensemble:
         return acl
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets: notes when and how well it dialed, and does not spend the session on a dead host."""
+def _mask(record: logging.LogRecord) -> bool:
+    """kazoo logs every request, also the one with the password."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(arg._replace(auth="***") if isinstance(arg, Auth) else arg for arg in record.args)
+    return True
 
-    def __init__(self, now: Callable[[], float], dial_within: float, greeting_within: float) -> None:
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads and sockets: notes when and how well it dialed, and does not spend the session on a dead host.
+
+    A server that lost its data, or got older data back, turns away who has seen more of it, for as long as he tells;
+    kazoo tells until it hears that its session has expired, which it cannot hear so. We say it in the server's place
+    once ``is_over`` agrees, which is told since when hosts turn us away.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        dial_within: float,
+        greeting_within: float,
+        is_over: Callable[[float], bool],
+    ) -> None:
         super().__init__()
         self._now = now
         self._dial_within = dial_within
         self._greeting_within = greeting_within
+        self._is_over = is_over
         self._greeting = False  # connected to a host that has not answered yet
+        self._turned_away_at: float | None = None  # the first time since a host answered
         self.dialed_at = 0.0
         self.error: OSError | None = None
         self.loop: threading.Thread | None = None
 
     def create_connection(self, address: Any, timeout: float | None = None, **options: Any) -> Any:
         self.dialed_at = self._now()
+        if self._greeting and self._turned_away_at is None:
+            self._turned_away_at = self.dialed_at
+        if self._turned_away_at is not None and self._is_over(self._turned_away_at):
+            self._greeted()
+            raise foreign.SessionExpiredError("it cannot live any more, and no server takes it")
         try:
             connection = _dial(address, min(timeout or self._dial_within, self._dial_within), options)
         except OSError as error:
@@ -152,10 +178,14 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
         """Nor does it spend the session on a host that accepts and says nothing: kazoo would, on the only one."""
         if len(reading) > 1:  # kazoo's main loop, which looks for requests too: the host has answered
-            self._greeting = False
+            self._greeted()
         elif self._greeting:
             timeout = min(timeout, self._greeting_within)
         return super().select(reading, writing, failing, timeout)
+
+    def _greeted(self) -> None:
+        self._greeting = False
+        self._turned_away_at = None
 
     def spawn(self, func: Any, *args: Any, **kwargs: Any) -> threading.Thread:
         thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="multilock-zookeeper", daemon=True)
@@ -241,7 +271,7 @@ class Transport:
         if self._up.wait(max(deadline - self._now(), 0.0)):
             return
         error = self._handler.error if self._handler else None
-        if isinstance(error, ssl.SSLError):
+        if isinstance(error, ssl.SSLError) and not _hung_up(error):
             raise BackendRejected(f"{self.name}: TLS failed ({error}): see ca=, cert= and key=") from error
         if self._client.client_state == KeeperState.AUTH_FAILED:
             raise BackendRejected(f"{self.name}: authentication failed: see username= and password=")
@@ -271,15 +301,34 @@ class Transport:
         ensemble = self._ensemble
         hosts = ensemble.hosts.count(",") + 1
         share = ensemble.ttl * DIAL_SHARE
-        self._handler = _Handler(self._now, share / hosts, share)
+        self._handler = _Handler(self._now, share / hosts, share, self._is_over)
+        logger = logging.getLogger("kazoo.client.multilock")  # heard like its parent, which kazoo takes by itself
+        logger.addFilter(_mask)
         return KazooClient(
             hosts=ensemble.hosts + ensemble.chroot,
             timeout=self.asked + 0.0001,  # it cuts milliseconds off
             handler=self._handler,
             auth_data=list(ensemble.auth),
             connection_retry=RECONNECT,
+            logger=logger,
             **ensemble.tls,
         )
+
+    def _is_over(self, turned_away_at: float) -> bool:
+        """Whether the session is to be given up: it had no connection, and was turned away, for all of its timeout.
+
+        Its leases are lost by then: they end two thirds of the timeout after the last acknowledged write, sent
+        before the connection broke. It is given up whole, with its id: a server that shows us an older past may have
+        the session in it, with nodes that we have released since and that would live on if we took it up again. The new
+        session begins with a write, so what it reads is not older than that, and every node is made anew in it.
+
+        The time runs from when we were turned away, not from when the connection broke, since a server that starts
+        counts every session anew, and also turns everybody away until it has read its data.
+        """
+        session = self._session
+        ttl = session.ttl if session else self.asked  # without one nothing was ever made in it
+        since = max(turned_away_at, self._touched_at)
+        return self._id is not None and not self._up.is_set() and self._now() - since > ttl
 
     def _heard(self, state: str) -> None:
         """kazoo's connection thread tells its state."""
@@ -495,6 +544,12 @@ def _dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
     if options.get("certfile"):
         context.load_cert_chain(options["certfile"], options.get("keyfile"), options.get("keyfile_password"))
     return context.wrap_socket(connection, server_hostname=options.get("hostname"))
+
+
+def _hung_up(error: ssl.SSLError) -> bool:
+    """In the middle of the greeting, as a load balancer does without a server behind it. That refuses nobody."""
+    closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
+    return closed or "UNEXPECTED_EOF" in (error.reason or "")
 
 
 def _receive(connection: Any) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,6 +239,71 @@ def test_a_handshake_that_is_not_answered_is_given_up_for_another(proxy: FaultPr
     eventually(lambda: lease.state is LeaseState.AT_RISK)
     eventually(lambda: lease.state is LeaseState.HELD)
     assert lost.calls == []
+
+
+# ---- another past
+
+
+def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    """It knows fewer transactions than the client has seen, and refuses it for that; kazoo would offer them forever."""
+    client, other = connect(server.url, ttl=2), connect(server.url, ttl=2)
+    lost = Recorder[Loss]()
+    for _ in range(50):
+        client.lock("past").acquire().release()
+    lease = client.lock("job", on_lost=lost).acquire()
+    led: list[str] = []
+    won, deposed = (lambda term: led.append("elected")), (lambda loss: led.append("lost"))
+    client.election("lead", on_elected=won, on_lost=deposed).start()
+    eventually(lambda: led == ["elected"])
+    waits = background(lambda: other.lock("job").acquire(timeout=30))
+    eventually(lambda: waiting(client, "job") == 1)
+    server.stop()
+    server.start()
+    assert waits.result(30).is_held()
+    assert lost.wait(within=5).reason in (LossReason.EXPIRED, LossReason.SESSION_LOST)
+    assert not lease.is_held()
+    eventually(lambda: led == ["elected", "lost", "elected"], within=10)
+    assert client.lock("free").acquire(timeout=10).is_held()
+    assert lost.stays_at(1)
+
+
+def test_a_session_that_a_restored_server_brings_back_is_not_taken_up_again(
+    server: ZooKeeperServer, connect: Connect, tmp_path: Path
+) -> None:
+    """The nodes that it had in that past are nobody's: kept alive by us, they would never go."""
+    client = connect(server.url, ttl=2)
+    client.lock("job").acquire()
+    server.kill()
+    assert server._folder is not None
+    data = Path(server._folder.name, "data")
+    shutil.copytree(data, tmp_path / "data")
+    server.start()
+    for _ in range(50):
+        client.lock("past").acquire(timeout=10).release()
+    client.force_release("job")
+    before = session_of(client)
+    server.kill()
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "data", data)
+    server.start()
+    assert client.lock("job").acquire(timeout=20).is_held()
+    assert session_of(client) != before
+
+
+def test_an_outage_longer_than_the_ttl_that_the_session_survives_keeps_it(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    """A server that starts counts every session from its start."""
+    client = connect(server.url, ttl=2)
+    client.lock("job").acquire()
+    before = session_of(client)
+    server.kill()
+    time.sleep(3)
+    server.start()
+    assert client.lock("job").acquire(timeout=10).is_held()
+    assert session_of(client) == before
 
 
 # ---- sessions and nodes

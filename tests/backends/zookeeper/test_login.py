@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import socket
+import struct
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from multilock import BackendRejected, ConfigurationError, LeaseState, Loss, LossReason
+from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LeaseState, Loss, LossReason
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
 from multilock.testing.conformance.faces import background
@@ -57,6 +62,31 @@ def test_a_directory_made_by_hand_may_be_shared_by_several_users(
         waits = background(lambda: web.lock("job").acquire(timeout=10))
         eventually(lambda: len(by.get_children("/multilock/job")) == 2)
     assert waits.result(10).is_held()
+
+
+def test_no_password_is_logged_and_what_else_kazoo_says_is(
+    server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(1)
+    for place in (login(server, "app:hunter2"), login(server, "app:hunter2") + "/a/chroot"):
+        with connect(place).lock("job"):
+            pass
+    said = [(record.name, record.getMessage()) for record in caplog.records]
+    assert "hunter2" not in repr(said) + repr([record.args for record in caplog.records]) + caplog.text
+    assert any(name.startswith("kazoo.client") and "Create2" in message for name, message in said)
+    assert any(name.startswith("kazoo.client") and "Auth" in message for name, message in said)
+
+
+def test_what_kazoo_says_is_filtered_by_the_level_of_its_logger(
+    server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(server.url)
+    client.ping()
+    for level, expected in ((logging.WARNING, False), (logging.DEBUG, True), (logging.WARNING, False)):
+        with caplog.at_level(level, "kazoo"):
+            caplog.clear()
+            client.lock("job").acquire().release()
+            assert any(record.name.startswith("kazoo") for record in caplog.records) is expected
 
 
 # ---- chroot
@@ -130,6 +160,46 @@ def test_a_server_that_the_ca_does_not_vouch_for_is_refused(secured: tuple[ZooKe
 
     with multilock.connect(secured[1], tls=True, ttl=3) as client, pytest.raises(BackendRejected, match="ca="):
         client.lock("job").acquire(timeout=10)
+
+
+@contextmanager
+def answering(farewell: bytes | None) -> Iterator[str]:
+    """The URL of what accepts every connection, and answers a TLS greeting with these bytes and by hanging up; or, for
+    None, by a reset."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(1000)
+                    if farewell is None:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    else:
+                        connection.sendall(farewell)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"zookeeper://127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+@pytest.mark.parametrize("farewell", [b"", None])
+def test_a_host_that_hangs_up_during_the_tls_greeting_is_waited_out(farewell: bytes | None, connect: Connect) -> None:
+    """So does a load balancer without a server behind it."""
+    with answering(farewell) as url:
+        client = connect(url, tls=True, outage_timeout=1.5)
+        begun = time.monotonic()
+        with pytest.raises(BackendUnavailable, match="no connection"):
+            client.lock("job").acquire(timeout=10)
+        assert time.monotonic() - begun > 1
+
+
+@pytest.mark.parametrize("farewell", [b"hello, I speak no TLS\n", b"\x15\x03\x03\x00\x02\x02\x28"])
+def test_a_host_that_speaks_no_tls_or_sends_an_alert_is_refused(farewell: bytes, connect: Connect) -> None:
+    with answering(farewell) as url, pytest.raises(BackendRejected, match="TLS failed"):
+        connect(url, tls=True).lock("job").acquire(timeout=10)
 
 
 # ---- a client handed over

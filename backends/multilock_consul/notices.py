@@ -89,6 +89,7 @@ class Listener:
         self._now = notices.now
         self._exists = exists
         self._ended = ended
+        self._unseen: deque[str] = deque(maxlen=100)  # sessions that the server did not show, the last ones
         self._jobs: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()  # ids of claims that may be in a query
         self._starting = threading.Lock()
@@ -405,6 +406,7 @@ class Listener:
                 self._notices.changed(query.subject)
             self._drop_unwanted(query)
         elif not response.json():
+            self._unseen.append(query.subject)
             self._explain(lambda: self._ended(query.subject))
 
     def _look_at_key(self, query: Query, response: Response) -> None:
@@ -442,7 +444,7 @@ class Listener:
         try:
             alive = self._exists(session_id, EXPLAIN_WITHIN)
         except MultilockError:
-            alive = True
+            alive = session_id not in self._unseen
         if alive or not self._ended(session_id):
             self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted or taken over")
         else:

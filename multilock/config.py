@@ -206,15 +206,15 @@ class _File(NamedTuple):
         try:
             with open(path, encoding="utf-8") as file:
                 text = file.read()
-        except (FileNotFoundError, PermissionError) as error:
-            if not asked and not os.path.exists(path):  # nor does it for who may not look into the directory
-                return cls(None)
-            if isinstance(error, PermissionError):
-                raise _unreadable(path, error) from error
-            origin = "config=" if config is not None else "$MULTILOCK_CONFIG"
-            raise ConfigurationError(f"there is no configuration file {path!r} ({origin})") from None
         except (OSError, UnicodeError) as error:
-            raise _unreadable(path, error) from error
+            absent = isinstance(error, FileNotFoundError)
+            # Nor is there one for who may not look into the directory.
+            if not asked and (absent or (isinstance(error, PermissionError) and not os.path.exists(path))):
+                return cls(None)
+            if absent:
+                origin = "config=" if config is not None else "$MULTILOCK_CONFIG"
+                raise ConfigurationError(f"there is no configuration file {path!r} ({origin})") from None
+            raise ConfigurationError(f"the configuration file {path!r} cannot be read: {error}") from error
         return cls._parse(path, text)
 
     @classmethod
@@ -251,10 +251,6 @@ class _File(NamedTuple):
                 raise ConfigurationError(f"unknown profile {profile!r}: {self.path} has these: {known}")
             layers.insert(0, _Layer.of(f"profile {profile!r} of {self.path}", table))
         return layers
-
-
-def _unreadable(path: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"the configuration file {path!r} cannot be read: {error}")
 
 
 def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:

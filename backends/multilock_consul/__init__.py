@@ -17,7 +17,7 @@ from multilock.config import reject_unknown
 from multilock.errors import BackendUnavailable, ConfigurationError, MultilockError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock_consul.diagnosis import diagnose
-from multilock_consul.notices import EXPLAIN_WITHIN, Listener
+from multilock_consul.notices import Listener
 from multilock_consul.recipe import Keys, Recipe
 from multilock_consul.sessions import LOCK_DELAY_MAX, OWN, Sessions, safe_delay
 from multilock_consul.transport import Address, Agents
@@ -274,6 +274,6 @@ class ConsulBackend:
     def _session_exists(self, session_id: str, within: float) -> bool:
         return self._sessions.exists(session_id, within)
 
-    def _session_ended(self, session_id: str) -> bool:
+    def _session_ended(self, session_id: str, within: float) -> bool:
         session = self._sessions.get(session_id)
-        return session is None or self._sessions.is_gone(session, EXPLAIN_WITHIN)
+        return session is None or self._sessions.is_gone(session, within)

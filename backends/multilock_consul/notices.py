@@ -27,7 +27,7 @@ from multilock_consul.http1 import Reading, Response
 from multilock_consul.recipe import Keys, entry_of
 from multilock_consul.transport import Agents, Wire, judged
 
-__all__ = ["EXPLAIN_WITHIN", "Listener"]
+__all__ = ["Listener"]
 
 logger = logging.getLogger("multilock")
 
@@ -72,8 +72,8 @@ class Query:
 
 
 class Listener:
-    """``exists(session_id, within)`` asks the server; ``ended(session_id)`` is told of a session that it does not show,
-    and says whether it is gone."""
+    """``exists(session_id, within)`` asks the server; ``ended(session_id, within)`` is told of a session that it does
+    not show, and says whether it is gone."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Listener:
         keys: Keys,
         notices: Notices,
         exists: Callable[[str, float], bool],
-        ended: Callable[[str], bool],
+        ended: Callable[[str, float], bool],
     ) -> None:
         self._agents = agents
         self._keys = keys
@@ -407,7 +407,7 @@ class Listener:
             self._drop_unwanted(query)
         elif not response.json():
             self._unseen.append(query.subject)
-            self._explain(lambda: self._ended(query.subject))
+            self._explain(lambda: self._ended(query.subject, EXPLAIN_WITHIN))
 
     def _look_at_key(self, query: Query, response: Response) -> None:
         entry, _ = entry_of(response)
@@ -445,7 +445,7 @@ class Listener:
             alive = self._exists(session_id, EXPLAIN_WITHIN)
         except MultilockError:
             alive = session_id not in self._unseen
-        if alive or not self._ended(session_id):
+        if alive or not self._ended(session_id, EXPLAIN_WITHIN):
             self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted or taken over")
         else:
             self._notices.gone(claim_id, LossReason.SESSION_LOST, f"the session {session_id} ended")

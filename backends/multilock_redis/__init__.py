@@ -69,15 +69,12 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
     if tls:
         _check_files(tls)
     if scheme == "unix":
-        settings["db"] = _database(options.get("db", 0), f"not {options.get('db')!r:.60}")
+        settings["db"] = _database(options, "")
         settings["path"] = unquote(parts.path)
         if parts.hostname or not parts.path.strip("/"):
             raise ConfigurationError("unix:// takes the absolute path of a socket: unix:///run/redis/redis.sock")
         return Endpoint(f"unix://{settings['path']}", UnixDomainSocketConnection, settings)
-    if "db" in options:
-        settings["db"] = _database(options["db"], f"not {options['db']!r:.60}")
-    else:  # what stands there may be the rest of a password
-        settings["db"] = _database(parts.path.strip("/") or 0, "and a '/' in a password is written %2F")
+    settings["db"] = _database(options, parts.path.strip("/"))
     settings["host"] = unquote(parts.hostname or "localhost")
     try:
         settings["port"] = parts.port or 6379
@@ -133,13 +130,16 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _database(value: object, otherwise: str) -> int:
+def _database(options: Mapping[str, object], path: str) -> int:
+    value = options.get("db", path or 0)
     try:
         number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else -1
     except ValueError:
         number = -1
     if number < 0:
-        raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0, {otherwise}")
+        # What stands in the path may be the rest of a password, and is not shown.
+        why = f"not {value!r:.60}" if "db" in options else "and a '/' in a password is written %2F"
+        raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0, {why}")
     return number
 
 

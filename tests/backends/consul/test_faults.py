@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -41,6 +41,33 @@ def session_of(server: ConsulServer, key: str = KEY) -> str:
 
 
 # ---- requests whose answer is lost, or that are executed after their cancel
+
+
+def test_a_list_whose_second_answer_is_lost_is_no_empty_list(proxy: FaultProxy, connect: Connect) -> None:
+    """Where nothing is shown it is asked again whether this token may look."""
+    client = connect(proxy.url, request_timeout=0.3)
+    asked = proxy.drop_reply(b"GET /v1/kv/multilock/", nth=2)
+    with pytest.raises(multilock.BackendUnavailable):
+        list(client.inspect_all())
+    assert asked.happened
+    assert list(client.inspect_all()) == []
+
+
+@pytest.mark.parametrize("then", ["cut", "hold"])
+def test_a_session_that_ended_is_one_although_the_answer_that_would_tell_is_lost(
+    server: ConsulServer, proxy: FaultProxy, connect: Connect, then: Literal["cut", "hold"]
+) -> None:
+    """What was shown is believed, whether the renewal that asks is cut off or nobody answers it."""
+    lost = Recorder[multilock.Loss]()
+    lease = connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
+    time.sleep(0.6)  # until all is watched
+    asked = proxy.drop_reply(b"/v1/session/renew", then=then)
+    server.ask("PUT", f"session/destroy/{session_of(server)}")
+    loss = lost.wait(1, WITHIN)
+    assert asked.happened
+    assert (loss.reason, loss.confirmed) == (LossReason.SESSION_LOST, True)
+    assert not lease.is_held()
+    assert lost.stays_at(1)
 
 
 def test_an_acquire_that_is_executed_after_its_cancel_finds_no_session(

@@ -218,6 +218,6 @@ class CloseConformance(Conformance):
         before = set(threading.enumerate())
         client = place.connect(face)
         with client.lock(NAME), pytest.raises(LockTimeout):
-            client.lock(NAME).acquire(timeout=0.1)
+            client.lock(NAME).acquire(timeout=0.5)
         client.close()
         eventually(lambda: not [each.name for each in set(threading.enumerate()) - before])

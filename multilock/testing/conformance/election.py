@@ -58,7 +58,7 @@ class ElectionConformance(Conformance):
         assert (leadership.identity, leadership.term) == ("node-1", leadership.token)
         second = other.election(NAME, identity="node-2")
         with pytest.raises(LockTimeout):
-            second.campaign(timeout=0.1)
+            second.campaign(timeout=0.5)
         assert not second.is_leader()
         leadership.release()
 
@@ -89,7 +89,7 @@ class ElectionConformance(Conformance):
         assert info.kind == "leader"
         leadership.release()
         with other.lock(NAME), pytest.raises(LockTimeout):
-            client.election(NAME).campaign(timeout=0.1)
+            client.election(NAME).campaign(timeout=0.5)
 
     def test_callbacks_of_a_campaign_come_in_a_pair(self, client: Client, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())

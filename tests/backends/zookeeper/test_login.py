@@ -58,7 +58,7 @@ def test_a_directory_made_by_hand_may_be_shared_by_several_users(
     by.create("/multilock/job", b"", acl=acl)
     app, web = connect(login(server, "app:s3cret")), connect(login(server, "web:pa55"))
     with app.lock("job"):
-        assert web.lock("job").try_acquire(timeout=0.3) is None
+        assert web.lock("job").try_acquire(timeout=1) is None
         waits = background(lambda: web.lock("job").acquire(timeout=10))
         eventually(lambda: len(by.get_children("/multilock/job")) == 2)
     assert waits.result(10).is_held()

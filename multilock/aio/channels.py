@@ -68,11 +68,11 @@ class Line:
 
         Whatever ends the wait for ``answer``, also a time limit or a cancellation, ends the channel with it.
         """
-        self._answer = answer
         try:
             if not getattr(self._channel, send)(*args):
                 self.close()
                 return None
+            self._answer = answer
             result = await answer
         except BackendRejected:
             self._rest()
@@ -109,6 +109,6 @@ class Line:
             channels.idle.remove(self)
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fileno)
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(BackendUnavailable("the connection was closed meanwhile"))
         self._channel.close()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(BackendUnavailable("the connection was closed meanwhile"))

@@ -57,6 +57,7 @@ class LoopFace:
                 raise RuntimeError("this AsyncClient belongs to another event loop: make one for each loop")
             self._kernel.events.begin(self.callbacks)  # what was still to be told on a closed loop never will be
             self._loop = running
+            self._open.clear()  # nobody can be told any more
             self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
             self._channels.close()
         return running
@@ -78,7 +79,7 @@ class LoopFace:
             try:
                 answer = await line.ask(send, args, future)
             finally:
-                del self._open[future]
+                self._open.pop(future, None)
         if answer is None:
             return await self._on_thread(loop, end - loop.time(), call, args)
         return answer
@@ -109,7 +110,7 @@ class LoopFace:
             result: R = await future
             return result
         finally:
-            del self._open[future]
+            self._open.pop(future, None)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, end: float) -> asyncio.Future[Any]:
         """A request, whose caller waits until ``end`` on the loop's clock at the longest."""

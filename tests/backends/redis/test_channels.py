@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -214,10 +215,43 @@ def test_a_server_that_ends_an_idle_connection_costs_no_request(server: RedisSer
             [line] = channels(ours).lines
             bare.client_kill_filter(skipme=True, _type="normal")
             time.sleep(0.05)  # noqa: ASYNC251 (it has ended, and the loop has not seen it)
+            complaints: list[dict[str, Any]] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
             assert await ours.lock("a").try_acquire()
             assert line not in channels(ours).lines
+            del line
+            gc.collect()
+            assert not complaints, "of an answer that nobody awaits"
 
     run(main)
+
+
+def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(
+    server: RedisServer, proxy: FaultProxy, bare: Bare
+) -> None:
+    first = asyncio.new_event_loop()
+    first.set_exception_handler(lambda *_: None)  # of the task that it leaves behind
+    ours = multilock.connect_async(proxy.url, ttl=TTL, request_timeout=0.3)
+    lock = ours.lock("a")
+
+    async def once() -> None:
+        await (await lock.acquire()).release()
+
+    first.run_until_complete(once())
+    proxy.hold_request(b"multilock/a")
+    task = first.create_task(lock.try_acquire())
+    first.run_until_complete(asyncio.sleep(0.05))
+    first.close()
+
+    async def again() -> None:
+        async with ours:
+            assert await ours.lock("b").try_acquire()
+            proxy.hold_request(b"multilock/c")
+            with pytest.raises(BackendUnavailable):  # the first one's time, which is over too, does not hide this one's
+                await ours.lock("c").try_acquire()
+            assert not task.done()
+
+    run(again)
 
 
 def test_the_loop_sees_the_end_of_an_idle_connection(server: RedisServer, bare: Bare) -> None:

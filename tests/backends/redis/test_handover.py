@@ -168,6 +168,7 @@ def test_joining_fails_at_once_and_leaves_nothing_when_it_cannot_subscribe(
 
 
 def test_threads_that_begin_to_wait_at_once_share_one_subscription(us: Ours, them: Ours, bare: Bare) -> None:
+    before = set(threading.enumerate())
     us.take()
     threads = [threading.Thread(target=them.wait) for _ in range(8)]
     for thread in threads:
@@ -176,18 +177,20 @@ def test_threads_that_begin_to_wait_at_once_share_one_subscription(us: Ours, the
         thread.join()
     assert bare.zcard(QUEUE) == 8
     assert bare.pubsub_numsub(f"multilock:wake:{them.ear.client}")[0][1] == 1
-    assert sum(thread.name == "multilock-redis-notices" for thread in threading.enumerate()) == 1
+    new = set(threading.enumerate()) - before
+    assert sum(thread.name == "multilock-redis-notices" for thread in new) == 1
 
 
 def test_closing_ends_the_thread_and_every_connection(us: Ours, them: Ours, bare: Bare) -> None:
     before = clients(bare)
+    threads = set(threading.enumerate())
     held = us.take()
     us.watch(held)
     them.wait()
     assert len(clients(bare) - before) == 5
     us.close()
     them.close()
-    eventually(lambda: not any(thread.name.startswith("multilock-redis") for thread in threading.enumerate()))
+    eventually(lambda: set(threading.enumerate()) <= threads)
     eventually(lambda: clients(bare) <= before)
 
 

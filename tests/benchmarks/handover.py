@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from urllib.parse import urlsplit
 
 import redis
 import redis_lock  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 import multilock
 from multilock import AsyncClient, now
+from multilock.model import Claim
 from multilock.testing import Helper, hear, say
-from multilock_redis.transport import pack
+from multilock_redis.recipe import ACQUIRE, RELEASE, Keyspace, Recipe
+from multilock_redis.transport import Connections, Endpoint, pack
 from tests.benchmarks.measure import Sample, sample
 from tests.servers import RedisServer
 
@@ -42,6 +46,45 @@ def _multilock(url: str, fair: bool) -> Take:
     return lambda: client.lock(NAME, fair=fair).acquire()
 
 
+class _PlainSockets:
+    """What is left of multilock without its Python: its scripts, prepacked, and a wait in which the waiter itself reads
+    the subscription of its process. One waiter of a process at a time stands at the server, as with multilock."""
+
+    def __init__(self, url: str) -> None:
+        self._port = urlsplit(url).port or 0
+        self._client = os.urandom(8).hex()
+        self._recipe = Recipe(Keyspace("multilock/"), Connections(Endpoint("raw", redis.Connection, {}), now), "", now)
+        self._push = self._connect()
+        _round_trip(self._push, pack("SUBSCRIBE", f"multilock:wake:{self._client}"))
+        self._first = threading.Lock()
+        self._own = threading.local()
+        for script in (ACQUIRE, RELEASE):
+            _round_trip(self._connection(), script.load)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        claim_id = f"{self._client}.{os.urandom(16).hex()}"
+        claim = Claim(NAME, "lock", claim_id, f"{claim_id}@raw", TTL, renew=True, fair=False, identity="")
+        acquire, release = self._recipe.to_attempt(claim, True), self._recipe.to_release(claim, False)
+        connection = self._connection()
+        with self._first:
+            while not _round_trip(connection, acquire).startswith(b":"):
+                self._push.recv(4096)
+        yield
+        _round_trip(connection, release)
+
+    def _connection(self) -> socket.socket:
+        if not hasattr(self._own, "connection"):
+            self._own.connection = self._connect()
+        connection: socket.socket = self._own.connection
+        return connection
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self._port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+
 def _redis_py(url: str) -> Take:
     client = redis.Redis.from_url(url)
     return lambda: client.lock(NAME, timeout=TTL)
@@ -55,6 +98,7 @@ def _redis_lock(url: str) -> Take:
 HANDOVERS: dict[str, Callable[[str], Take]] = {
     "multilock": lambda url: _multilock(url, fair=False),
     "multilock, fair=True": lambda url: _multilock(url, fair=True),
+    "raw: its scripts, and nobody else": lambda url: _PlainSockets(url).turn,
     "redis.lock.Lock": _redis_py,
     "python-redis-lock": _redis_lock,
 }

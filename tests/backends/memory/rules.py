@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -15,7 +16,7 @@ from multilock.model import Busy, Claim, Granted, owner_text
 __all__ = ["Asker", "Clock", "Rules"]
 
 WITHIN = 5.0
-_numbers = itertools.count(1)
+_numbers = itertools.count(time.time_ns())  # an id of another process, which a test may have cancelled, is another
 
 
 class Clock:

@@ -6,7 +6,6 @@ import ctypes
 import os
 import resource
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -154,27 +153,38 @@ def fork_and_hold(url: str) -> None:
         hear()
 
 
+BLOCK = """
+import sqlite3, sys, time
+blocker = sqlite3.connect(sys.argv[1], isolation_level=None)
+blocker.execute("BEGIN IMMEDIATE")
+print("blocked", flush=True)
+time.sleep(0.5)
+"""
+
+
 def fork_while_asking(url: str) -> None:
     """Forks while another thread waits for the write lock: no connection may be open at the fork."""
     client = multilock.connect(url, request_timeout=3)
     client.ping()
-    blocker = sqlite3.connect(url.removeprefix("sqlite://"), isolation_level=None, check_same_thread=False)
-    blocker.execute("BEGIN IMMEDIATE")
+    # In a process of its own: SQLite in the child would go on believing in the lock of a connection that is not ours.
+    blocker = subprocess.Popen([sys.executable, "-c", BLOCK, url.removeprefix("sqlite://")], stdout=subprocess.PIPE)
+    assert blocker.stdout is not None
+    blocker.stdout.readline()
     asking = threading.Thread(target=client.lock("n").acquire)
     asking.start()
     while not multilock_sqlite.transport._live:  # its connection
         time.sleep(0.001)
-    threading.Timer(0.3, blocker.close).start()
     pid = os.fork()
     if pid == 0:
         try:
-            client.lock("child").acquire(timeout=1).release()
+            client.lock("child").acquire(timeout=5).release()
         except BaseException as error:
             say("failed", error)
         say("child")
         os._exit(0)
     asking.join()
     os.waitpid(pid, 0)
+    blocker.communicate()
     say("parent", client.lock("n").is_locked())
 
 

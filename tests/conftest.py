@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tests.servers import RedisServer, address
@@ -15,6 +16,14 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    # The other tests' servers have the processor too: an example that takes long is no finding.
+    hypothesis.settings.register_profile(
+        "beside servers",
+        parent=hypothesis.settings(),
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("beside servers")
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ def gone(pid: int) -> bool:
     """Whether this process has ended (a zombie has)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # before the file is opened, or after
         return True
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
-from multilock import BackendUnavailable, Client, LeaseState, Loss, LossReason
+from multilock import BackendUnavailable, Client, LeaseState, LockLost, Loss, LossReason
 from multilock.errors import MultilockError
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
@@ -397,6 +397,19 @@ def test_a_timeout_that_is_not_granted_in_full_is_what_the_lease_has(connect: Co
         assert "zookeeper-short-session" in [finding.code for finding in client.diagnose()]
         time.sleep(5)
         assert lease.is_held()
+
+
+def test_renewals_by_hand_do_not_lengthen_a_lease_without_renewal(server: ZooKeeperServer, connect: Connect) -> None:
+    begun = time.monotonic()
+    lease = connect(server.url, ttl=3).lock("job", renew=False).acquire()
+    loss = None
+    while loss is None and time.monotonic() < begun + 2 * lease.ttl:
+        with suppress(LockLost):  # it may end between the two
+            lease.renew()
+        loss = lease.wait_lost(0.1)
+    assert loss is not None
+    assert loss.reason is LossReason.EXPIRED
+    assert 0.8 * lease.ttl <= time.monotonic() - begun <= lease.ttl + 0.5
 
 
 def test_close_leaves_neither_nodes_nor_a_session(

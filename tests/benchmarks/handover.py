@@ -23,6 +23,7 @@ from multilock.testing import Helper, hear, say
 from multilock_redis.recipe import ACQUIRE, RELEASE, Keyspace, Recipe
 from multilock_redis.transport import Connections, Endpoint, pack
 from tests.benchmarks.measure import Sample, sample
+from tests.benchmarks.uncontended import RawSocket
 from tests.servers import RedisServer
 
 __all__ = ["HANDOVERS", "commands", "handovers", "raw_handover"]
@@ -54,12 +55,12 @@ class _PlainSockets:
         self._port = urlsplit(url).port or 0
         self._client = os.urandom(8).hex()
         self._recipe = Recipe(Keyspace("multilock/"), Connections(Endpoint("raw", redis.Connection, {}), now), "", now)
-        self._push = self._connect()
-        _round_trip(self._push, pack("SUBSCRIBE", f"multilock:wake:{self._client}"))
+        self._push = RawSocket(self._port)
+        self._push.ask(pack("SUBSCRIBE", f"multilock:wake:{self._client}"))
         self._first = threading.Lock()
         self._own = threading.local()
         for script in (ACQUIRE, RELEASE):
-            _round_trip(self._connection(), script.load)
+            self._connection().ask(script.load)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -68,20 +69,15 @@ class _PlainSockets:
         acquire, release = self._recipe.to_attempt(claim, True), self._recipe.to_release(claim, False)
         connection = self._connection()
         with self._first:
-            while not _round_trip(connection, acquire).startswith(b":"):
-                self._push.recv(4096)
+            while not connection.ask(acquire).startswith(b":"):
+                self._push.read()
         yield
-        _round_trip(connection, release)
+        connection.ask(release)
 
-    def _connection(self) -> socket.socket:
+    def _connection(self) -> RawSocket:
         if not hasattr(self._own, "connection"):
-            self._own.connection = self._connect()
-        connection: socket.socket = self._own.connection
-        return connection
-
-    def _connect(self) -> socket.socket:
-        connection = socket.create_connection(("127.0.0.1", self._port))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._own.connection = RawSocket(self._port)
+        connection: RawSocket = self._own.connection
         return connection
 
 

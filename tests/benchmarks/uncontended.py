@@ -15,7 +15,7 @@ from multilock_redis.transport import pack
 from tests.benchmarks.measure import Sample, interleave, interleave_async, pin
 from tests.servers import RedisServer
 
-__all__ = ["asyncio_face", "blocking_face"]
+__all__ = ["RawSocket", "asyncio_face", "blocking_face"]
 
 TTL = 30
 RAW = "two raw round trips"
@@ -32,6 +32,9 @@ class RawSocket:
 
     def ask(self, request: bytes) -> bytes:
         self._socket.sendall(request)
+        return self.read()
+
+    def read(self) -> bytes:
         return self._socket.recv(4096)
 
     def close(self) -> None:

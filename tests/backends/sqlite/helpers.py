@@ -177,7 +177,7 @@ def fork_while_asking(url: str) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            client.lock("child").acquire(timeout=5).release()
+            client.lock("child").acquire(timeout=1).release()
         except BaseException as error:
             say("failed", error)
         say("child")

@@ -80,6 +80,7 @@ class Archipelago(Cluster[S]):
             ip("netns", "add", its)
             networks.callback(ip, "netns", "del", its)
             ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", its)
+            networks.callback(ip, "link", "del", outer)  # the kernel ends a network, and what is in it, some time later
             ip("link", "set", outer, "master", bridge, "up")
             ip("-n", its, "addr", "add", f"{island.host}/24", "dev", "eth0")
             ip("-n", its, "link", "set", "eth0", "up")

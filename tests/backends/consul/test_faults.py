@@ -18,7 +18,7 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, eventually
 from multilock.testing.conformance.faces import background
 from multilock_consul.http1 import Response
-from multilock_consul.notices import QUERIES
+from multilock_consul.notices import EXPLAIN_WITHIN, QUERIES
 from multilock_consul.transport import Agents, Answer
 from tests.servers_consul import ConsulCluster, ConsulServer
 
@@ -68,6 +68,21 @@ def test_a_session_that_ended_is_one_although_the_answer_that_would_tell_is_lost
     assert (loss.reason, loss.confirmed) == (LossReason.SESSION_LOST, True)
     assert not lease.is_held()
     assert lost.stays_at(1)
+
+
+def test_a_reason_without_an_answer_holds_no_notice_up(
+    server: ConsulServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_consul.notices.EXPLAIN_WITHIN", EXPLAIN_WITHIN)
+    lost = Recorder[multilock.Loss]()
+    connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
+    time.sleep(0.6)  # until all is watched
+    for nth in (1, 2):  # what became of the session, and what became of the key
+        proxy.drop_reply(b"/v1/session/renew", nth=nth, then="hold")
+    begun = now()
+    server.ask("PUT", f"session/destroy/{session_of(server)}")
+    assert lost.wait(1, WITHIN).confirmed
+    assert lost.times[0] - begun < 1.5  # a request has two seconds and more
 
 
 def test_an_acquire_that_is_executed_after_its_cancel_finds_no_session(

@@ -4,9 +4,10 @@ reachable for clients."""
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -20,13 +21,13 @@ def possible() -> bool:
     return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 def namespace(server: Server) -> str:
     """The name of its network."""
-    return f"ml{os.getpid()}-{server.host}"
+    return f"ml-{server.host}"
 
 
 class Island(Server):
@@ -41,10 +42,7 @@ class Archipelago(Cluster[S]):
 
     def __init__(self, net: int, islands: Sequence[S]) -> None:
         self.islands = self.members = islands
-        self._subnet = f"10.{net}.{os.getpid() % 200 + 20}"
-        self._links = f"ml{net}-{os.getpid()}"  # a name of an interface has at most 15 letters
-        for place, island in enumerate(islands, 2):
-            island.host = f"{self._subnet}.{place}"
+        self._net = net
 
     def __enter__(self) -> Self:
         with ExitStack() as networks:
@@ -69,14 +67,26 @@ class Archipelago(Cluster[S]):
             for host in others:
                 ip("-n", namespace(member), "route", "del", "blackhole", host)
 
+    def _build_bridge(self) -> tuple[str, str]:
+        """One of the addresses that nobody has, and its name. The kernel makes no two of one name; two of one address
+        would silently lead to the older one, which a killed run may have left behind."""
+        for number in sorted(range(1, 255), key=lambda _: random.random()):
+            bridge, subnet = f"ml{self._net}-{number}b", f"10.{self._net}.{number}"
+            if ip("-4", "route", "show", f"{subnet}.0/24"):
+                continue
+            with suppress(subprocess.CalledProcessError):
+                ip("link", "add", bridge, "type", "bridge")
+                return bridge, subnet
+        raise OSError(f"no free address in 10.{self._net}.0.0/16: networks of killed runs are left (ip link)")
+
     def _dig(self, networks: ExitStack) -> None:
-        bridge = f"{self._links}b"
-        ip("link", "add", bridge, "type", "bridge")
+        bridge, subnet = self._build_bridge()
         networks.callback(ip, "link", "del", bridge)
-        ip("addr", "add", f"{self._subnet}.1/24", "dev", bridge)
+        ip("addr", "add", f"{subnet}.1/24", "dev", bridge)
         ip("link", "set", bridge, "up")
-        for place, island in enumerate(self.islands):
-            its, outer = namespace(island), f"{self._links}{place}"
+        for place, island in enumerate(self.islands, 2):
+            island.host = f"{subnet}.{place}"
+            its, outer = namespace(island), f"{bridge}{place}"
             ip("netns", "add", its)
             networks.callback(ip, "netns", "del", its)
             ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", its)

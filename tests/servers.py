@@ -9,6 +9,7 @@ here is ever stopped, by its own process id.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -27,16 +28,19 @@ __all__ = ["SERVERS", "Cluster", "RedisServer", "Server", "address", "free_port"
 
 TRIES = 3  # another process may take a free port before the server does
 STOP_WITHIN = 5.0  # seconds
-HIGHEST_PORT = 55_535  # the nodes of a Redis Cluster talk to each other on a port that is 10,000 higher
+# Ports are below those that the kernel gives to clients, also 10,000 higher, where the nodes of a Redis Cluster talk to
+# each other. Each worker has its own: no other takes the port of a server that is being started again.
+FIRST_PORT, WORKERS, EACH = 10_000, 8, 1_200
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
+_ports = itertools.cycle(FIRST_PORT + _worker * EACH + (os.getpid() + n) % EACH for n in range(EACH))
 
 
 def free_port() -> int:
     """A port nobody listens on. Another process may take it before we do: `Server.start` then tries another one."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port <= HIGHEST_PORT:
+        port = next(_ports)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
 
 

@@ -15,7 +15,15 @@ __all__ = ["ZooKeeperCluster", "ZooKeeperServer", "classpath"]
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "zookeeper.sh"
 TICK = 0.2  # seconds; sessions of 0.4 s and more are granted, and expiries found within a tick
-JAVA = ("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false")
+JAVA = (
+    *("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dzookeeper.admin.enableServer=false",
+    # An election on a busy machine: who missed its moment hears of the result in a second, not in half a minute, and
+    # asks a leader that is not ready yet for longer than half a second.
+    "-Dzookeeper.fastleader.maxNotificationInterval=1000",
+    "-Dzookeeper.leaderConnectDelayDuringRetryMs=500",
+)
 
 
 @lru_cache
@@ -43,6 +51,7 @@ class ZooKeeperServer(Server):
             "syncLimit": 10,
             "maxSessionTimeout": 60_000,
             "maxClientCnxns": 0,
+            "forceSync": "no",  # a killed server keeps its data all the same; only a machine without power loses them
             "4lw.commands.whitelist": "*",
             **settings,
         }

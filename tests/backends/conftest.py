@@ -26,7 +26,7 @@ def connect() -> Iterator[Connect]:
     made: list[multilock.Client] = []
 
     def make(url: str, **options: Any) -> multilock.Client:
-        made.append(multilock.connect(url, **{"ttl": 3.0, **options}))
+        made.append(multilock.connect(url, **{"ttl": 10.0, **options}))
         return made[-1]
 
     yield make

@@ -48,7 +48,7 @@ def kazoo_lock(kazoo: Any) -> Contender:
 
 @contextmanager
 def _server() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(forceSync="no") as server:
+    with ZooKeeperServer() as server:
         yield server
 
 

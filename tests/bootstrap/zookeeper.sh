@@ -5,7 +5,7 @@ set -eu
 
 jars=/usr/share/java
 # Debian's ZooKeeper names the jars it needs, but not all that its Netty connections (TLS) need.
-classpath=$jars/zookeeper.jar:$jars/slf4j-nop.jar:$jars/netty-codec.jar:$jars/netty-resolver.jar
+classpath=$jars/zookeeper.jar:$jars/slf4j-simple.jar:$jars/netty-codec.jar:$jars/netty-resolver.jar
 
 missing() {
     echo "The tests need ZooKeeper: java, and in $jars the jars of ZooKeeper, slf4j and Curator's recipes (Debian:" >&2
@@ -13,7 +13,7 @@ missing() {
     exit 1
 }
 present() {
-    command -v java >/dev/null 2>&1 && [ -e "$jars/zookeeper.jar" ] && [ -e "$jars/slf4j-nop.jar" ] &&
+    command -v java >/dev/null 2>&1 && [ -e "$jars/zookeeper.jar" ] && [ -e "$jars/slf4j-simple.jar" ] &&
         [ -e "$jars/curator-recipes.jar" ]
 }
 

@@ -137,7 +137,7 @@ class _BackendPerTtl:
 @lru_cache
 def _server() -> tuple[ZooKeeperServer, Any]:
     """The one that all these tests share, and an operator's client of it."""
-    server = ZooKeeperServer(forceSync="no")
+    server = ZooKeeperServer()
     server.start()
     atexit.register(server.stop)
     operator = KazooClient(server.endpoint, timeout=30)

@@ -314,7 +314,7 @@ class ZooKeeperArena(ServerArena):
     handshake = 6.0  # seconds; as long as its session, the operator waits for an answer that may never come
 
     def __init__(self, stack: ExitStack) -> None:
-        self.server: ZooKeeperServer = stack.enter_context(ZooKeeperServer(forceSync="no"))
+        self.server: ZooKeeperServer = stack.enter_context(ZooKeeperServer())
         super().__init__(stack)
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
         self.operator = KazooClient(self.server.endpoint, timeout=self.handshake, connection_retry=retry)

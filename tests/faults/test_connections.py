@@ -11,7 +11,7 @@ from multilock import BackendUnavailable, LeaseState, Loss, now
 from multilock.testing.conformance.base import Recorder, eventually
 from multilock.testing.conformance.faces import background
 from multilock_redis.transport import Endpoint
-from tests.faults.conftest import Connect, Operator
+from tests.faults.conftest import Connect, Operator, queued
 
 
 def test_a_connection_that_is_made_too_late_is_closed(redis_url: str) -> None:
@@ -35,11 +35,11 @@ def test_a_connection_that_is_made_too_late_is_closed(redis_url: str) -> None:
 
 def test_a_holder_and_its_waiter_survive_the_end_of_every_connection(connect: Connect, operator: Operator) -> None:
     losses: Recorder[Loss] = Recorder()
-    client, other = connect(ttl=1.0), connect(ttl=1.0)
+    client, other = connect(ttl=3.0), connect(ttl=3.0)
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
     waiting = background(lambda: other.lock("n").acquire(timeout=20))
-    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
-    until = now() + 2.0
+    eventually(lambda: queued(client, "n") == 1)
+    until = now() + 3.5
     while now() < until:
         _cut(operator)
         eventually(lambda: lease.state is LeaseState.HELD)
@@ -61,9 +61,7 @@ def test_twenty_waiters_whose_subscription_is_cut_are_all_served_at_once(connect
     eventually(lambda: (info := client.inspect("n")) and info.waiting == 20)
     operator.client_kill_filter(_type="pubsub")
     assert lease.release()
-    released = now()
-    served.wait(20)
-    assert now() - released < 1.5  # by their heartbeats alone it would be 20 times 2 s
+    served.wait(20, within=10)  # by their heartbeats alone it would be 20 times 2 s
     assert served.calls == sorted(served.calls)
     for one in waiting:
         one.result(5)

@@ -10,7 +10,7 @@ import pytest
 import multilock
 from multilock import ClientClosed, LeaseState, Loss, LossReason, now
 from multilock.testing import FaultProxy, Helper, hear, say
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Pulse, Recorder, eventually
 from multilock.testing.conformance.faces import background
 from tests.faults.conftest import Connect, Operator
 
@@ -25,7 +25,7 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
         go_on.wait(20)
 
     losses: Recorder[Loss] = Recorder()
-    client = connect(ttl=1.0)
+    client = connect(ttl=3.0)
     stays = client.lock("stays", on_lost=losses).acquire(timeout=5)
     hangs = [client.lock(f"hangs/{n}", on_lost=hang).acquire(timeout=5) for n in range(70)]  # more than 64 at once
     last = client.lock("last", on_lost=losses).acquire(timeout=5)
@@ -36,8 +36,8 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
         operator.delete("multilock/last")
         losses.wait()
         assert losses.calls[0].lease is last
-        assert losses.stays_at(1, during=1.5)
-        assert stays.state is LeaseState.HELD
+        assert losses.stays_at(1, during=3.5)
+        eventually(lambda: stays.state is LeaseState.HELD)
     finally:
         go_on.set()
 
@@ -55,8 +55,8 @@ def test_a_hog_of_the_interpreter_costs_the_lease_and_is_told_when_it_ends(conne
 
 def test_a_thread_that_never_rests_costs_no_lease(connect: Connect) -> None:
     losses: Recorder[Loss] = Recorder()
-    lease = connect(ttl=0.9).lock("n", on_lost=losses).acquire(timeout=5)
-    until = now() + 2.0
+    lease = connect(ttl=3.0).lock("n", on_lost=losses).acquire(timeout=5)
+    until = now() + 4.0
     while now() < until:
         sum(range(1000))
     assert lease.is_held()
@@ -80,7 +80,7 @@ def test_close_sends_every_waiter_away_and_leaves_nothing(connect: Connect, oper
 
 
 def test_close_ends_every_connection(connect: Connect, operator: Operator) -> None:
-    client = connect(ttl=1.0)
+    client = connect(ttl=3.0)
     losses: Recorder[Loss] = Recorder()
     client.lock("n", on_lost=losses).acquire(timeout=5)
     background(lambda: client.lock("n", fair=True).try_acquire(timeout=5))
@@ -95,22 +95,23 @@ def test_of_two_locks_of_one_client_the_shorter_is_lost_earlier(connect: Connect
     shorter: Recorder[Loss] = Recorder()
     longer: Recorder[Loss] = Recorder()
     client = connect(proxy.url, ttl=10.0)
-    one = client.lock("short", ttl=0.8, on_lost=shorter).acquire(timeout=5)
-    other = client.lock("long", ttl=3.0, on_lost=longer).acquire(timeout=5)
-    proxy.black_hole()
-    began = now()
-    shorter.wait()
-    assert now() - began <= 0.8
-    assert not one.is_held()
-    assert other.is_held()
-    longer.wait()
-    assert 1.5 <= longer.times[0] - began <= 3.0
+    one = client.lock("short", ttl=2.0, on_lost=shorter).acquire(timeout=5)
+    other = client.lock("long", ttl=5.0, on_lost=longer).acquire(timeout=5)
+    with Pulse() as pulse:
+        proxy.black_hole()
+        began = now()
+        shorter.wait()
+        assert shorter.times[0] - began <= 2.0 + pulse.stopped()
+        assert not one.is_held()
+        assert other.is_held()
+        longer.wait()
+        assert 2.5 <= longer.times[0] - began <= 5.0 + pulse.stopped()
 
 
 def hold_two(url: str) -> None:
     client = multilock.connect(url, ttl=10.0)
     client.lock("short", ttl=0.8).acquire()
-    client.lock("long", ttl=2.5).acquire()
+    client.lock("long", ttl=5.0).acquire()
     say("held")
     hear()
 
@@ -122,10 +123,10 @@ def test_of_two_locks_of_one_killed_process_the_shorter_is_free_earlier(connect:
         f"redis://127.0.0.1:{operator.connection_pool.connection_kwargs['port']}/0",
     ) as helper:
         helper.wait_for("held", within=10)
+        killed = now()
         helper.kill()
-    killed = now()
     with client.lock("short").acquire(timeout=5):
-        assert now() - killed <= 0.8 + 0.2
+        assert now() - killed <= 0.8 + 1.0
         assert client.lock("long").try_acquire() is None
-    with client.lock("long").acquire(timeout=5):
-        assert 1.5 <= now() - killed <= 2.5 + 0.2
+    with client.lock("long").acquire(timeout=10):
+        assert 2.8 <= now() - killed <= 5.0 + 1.0

@@ -5,28 +5,29 @@ from __future__ import annotations
 import pytest
 
 from multilock import BackendUnavailable, LeaseState, Loss, LossReason, now
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually
 from multilock.testing.conformance.faces import background
-from tests.faults.conftest import Connect, Operator
+from tests.faults.conftest import Connect, Operator, queued
 from tests.servers import RedisServer
 
-TTL = 1.0
-SLACK = 0.05  # seconds by which a callback may start after the deadline
+TTL = 2.0
+SLACK = 0.15  # seconds by which a callback may start after the deadline; less than it has
 
 
 def test_a_frozen_server_costs_the_lease_before_anybody_else_can_have_it(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     losses: Recorder[Loss] = Recorder()
-    client, other = connect(ttl=TTL), connect(ttl=TTL)
+    client, other = connect(ttl=TTL), connect(ttl=6.0)
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
     waiting = background(lambda: other.lock("n").acquire(timeout=20))
-    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
-    with redis_server.paused():
+    eventually(lambda: queued(client, "n") == 1)
+    with redis_server.paused(), Pulse() as pulse:
         loss = losses.wait()
-        assert losses.times[0] <= loss.valid_until - TTL / 10 + SLACK
-        assert (loss.reason, loss.confirmed) == (LossReason.EXPIRED, False)
-        assert loss.time_left > 0
+        assert losses.times[0] <= loss.valid_until - TTL / 10 + SLACK + pulse.stopped()
+        assert by_the_clock(loss)
+        assert not loss.confirmed
+        assert loss.time_left > 0 or pulse.stopped()
         assert not lease.is_held()
     following = waiting.result(10)
     assert following.fence() > (lease.token or 0)
@@ -39,11 +40,11 @@ def test_a_server_that_is_frozen_for_less_than_the_lease_costs_nothing(
     connect: Connect, redis_server: RedisServer
 ) -> None:
     losses: Recorder[Loss] = Recorder()
-    lease = connect(ttl=2.0).lock("n", on_lost=losses).acquire(timeout=5)
+    lease = connect(ttl=6.0).lock("n", on_lost=losses).acquire(timeout=5)
     before = lease.remaining()
     with redis_server.paused():
         eventually(lambda: lease.state is LeaseState.AT_RISK)
-    eventually(lambda: lease.state is LeaseState.HELD and lease.remaining() > before - 0.1)
+    eventually(lambda: lease.state is LeaseState.HELD and lease.remaining() > before - 1.0)
     assert losses.calls == []
     assert lease.release()
 
@@ -52,9 +53,10 @@ def test_a_server_that_is_gone_costs_the_lease_in_time(connect: Connect, redis_s
     losses: Recorder[Loss] = Recorder()
     connect(ttl=TTL).lock("n", on_lost=losses).acquire(timeout=5)
     redis_server.kill()
-    loss = losses.wait()
-    assert losses.times[0] <= loss.valid_until - TTL / 10 + SLACK
-    assert loss.reason is LossReason.EXPIRED
+    with Pulse() as pulse:
+        loss = losses.wait()
+        assert losses.times[0] <= loss.valid_until - TTL / 10 + SLACK + pulse.stopped()
+    assert by_the_clock(loss)
 
 
 def test_a_server_restarted_without_its_data_is_told_as_a_loss_and_served_on(
@@ -64,7 +66,7 @@ def test_a_server_restarted_without_its_data_is_told_as_a_loss_and_served_on(
     client, other = connect(ttl=3.0), connect(ttl=3.0)
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
     waiting = background(lambda: other.lock("n").acquire(timeout=20))
-    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
+    eventually(lambda: queued(client, "n") == 1)
     redis_server.restart()
     following = waiting.result(10)
     assert losses.wait().reason is LossReason.TAKEN
@@ -75,10 +77,10 @@ def test_a_server_restarted_without_its_data_is_told_as_a_loss_and_served_on(
 
 def test_forgotten_scripts_are_loaded_again_by_whatever_comes_next(connect: Connect, operator: Operator) -> None:
     losses: Recorder[Loss] = Recorder()
-    client, other = connect(ttl=TTL), connect(ttl=TTL)
+    client, other = connect(ttl=TTL), connect(ttl=10.0)
     operator.script_flush()
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
-    until = now() + 2 * TTL
+    until = now() + 1.5 * TTL
     while now() < until:  # every renewal of this time, and every look of the other
         operator.script_flush()
         assert other.lock("n").try_acquire() is None

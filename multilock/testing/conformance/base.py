@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 
-from multilock import Client, now
+from multilock import Client, Loss, LossReason, now
 from multilock.testing.conformance.faces import FACES, Face
 from multilock.testing.conformance.places import Place
 
-__all__ = ["NAME", "SOON", "Conformance", "Recorder", "eventually"]
+__all__ = ["NAME", "SOON", "Conformance", "Pulse", "Recorder", "by_the_clock", "eventually"]
 
 T = TypeVar("T")
 NAME = "orders/42"
@@ -26,6 +26,41 @@ def eventually(ready: Callable[[], object], within: float = SOON) -> None:
     while not ready():
         assert now() < until, f"it did not become true within {within:g} s"
         time.sleep(0.003)
+
+
+def by_the_clock(loss: Loss) -> bool:
+    """Whether its ttl ended it. Which of the two reasons it has is up to how busy this machine was."""
+    return loss.reason in (LossReason.EXPIRED, LossReason.PAUSED)
+
+
+class Pulse:
+    """How long this process stood still at most: no promise to be in time can hold while it does not run."""
+
+    BEAT = 0.005  # seconds
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        last = now()
+        while not self._end.wait(self.BEAT):
+            last, before = now(), last
+            self._longest = max(self._longest, last - before - self.BEAT)
+
+    def stopped(self) -> float:
+        """Seconds; 0 unless it is more than a busy scheduler explains."""
+        time.sleep(2 * self.BEAT)  # so that the last stop is known
+        return self._longest if self._longest > 0.02 else 0.0
 
 
 class Recorder(Generic[T]):
@@ -71,6 +106,11 @@ class Conformance:
         face = FACES[request.param]()
         yield face
         face.close()
+
+    @pytest.fixture
+    def pulse(self) -> Iterator[Pulse]:
+        with Pulse() as pulse:
+            yield pulse
 
     @pytest.fixture
     def place(self) -> Iterator[Place]:

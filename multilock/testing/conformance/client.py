@@ -11,11 +11,13 @@ import pytest
 
 from multilock import (
     Acquired,
+    AtRisk,
     Capabilities,
     Client,
     ClientClosed,
     Event,
     Finding,
+    LeaderInfo,
     LeaseState,
     LockTimeout,
     Loss,
@@ -23,6 +25,7 @@ from multilock import (
     Lost,
     Released,
     Renewed,
+    RenewFailed,
     Waiting,
     now,
 )
@@ -98,7 +101,10 @@ class ClientConformance(Conformance):
 
     def test_events_tell_the_life_of_a_lock_in_order(self, client: Client, other: Client, place: Place) -> None:
         seen = Recorder[Event]()
-        unsubscribe = client.events.subscribe(seen)
+        # A busy machine may answer a renewal late.
+        unsubscribe = client.events.subscribe(
+            lambda event: None if isinstance(event, (AtRisk, RenewFailed)) else seen(event)
+        )
         held = other.lock(NAME).acquire()
         waiting = background(lambda: client.lock(NAME, ttl=place.quick_ttl).acquire(timeout=SOON))
         assert isinstance(seen.wait(1), Waiting)
@@ -207,17 +213,23 @@ class CloseConformance(Conformance):
         end.set()
 
     def test_observe_ends(self, client: Client) -> None:
-        leaders = background(lambda: list(client.election(NAME).observe()))
-        # The first leader told is nobody; that it was told shows in nothing but the time.
-        with pytest.raises(TimeoutError):
-            leaders.result(0.2)
+        seen = Recorder[LeaderInfo | None]()
+
+        def observe() -> None:
+            for leader in client.election(NAME).observe():
+                seen(leader)
+
+        observing = background(observe)
+        assert seen.wait(1) is None
+        assert not observing.done()
         client.close()
-        assert leaders.result(SOON) == [None]
+        observing.result(SOON)
+        assert seen.calls == [None]
 
     def test_a_closed_client_leaves_no_thread(self, place: Place, face: Face) -> None:
         before = set(threading.enumerate())
         client = place.connect(face)
         with client.lock(NAME), pytest.raises(LockTimeout):
-            client.lock(NAME).acquire(timeout=0.5)
+            client.lock(NAME).acquire(timeout=1.0)
         client.close()
         eventually(lambda: not [each.name for each in set(threading.enumerate()) - before])

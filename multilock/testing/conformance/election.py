@@ -14,7 +14,7 @@ import pytest
 
 from multilock import Client, LeaderInfo, LockTimeout, Loss, LossReason, now
 from multilock.events import Waiting
-from multilock.testing.conformance.base import SOON, Conformance, Recorder, eventually
+from multilock.testing.conformance.base import SOON, Conformance, Pulse, Recorder, eventually
 from multilock.testing.conformance.faces import AsyncioFace, Face, background
 from multilock.testing.conformance.places import Place
 
@@ -58,7 +58,7 @@ class ElectionConformance(Conformance):
         assert (leadership.identity, leadership.term) == ("node-1", leadership.token)
         second = other.election(NAME, identity="node-2")
         with pytest.raises(LockTimeout):
-            second.campaign(timeout=0.5)
+            second.campaign(timeout=1.0)
         assert not second.is_leader()
         leadership.release()
 
@@ -89,7 +89,7 @@ class ElectionConformance(Conformance):
         assert info.kind == "leader"
         leadership.release()
         with other.lock(NAME), pytest.raises(LockTimeout):
-            client.election(NAME).campaign(timeout=0.5)
+            client.election(NAME).campaign(timeout=1.0)
 
     def test_callbacks_of_a_campaign_come_in_a_pair(self, client: Client, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())
@@ -116,11 +116,11 @@ class ElectionConformance(Conformance):
         taken: list[bool] = []
 
         def on_lost(loss: Loss) -> None:
-            time.sleep(1.5 * place.quick_ttl)  # it is renewed meanwhile
+            time.sleep(1.1 * place.quick_ttl)  # it is renewed meanwhile
             taken.append(other.lock(NAME).try_acquire() is None)
 
         # Kept for one ttl at most; so the callback takes less than a ttl, and more than one between two renewals.
-        ttl = 2 * place.quick_ttl
+        ttl = 3 * place.quick_ttl
         election = client.election(NAME, ttl=ttl, on_lost=face.function(on_lost, blocks=True))
         election.campaign()
         election.resign()
@@ -153,16 +153,18 @@ class ElectionConformance(Conformance):
         assert now() - begun < 2.0
 
     def test_a_lost_leadership_is_told_before_anybody_else_leads(
-        self, client: Client, other: Client, place: Place, diary: Diary
+        self, client: Client, other: Client, place: Place, diary: Diary, pulse: Pulse
     ) -> None:
         election = client.election(NAME, ttl=place.calm_ttl, **diary.callbacks())
         election.campaign()
         with place.silence():
             waiting = background(lambda: (other.election(NAME).campaign(timeout=20), now()))
-            assert diary.entries.wait(2, SOON) == ("lost", LossReason.EXPIRED)
+            diary.entries.wait(2)
             assert not election.is_leader()
             _, next_at = waiting.result(20)
-        assert diary.entries.times[1] <= next_at
+        assert diary.entries.times[1] <= next_at + pulse.stopped()
+        # Whoever stood still may find another leader instead of the end of its own time.
+        assert diary.entries.calls[1] == ("lost", LossReason.EXPIRED) or pulse.stopped()
 
     def test_start_leads_in_the_background_and_stop_steps_down(
         self, client: Client, other: Client, diary: Diary
@@ -367,12 +369,12 @@ class ElectionConformance(Conformance):
     def test_elections_never_give_up_during_an_outage(
         self, make: Callable[..., Client], place: Place, diary: Diary
     ) -> None:
-        client = make(outage_timeout=0.2, request_timeout=0.1)
+        client = make(outage_timeout=0.2, request_timeout=0.3)
         election = client.election(NAME, **diary.callbacks())
         with place.silence():
             election.start()
             time.sleep(0.8)
-        diary.entries.wait(1)
+        diary.entries.wait(1, 3 * SOON)
         election.stop()
 
     def test_observe_starts_with_the_present_leader_and_tells_each_change(self, client: Client, other: Client) -> None:

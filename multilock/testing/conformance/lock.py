@@ -22,7 +22,7 @@ from multilock import (
     NotHeld,
     now,
 )
-from multilock.testing.conformance.base import NAME, SOON, Conformance, eventually
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Pulse, eventually
 from multilock.testing.conformance.faces import FACES, Face, background
 from multilock.testing.conformance.places import Place
 
@@ -111,16 +111,16 @@ class LockConformance(Conformance):
         client.lock(NAME).acquire()
         begun = now()
         with pytest.raises(LockTimeout, match="still taken") as caught:
-            other.lock(NAME).acquire(timeout=0.5)
-        assert 0.5 <= now() - begun < 1.2
+            other.lock(NAME).acquire(timeout=1.0)
+        assert 1.0 <= now() - begun < 2.0
         assert isinstance(caught.value, TimeoutError)
         assert (caught.value.name, caught.value.backend) == (NAME, client_scheme(client))
 
     def test_try_acquire_waits_that_long_and_gives_none(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME).acquire()
         begun = now()
-        assert other.lock(NAME).try_acquire(timeout=0.5) is None
-        assert 0.5 <= now() - begun < 1.3
+        assert other.lock(NAME).try_acquire(timeout=1.0) is None
+        assert 1.0 <= now() - begun < 2.0
         waiting = background(lambda: other.lock(NAME).try_acquire(timeout=SOON))
         time.sleep(0.05)
         lease.release()
@@ -130,7 +130,7 @@ class LockConformance(Conformance):
 
     def test_a_waiter_that_gave_up_leaves_nothing_behind(self, client: Client, other: Client, place: Place) -> None:
         lease = client.lock(NAME).acquire()
-        assert other.lock(NAME).try_acquire(timeout=0.5) is None
+        assert other.lock(NAME).try_acquire(timeout=1.0) is None
         assert other.lock(NAME).try_acquire() is None
         lease.release()
         eventually(lambda: client.inspect(NAME) is None and place.leftovers() == [])
@@ -234,7 +234,7 @@ class LockConformance(Conformance):
     def test_a_lock_that_is_not_reentrant_refuses_its_own_thread(self, client: Client) -> None:
         lock = client.lock(NAME)
         with lock, pytest.raises(LockTimeout):
-            lock.acquire(timeout=0.5)
+            lock.acquire(timeout=1.0)
 
     def test_fair_waiters_get_it_in_order_of_arrival(self, client: Client, make: Callable[..., Client]) -> None:
         if not client.capabilities.fair:
@@ -271,7 +271,7 @@ class LockConformance(Conformance):
 
     def test_one_of_many_waiters_at_a_time_stands_at_the_backend(self, client: Client, other: Client) -> None:
         lease = other.lock(NAME).acquire()
-        waiting = [background(lambda: client.lock(NAME).try_acquire(timeout=0.4)) for _ in range(5)]
+        waiting = [background(lambda: client.lock(NAME).try_acquire(timeout=2)) for _ in range(5)]
         eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
         info = other.inspect(NAME)
         assert info is not None
@@ -298,7 +298,7 @@ class LockConformance(Conformance):
         with other.lock(NAME):
             assert client.locked(NAME, timeout=0, skip=True)(face.function(body))() is None
             with pytest.raises(LockTimeout):
-                client.locked(NAME, timeout=0.5)(face.function(body))()
+                client.locked(NAME, timeout=1.0)(face.function(body))()
         assert client.locked(NAME, timeout=0, skip=True)(face.function(body))() == "ran"
 
     def test_the_decorator_refuses_the_other_kind_of_function(self, client: Client, face: Face) -> None:
@@ -342,7 +342,7 @@ class ThreadingConformance(Conformance):
         assert lock.acquire() is True
         assert lock.locked()
         assert lock.acquire(blocking=False) is False
-        assert lock.acquire(timeout=0.5) is False
+        assert lock.acquire(timeout=1.0) is False
         background(lock.release).result(SOON)
         assert not lock.locked()
         with lock:
@@ -446,13 +446,17 @@ class LeaseConformance(Conformance):
         assert info is not None
         assert info.owner == owner
 
-    def test_without_renewal_it_ends_at_its_ttl(self, client: Client, other: Client, place: Place) -> None:
+    def test_without_renewal_it_ends_at_its_ttl(
+        self, client: Client, other: Client, place: Place, pulse: Pulse
+    ) -> None:
         begun = now()
         lease = client.lock(NAME, ttl=place.quick_ttl, renew=False).acquire()
+        asked = now()
         assert lease.is_held()
         loss = lease.wait_lost(2 * lease.ttl)
         assert loss is not None
-        assert 0.8 * lease.ttl <= loss.detected_at - begun <= lease.ttl + 0.05
+        assert 0.8 * lease.ttl <= loss.detected_at - begun
+        assert loss.detected_at <= asked + lease.ttl + 0.05 + pulse.stopped()
         assert not lease.is_held()
         bound = client.capabilities.lock_delay + 2 * lease.ttl + SOON
         assert other.lock(NAME).try_acquire(timeout=bound) is not None
@@ -460,7 +464,7 @@ class LeaseConformance(Conformance):
 
     def test_renew_moves_the_deadline(self, client: Client) -> None:
         with client.lock(NAME, ttl=10, renew=False) as lease:
-            time.sleep(0.1)
+            time.sleep(1.0)  # longer than the renewal takes on a busy machine
             before = lease.remaining()
             lease.renew()
             assert lease.remaining() > before
@@ -487,8 +491,9 @@ class LeaseConformance(Conformance):
     def test_the_granted_ttl_is_never_less_than_asked(self, client: Client) -> None:
         can = client.capabilities
         for asked in (can.ttl_min, can.ttl_min + 0.0004, 1.5, 3.3, 7):
-            with client.lock(NAME, ttl=asked) as lease:
-                assert asked <= lease.ttl + 1e-9 <= asked + can.ttl_step + can.ttl_min
+            lease = client.lock(NAME, ttl=asked).acquire()
+            assert asked <= lease.ttl + 1e-9 <= asked + can.ttl_step + can.ttl_min
+            lease.release()  # a busy machine may have lost one of the shortest ttl
 
 
 class OptionConformance(Conformance):

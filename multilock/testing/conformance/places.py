@@ -50,7 +50,7 @@ class Place:
     #: A module that calls `register_backend`, for the helper processes of ProcessConformance, which begin afresh; a
     #: backend that is installed with an entry point needs none.
     registered_in: ClassVar[str | None] = None
-    quick_ttl: float = 0.6  #: seconds; the shortest ttl whose timing a busy machine still keeps
+    quick_ttl: float = 1.2  #: seconds; the shortest ttl whose timing a busy machine still keeps
     calm_ttl: float = 2.0  #: seconds; … and of whose last tenth, in which the lost callback starts
 
     def __init__(self) -> None:

@@ -64,7 +64,7 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
     before = now()
     [renewed] = backend.renew(granted.group, [(claim, granted)], WITHIN)
     assert renewed is not None
-    assert before <= renewed.sent_at < before + 0.2
+    assert before <= renewed.sent_at <= now() - 1.2, "two requests, one after the other"
 
 
 def test_a_session_that_was_not_renewed_in_time_is_never_used_again(
@@ -87,11 +87,12 @@ def test_what_an_unanswered_attempt_took_in_a_session_whose_time_is_over_is_give
     claim = ear.claim(ttl=1.0)
     proxy.drop_reply(b'"lock"')
     with pytest.raises(BackendUnavailable):
-        backend.attempt(claim, True, 0.3)
+        backend.attempt(claim, True, WITHIN)
     time.sleep(1.0)
+    before = now()
     assert isinstance(backend.attempt(claim, True, WITHIN), Busy)
     granted = take(backend, claim)
-    assert now() - granted.sent_at < 0.5
+    assert granted.sent_at >= before
 
 
 def test_locks_of_different_ttls_are_in_different_sessions(server: ConsulServer, open_: Open, ear: Ear) -> None:

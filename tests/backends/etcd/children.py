@@ -20,7 +20,7 @@ FORKS = 15
 
 def fork_after_use(url: str) -> None:
     """As gunicorn does: a client is used before the fork, a lock is held, a watch runs, and a thread waits."""
-    client = multilock.connect(url, ttl=4)
+    client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
     threading.Thread(target=_wait_for, args=(client, "parent"), daemon=True).start()
@@ -30,7 +30,7 @@ def fork_after_use(url: str) -> None:
     say("children", codes)
     say("parent", lease.is_held())
     client.force_release("parent")
-    say("notice", lost.wait(2))
+    say("notice", lost.wait(5))
     client.close()
     say("done")
 
@@ -42,7 +42,7 @@ def _wait_for(client: multilock.Client, name: str) -> None:
 
 def fork_under_traffic(url: str) -> None:
     """Again and again, while other threads take and release locks."""
-    client = multilock.connect(url, ttl=4)
+    client = multilock.connect(url, ttl=10)
     over = threading.Event()
     threads = [threading.Thread(target=_traffic, args=(client, f"busy-{number}", over)) for number in range(4)]
     for thread in threads:
@@ -74,13 +74,13 @@ def _child(client: multilock.Client, lease: multilock.Lease, number: str) -> Non
     assert lease.state is multilock.LeaseState.RELEASED
     assert not lease.release()
     assert client.lock("parent").try_acquire() is None
-    mine = client.lock(f"child-{number}").acquire(timeout=5)
+    mine = client.lock(f"child-{number}", ttl=4).acquire(timeout=5)
     lost = threading.Event()
     mine.on_lost(lambda _: lost.set())
     time.sleep(2.5)  # two renewals, and the watch is armed
     mine.check()
     client.force_release(f"child-{number}")
-    assert lost.wait(2)
+    assert lost.wait(5)
     client.close()
 
 
@@ -90,7 +90,7 @@ def fork_with_a_client_handed_over(url: str) -> None:
     class Theirs:
         channel = grpc.insecure_channel(url.removeprefix("etcd://"))
 
-    client = multilock.connect("etcd://", client=Theirs(), ttl=4)
+    client = multilock.connect("etcd://", client=Theirs(), ttl=10)
     lease = client.lock("parent").acquire()
     child = _forked(_handed_over_child, client)
     say("children", [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])

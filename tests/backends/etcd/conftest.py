@@ -10,6 +10,12 @@ from tests.servers_etcd import EtcdCluster, EtcdServer
 __all__ = ["Connect"]
 
 
+@pytest.fixture(autouse=True)
+def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss has its reason from a request that the real 0.1 s are too short for on a machine that stands still."""
+    monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", 2.0)
+
+
 @pytest.fixture(scope="package")
 def shared() -> Iterator[EtcdServer]:
     """One for the tests that only talk to it, each under a prefix of its own."""

@@ -6,12 +6,14 @@ import time
 
 import pytest
 
-from multilock import BackendUnavailable, LeaseState, Loss, LossReason
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock import BackendUnavailable, LeaseState, Loss
+from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.test_faults import waiting
 from tests.servers_etcd import EtcdCluster, EtcdServer
+
+pytestmark = pytest.mark.timeout(150)
 
 
 def url_of(*members: EtcdServer) -> str:
@@ -26,7 +28,7 @@ def leader_first(cluster: EtcdCluster) -> str:
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_a_lock_survives_its_leader(cluster: EtcdCluster, connect: Connect, how: str) -> None:
     client = connect(leader_first(cluster), ttl=6)
-    other = connect(cluster.url, ttl=6)
+    other = connect(url_of(*cluster.followers()), ttl=6)
     lost = Recorder[Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
     leader = cluster.leader()
@@ -58,7 +60,7 @@ def test_a_waiter_hears_of_a_release_after_the_member_it_watched_through_has_gon
     holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 3  # its safety timer would take twenty
+    assert time.monotonic() - begun < 8  # its safety timer would take twenty
     if how == "pause":
         first.resume()
 
@@ -74,15 +76,16 @@ def _silent_seen(client: object) -> bool:
 def test_without_a_quorum_the_lock_is_lost_in_time_and_with_it_taken_again(
     cluster: EtcdCluster, connect: Connect
 ) -> None:
-    client = connect(cluster.url)
+    client = connect(cluster.url, ttl=3)
     lost = Recorder[Loss]()
-    lease = client.lock("job", on_lost=lost).acquire()
-    token = lease.fence()
-    for member in cluster.followers():
-        member.pause()
-    loss = lost.wait(within=5)
-    assert loss.reason is LossReason.EXPIRED
-    assert loss.detected_at <= loss.valid_until
+    with Pulse() as pulse:
+        lease = client.lock("job", on_lost=lost).acquire()
+        token = lease.fence()
+        for member in cluster.followers():
+            member.pause()
+        loss = lost.wait(within=5)
+        assert by_the_clock(loss)
+        assert loss.detected_at <= loss.valid_until + pulse.stopped()
     with pytest.raises(BackendUnavailable):
         client.lock("job").try_acquire()
     for member in cluster.members:
@@ -97,7 +100,7 @@ def test_the_first_endpoint_being_down_costs_no_try(cluster: EtcdCluster, connec
     cluster_without = EtcdCluster()
     cluster_without.members = rest
     cluster_without.leader()  # has been elected
-    lease = connect(url_of(first, *rest), ttl=6).lock("job").try_acquire()
+    lease = connect(url_of(first, *rest), ttl=20).lock("job").try_acquire()
     assert lease is not None
     if how == "pause":
         first.resume()
@@ -115,7 +118,7 @@ def test_a_member_without_a_leader_is_left_for_one_that_has_one(cluster: EtcdClu
 
 def test_diagnose_names_the_silent_endpoint_and_the_members_left_out(cluster: EtcdCluster, connect: Connect) -> None:
     first, second, _ = cluster.members
-    client = connect(url_of(first, second), ttl=6)
+    client = connect(url_of(first, second), ttl=20)
     assert "etcd-few-endpoints" in {finding.code for finding in client.diagnose()}
     second.kill()
     [silent] = [finding for finding in client.diagnose() if finding.code == "etcd-endpoint-silent"]

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 import multilock_etcd.recipe
-from multilock import BackendUnavailable, Client, LeaseState, Loss, LossReason, now
+from multilock import BackendUnavailable, Client, Lease, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.model import Granted
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, by_the_clock, eventually
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_etcd import open_backend
+from multilock_etcd.notices import REASON_WITHIN
 from multilock_etcd.sessions import Session
 from multilock_etcd.transport import Transport, calls
 from tests.backends.etcd.conftest import Connect
@@ -36,7 +37,11 @@ def leases(server: EtcdServer) -> list[str]:
 
 
 def waiting(client: Client, name: str) -> int:
-    info = client.inspect(name)
+    """For `eventually`: nobody, as far as anyone answers."""
+    try:
+        info = client.inspect(name)
+    except BackendUnavailable:
+        return 0
     return info.waiting or 0 if info else 0
 
 
@@ -55,40 +60,40 @@ def test_a_lost_reply_to_an_acquire_leaves_one_holder_and_nothing_else(
     client.ping()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")
     lease = client.lock("job").acquire(timeout=10)
-    lost.wait(0)
+    lost.wait(5)
     assert len(keys(server)) == 1
     assert lease.release()
-    assert keys(server) == []
+    eventually(lambda: keys(server) == [])
 
 
 def test_a_lost_reply_to_a_try_is_given_back_in_the_background(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
-    client = connect(proxy.url)
+    client = connect(proxy.url, ttl=5)
     client.lock("another").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")
     with pytest.raises(BackendUnavailable):
         client.lock("job").try_acquire()
-    lost.wait(0)
+    lost.wait(5)
     assert connect(server.url).lock("job").try_acquire(timeout=5) is not None
 
 
 def test_a_lost_reply_to_a_release_is_a_release(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-    client, other = connect(proxy.url), connect(server.url)
+    client, other = connect(proxy.url, ttl=5), connect(server.url)
     lease = client.lock("job").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")
     assert lease.release()
-    lost.wait(0)
+    lost.wait(5)
     assert other.lock("job").try_acquire(timeout=5) is not None
 
 
 def test_a_lost_reply_to_a_renewal_is_no_loss(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
-    client = connect(proxy.url)
+    client = connect(proxy.url, ttl=6)
     lease = client.lock("job").acquire()
     request = multilock_etcd.messages.LeaseKeepAliveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
     lost = proxy.drop_reply(request, then="hold")
     lost.wait(5)
-    eventually(lambda: lease.remaining() > 2.2)  # a later one was answered
+    eventually(lambda: lease.remaining() > 4.4)  # a later one was answered
     assert lease.state is LeaseState.HELD
 
 
@@ -180,16 +185,15 @@ def test_a_server_that_is_silent_past_the_ttl_costs_the_lock_before_another_gets
     server: EtcdServer, connect: Connect
 ) -> None:
     lost = Recorder[Loss]()
-    lease = connect(server.url).lock("job", on_lost=lost).acquire()
+    lease = connect(server.url, ttl=3).lock("job", on_lost=lost).acquire()
     other = connect(server.url)
     server.pause()
-    loss = lost.wait(within=5)
-    assert loss.reason is LossReason.EXPIRED
+    assert by_the_clock(lost.wait(within=5))
     assert not lease.is_held()
     server.resume()
     begun = time.monotonic()
     assert other.lock("job").acquire(timeout=10).is_held()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 8  # its safety timer would take ten
     assert lost.stays_at(1)
 
 
@@ -197,14 +201,14 @@ def test_waiting_outlasts_a_restart_and_hears_of_a_release_during_it(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     holder = connect(server.url, ttl=10).lock("job").acquire()
-    waiter = connect(proxy.url, ttl=10)
+    waiter = connect(proxy.url, ttl=20)
     waits = background(lambda: waiter.lock("job").acquire(timeout=20))
     eventually(lambda: waiting(waiter, "job") == 1)
     with outage(proxy):
         holder.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 3  # its safety timer would take ten
+    assert time.monotonic() - begun < 8  # its safety timer would take twenty
 
 
 @contextmanager
@@ -274,27 +278,43 @@ def test_a_watch_armed_after_a_compaction_still_finds_the_loss(server: EtcdServe
     assert lost.wait().reason is LossReason.TAKEN
 
 
+def believed_until(lease: Lease) -> float:
+    """Wait until it is lost: a moment at which it was certainly still held, however late this thread runs."""
+    believed = asked = now()
+    while lease.is_held():
+        believed = asked
+        time.sleep(0.001)
+        asked = now()
+    return believed
+
+
+@pytest.fixture
+def renewed_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the first time when a lease of 5 s is 3 s old, so that there is time before it."""
+    monkeypatch.setattr("multilock_etcd.sessions.RENEWALS", 1.5)
+
+
 def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
     """Seconds for which two believe to hold a lock that was taken late in the life of its lease, whose holder was then
     cut off; negative: as many passed between the two."""
     client, other = connect(proxy.url, ttl=5), connect(server.url, ttl=5)
     client.lock("first").acquire()
-    time.sleep(1.3)  # the first renewal comes after 1.5
+    time.sleep(2)
     lease = client.lock("job").acquire()
     proxy.black_hole()
     waits = background(lambda: (other.lock("job").acquire(timeout=20), now())[1])
-    while lease.is_held():
-        believed = now()
-        time.sleep(0.001)
+    believed = believed_until(lease)
     return believed - waits.result(20)
 
 
+@pytest.mark.usefixtures("renewed_late")
 def test_a_lock_taken_late_ends_with_its_lease_and_no_later(
     server: EtcdServer, proxy: FaultProxy, connect: Connect
 ) -> None:
     assert overlap(server, proxy, connect) < 0
 
 
+@pytest.mark.usefixtures("renewed_late")
 def test_the_overlap_is_seen_if_validity_counts_from_the_acquire(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +339,22 @@ def test_a_revoked_lease_ends_every_lock_on_it_once(server: EtcdServer, connect:
     assert not any(lease.is_held() for lease in held)
     assert lost.stays_at(20)
     assert client.lock("job-0").try_acquire() is not None  # on a new lease
+
+
+def test_a_reason_without_an_answer_holds_no_notice_up(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", REASON_WITHIN)
+    lost = Recorder[Loss]()
+    connect(proxy.url, ttl=60).lock("job", on_lost=lost).acquire()
+    time.sleep(0.5)
+    question = multilock_etcd.messages.LeaseTimeToLiveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
+    unanswered = proxy.drop_reply(question, then="hold")
+    etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
+    begun = now()
+    assert lost.wait().reason is LossReason.TAKEN
+    assert lost.times[0] - begun < 1.5  # a request has two seconds and more
+    unanswered.wait(5)
 
 
 def test_an_idle_client_whose_lease_has_ended_gets_a_new_one_with_its_next_lock(
@@ -373,22 +409,30 @@ def test_a_waiter_whose_key_is_deleted_joins_again(server: EtcdServer, connect: 
     assert waits.result(5).is_held()
 
 
+@pytest.fixture
+def time_to_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `time_to_explain`: a lease that is not revoked in time is left to end by itself."""
+    monkeypatch.setattr("multilock_etcd.sessions.REVOKE_WITHIN", 5.0)
+
+
+@pytest.mark.usefixtures("time_to_revoke")
 def test_a_lock_that_is_not_renewed_has_a_lease_of_its_own(server: EtcdServer, connect: Connect) -> None:
     client = connect(server.url)
-    with client.lock("job", renew=False, ttl=2) as lease:
+    with client.lock("job", renew=False) as lease:
         assert len(leases(server)) == 1
         assert lease.release()
         assert leases(server) == []
     kept = client.lock("job", renew=False, ttl=2).acquire()
-    assert client.lock("job").acquire(timeout=6).is_held()
+    assert client.lock("job").acquire(timeout=10).is_held()
     assert not kept.is_held()
 
 
+@pytest.mark.usefixtures("time_to_revoke")
 def test_close_leaves_neither_keys_nor_leases(server: EtcdServer, connect: Connect) -> None:
     client = connect(server.url)
-    for ttl in (2, 3, 4):
+    for ttl in (10, 15, 20):
         client.lock(f"job-{ttl}", ttl=ttl).acquire()
-    client.lock("once", renew=False, ttl=4).acquire()
+    client.lock("once", renew=False, ttl=20).acquire()
     assert len(leases(server)) == 4
     client.close()
     assert keys(server) == []
@@ -403,8 +447,9 @@ def sent(server: EtcdServer, method: str) -> float:
 
 
 def test_an_uncontended_lock_costs_one_request_to_acquire_and_one_to_release(
-    server: EtcdServer, connect: Connect
+    server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("multilock.lease.ARM_AFTER", 60.0)  # none is held so long that it is watched
     lock = connect(server.url, ttl=60).lock("job")
     lock.acquire().release()
     before = server.metric("grpc_server_started_total")
@@ -430,14 +475,16 @@ def test_a_release_wakes_one_waiter(server: EtcdServer, connect: Connect) -> Non
         done.result(0).release()
 
 
+@pytest.mark.timeout(120)
 def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect: Connect) -> None:
-    client = connect(server.url, ttl=3)
+    client = connect(server.url, ttl=6)
     held = [client.lock(f"job-{n}").acquire() for n in range(1000)]
-    time.sleep(1.5)  # until all are watched
+    eventually(lambda: server.metric("etcd_debugging_mvcc_watcher_total") == len(held), within=20)
+    time.sleep(0.5)  # until the client has heard that all are watched
     before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
     time.sleep(4)
-    periods = time.monotonic() - started
-    assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 1
+    periods = (time.monotonic() - started) / 2
+    assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2  # one is asked for again
     assert sent(server, "Txn") == before["Txn"]
     assert all(lease.is_held() for lease in held)
 

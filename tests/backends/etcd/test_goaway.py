@@ -45,19 +45,21 @@ def test_a_held_lock_is_kept_over_a_new_connection_and_its_loss_is_still_pushed(
 ) -> None:
     lost = Recorder[Loss]()
     client = connect(polite.url, ttl=4)
-    lease = client.lock("job", on_lost=lost).acquire()
+    lease = client.lock("kept", on_lost=lost).acquire()
+    pushed = client.lock("job", ttl=60, on_lost=lost).acquire()  # no renewal finds its loss
     time.sleep(0.5)  # its watch is armed after a quarter of a second
     before, made = lease.remaining(), polite.made
     assert say_goodbye(polite) > 0
     eventually(lambda: lease.remaining() > before, within=4)
     assert polite.made > made
-    assert lease.state is LeaseState.HELD
+    eventually(lambda: lease.state is pushed.state is LeaseState.HELD)
     assert lost.calls == []
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
-    assert lost.wait(within=1).reason is LossReason.TAKEN
+    assert lost.wait().reason is LossReason.TAKEN
     with client.lock("job").acquire(timeout=5) as again:
         assert again.is_held()
-    assert keys(server) == []
+    assert lease.release()
+    eventually(lambda: keys(server) == [])
 
 
 def test_who_waits_hears_of_the_release_all_the_same(
@@ -72,7 +74,7 @@ def test_who_waits_hears_of_the_release_all_the_same(
     eventually(lambda: _answers(ours) and polite.made > made)
     begun = time.monotonic()
     assert holder.release()
-    assert waits.result(20) - begun < 3  # its safety timer would take twenty
+    assert waits.result(20) - begun < 8  # its safety timer would take twenty
 
 
 def test_locks_come_and_go_while_it_says_so_all_the_time(
@@ -105,6 +107,7 @@ def test_locks_come_and_go_while_it_says_so_all_the_time(
     eventually(lambda: keys(server) == [])
 
 
+@pytest.mark.timeout(150)
 def test_a_member_that_is_stopped_politely_costs_neither_a_lock_nor_a_place_in_the_queue(
     cluster: EtcdCluster, connect: Connect
 ) -> None:
@@ -125,7 +128,7 @@ def test_a_member_that_is_stopped_politely_costs_neither_a_lock_nor_a_place_in_t
     assert theirs.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 8
     assert lost.calls == []
 
 

@@ -12,6 +12,7 @@ from multilock import Client
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.test_faults import waiting
 from tests.servers_etcd import EtcdServer
 
 
@@ -67,11 +68,6 @@ def start(tools: list[Tool], server: EtcdServer, *words: str) -> Tool:
 
 def words_for(verb: str, key: str) -> tuple[str, ...]:
     return (verb, key) if verb == "lock" else (verb, key, "node-7")
-
-
-def waiting(client: Client, name: str) -> int:
-    info = client.inspect(name)
-    return info.waiting or 0 if info else 0
 
 
 @pytest.mark.parametrize("verb", ["lock", "elect"])

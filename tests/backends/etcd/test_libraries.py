@@ -60,13 +60,14 @@ def run(program: str, folder: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=120,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.strip()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("version", PROTOBUFS)
 def test_it_works_with_any_protobuf(version: str, shared: EtcdServer, tmp_path: Path) -> None:
     install(tmp_path, "--no-deps", f"protobuf=={version}")
@@ -74,6 +75,7 @@ def test_it_works_with_any_protobuf(version: str, shared: EtcdServer, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_an_etcd3_client_is_used_through_its_channel_and_left_open(
     order: str, shared: EtcdServer, tmp_path: Path

@@ -99,7 +99,7 @@ def test_a_loss_is_pushed_under_authentication(guarded: EtcdServer, connect: Con
     lease = connect(login(guarded, "app:s3cret"), ttl=60).lock("job").acquire()
     time.sleep(0.5)
     etcdctl(guarded.endpoint, "--user", "root:secret", "del", "--prefix", "multilock/job/")
-    loss = lease.wait_lost(2)
+    loss = lease.wait_lost(5)
     assert loss is not None
     assert loss.reason is LossReason.TAKEN
 

@@ -9,7 +9,7 @@ from tests.servers_etcd import EtcdServer
 def answers(function: str, url: str) -> dict[str, str]:
     """What the helper said, by the first word of each line."""
     with Helper(f"tests.backends.etcd.children:{function}", url, env={"GRPC_VERBOSITY": "ERROR"}) as helper:
-        assert helper.wait(30) == 0, helper.errors
+        assert helper.wait(50) == 0, helper.errors
         return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}
 
 

@@ -82,7 +82,7 @@ def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisSe
 @pytest.mark.parametrize("then", ["cut", "hold"])
 def test_a_lost_reply_to_a_try_leaves_nothing(server: RedisServer, proxy: FaultProxy, bare: Bare, then: Any) -> None:
     async def main() -> None:
-        async with client(proxy.url, request_timeout=0.3) as ours:
+        async with client(proxy.url, request_timeout=1.0) as ours:
             await (await ours.lock("a").acquire()).release()
             lost = proxy.drop_reply(b"multilock/a", then=then)
             with pytest.raises(BackendUnavailable) as caught:
@@ -109,7 +109,7 @@ def test_a_lost_reply_to_a_release_is_asked_again_in_the_background(proxy: Fault
 
 def test_a_cancelled_request_ends_its_connection_and_is_undone(proxy: FaultProxy, bare: Bare) -> None:
     async def main() -> None:
-        async with client(proxy.url) as ours:
+        async with client(proxy.url, request_timeout=5.0) as ours:
             await (await ours.lock("a").acquire()).release()
             lost = proxy.drop_reply(b"multilock/a", then="hold")
             task = asyncio.create_task(ours.lock("a").try_acquire())
@@ -137,17 +137,16 @@ class LateSocket:
 
 def test_a_pause_before_the_sending_shortens_the_lease_and_costs_nothing_else(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
-        async with client(server.url, ttl=1.0, request_timeout=1.0) as ours:
+        async with client(server.url, ttl=5.0) as ours:
             await (await ours.lock("a").acquire()).release()
             [line] = channels(ours).lines
             wire: Any = line._channel
             wire = wire._wire
             real, wire._sock = wire._sock, LateSocket(wire._sock, by=0.3)
-            before = multilock.now()
             lease = await ours.lock("a").try_acquire()
             assert lease
-            assert lease._granted.sent_at <= before + 0.1
-            assert lease.remaining() <= 0.9 - 0.3
+            assert lease._granted.sent_at <= multilock.now() - 0.3
+            assert lease.remaining() <= 4.5 - 0.3
             assert await lease.release()
             wire._sock = real
             assert holder_of(bare) is None
@@ -157,7 +156,7 @@ def test_a_pause_before_the_sending_shortens_the_lease_and_costs_nothing_else(se
 
 def test_a_cancelled_release_goes_on_in_the_background(proxy: FaultProxy, bare: Bare) -> None:
     async def main() -> None:
-        async with client(proxy.url) as ours:
+        async with client(proxy.url, request_timeout=5.0) as ours:
             lease = await ours.lock("a").acquire()
             held = proxy.hold_request(b"multilock/a")
             task = asyncio.create_task(lease.release())
@@ -173,7 +172,7 @@ def test_a_cancelled_release_goes_on_in_the_background(proxy: FaultProxy, bare: 
 
 def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: RedisServer) -> None:
     async def main() -> None:
-        async with client(server.url, ttl=1.0) as ours:
+        async with client(server.url, ttl=5.0) as ours:
             await (await ours.lock("a").acquire()).release()
             task = asyncio.create_task(ours.lock("a").try_acquire())
             await asyncio.sleep(0)
@@ -183,7 +182,7 @@ def test_an_answer_read_late_by_a_blocked_loop_counts_from_the_sending(server: R
             lease = await task
             assert lease
             assert lease._granted.sent_at <= sent_by
-            assert lease.remaining() <= 0.9 - 0.3
+            assert lease.remaining() <= 4.5 - 0.3
 
     run(main)
 
@@ -192,14 +191,14 @@ def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(
     server: RedisServer, bare: Bare, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with client(server.url, request_timeout=0.3) as ours:
+        async with client(server.url, request_timeout=1.0) as ours:
             await (await ours.lock("a").acquire()).release()  # from here on the server knows the script
             lease = await ours.lock("a").acquire()
             [line] = channels(ours).lines
             task = asyncio.create_task(lease.release())
             await asyncio.sleep(0)
             assert not channels(ours).idle, "it is sent"
-            time.sleep(0.5)  # noqa: ASYNC251 (longer than a request may take)
+            time.sleep(1.5)  # noqa: ASYNC251 (longer than a request may take)
             assert await task
             assert holder_of(bare) is None
             assert channels(ours).idle == [line]
@@ -233,7 +232,7 @@ def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(
 ) -> None:
     first = asyncio.new_event_loop()
     first.set_exception_handler(lambda *_: None)  # of the task that it leaves behind
-    ours = multilock.connect_async(proxy.url, ttl=TTL, request_timeout=0.3)
+    ours = multilock.connect_async(proxy.url, ttl=TTL, request_timeout=1.0)
     lock = ours.lock("a")
 
     async def once() -> None:
@@ -325,7 +324,7 @@ def test_a_waiter_is_served_in_order_and_woken_by_the_releaser(server: RedisServ
 
 def test_more_requests_at_once_than_channels_go_through_threads(server: RedisServer, proxy: FaultProxy) -> None:
     async def main() -> None:
-        async with client(proxy.url) as ours:
+        async with client(proxy.url, ttl=30.0) as ours:
             proxy.delay(0.1)
             leases = await asyncio.gather(*(ours.lock(f"n{number}").acquire() for number in range(3 * LINES)))
             assert all(lease.is_held() for lease in leases)
@@ -340,7 +339,7 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with client(server.url) as ours:
+        async with client(server.url, request_timeout=5.0) as ours:
             backend: Any = ours._kernel.backend
             connect = backend.channel
             go_on = threading.Event()

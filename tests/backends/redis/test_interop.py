@@ -38,7 +38,7 @@ def test_a_plain_set_nx_is_refused_while_we_hold_and_excludes_us_while_it_lives(
     claim, _ = us.take()
     assert bare.set("multilock/a", "cron", nx=True, px=100) is None
     us.release(claim)
-    assert bare.set("multilock/a", "cron", nx=True, px=100) is True
+    assert bare.set("multilock/a", "cron", nx=True, px=2000) is True
     waiter = us.claim()
     answer = us.attempt(waiter, join=True)
     assert isinstance(answer, Busy)

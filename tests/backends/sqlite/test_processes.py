@@ -14,7 +14,7 @@ from multilock.testing import Helper
 from multilock_sqlite.host import Process
 
 HELPERS = "tests.backends.sqlite.helpers"
-AT_ONCE = 0.3  # seconds: a look each 40 ms, on a machine that is busy
+AT_ONCE = 1.5  # seconds: a look each 40 ms, on a machine that may stand still
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_killed_holder_that_does_not_renew_keeps_its_ttl(client: multilock.Clien
 
 
 def test_stopped_holder_keeps_its_ttl_and_not_longer(client: multilock.Client, url: str) -> None:
-    with Helper(f"{HELPERS}:hold", url, 2) as holder:
+    with Helper(f"{HELPERS}:hold", url, 6) as holder:
         holder.wait_for("held", within=10)
         with holder.paused():
             stopped_at = time.monotonic()
-            with client.lock("n").acquire(timeout=5):
-                assert 2 * 2 / 3 * 0.8 < time.monotonic() - stopped_at < 2 + AT_ONCE
+            with client.lock("n").acquire(timeout=10):
+                assert 6 * 2 / 3 * 0.8 < time.monotonic() - stopped_at < 6 + AT_ONCE
 
 
 def test_killed_waiter_is_passed_over_at_once(client: multilock.Client, url: str) -> None:
@@ -136,7 +136,7 @@ def test_forks_under_load_are_quick_and_every_child_works(url: str) -> None:
     with Helper(f"{HELPERS}:fork_often", url, 20) as helper:
         (_, failures, longest) = helper.wait_for("forked", within=40)
     assert int(failures) == 0, helper.errors
-    assert float(longest) < 1
+    assert float(longest) < 3
 
 
 def test_child_forked_inside_a_request_is_refused(url: str) -> None:

@@ -114,7 +114,7 @@ def test_file_locked_for_longer_than_the_request_may_take_is_no_answer(asker: As
         started = time.monotonic()
         with pytest.raises(BackendUnavailable, match=r"locked by another program for more than 0\.2 s") as caught:
             asker.backend.attempt(asker.claim(), True, 0.2)
-        assert 0.15 < time.monotonic() - started < 0.4
+        assert 0.15 < time.monotonic() - started < 2
     assert caught.value.unknown is False
     asker.hold(asker.claim())
 

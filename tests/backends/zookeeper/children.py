@@ -20,7 +20,7 @@ __all__ = ["exit_while_holding", "fork_after_use", "fork_with_a_client_handed_ov
 
 def fork_after_use(url: str) -> None:
     """As gunicorn does: a client is used before the fork, a lock is held, a watch runs, and a thread waits."""
-    client = multilock.connect(url, ttl=4)
+    client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
     threading.Thread(target=_wait_for, args=(client, "parent"), daemon=True).start()
@@ -29,15 +29,15 @@ def fork_after_use(url: str) -> None:
     say("children", [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
     say("parent", lease.is_held())
     client.force_release("parent")
-    say("notice", lost.wait(2))
+    say("notice", lost.wait(5))
     client.close()
     say("done")
 
 
 def fork_with_a_client_handed_over(url: str) -> None:
-    theirs = KazooClient(url.partition("://")[2], timeout=4)
+    theirs = KazooClient(url.partition("://")[2], timeout=10)
     theirs.start()
-    client = multilock.connect("zookeeper://", client=theirs, ttl=4)
+    client = multilock.connect("zookeeper://", client=theirs, ttl=10)
     lease = client.lock("parent").acquire()
     child = _forked(_child, client, lease, "0")
     say("children", [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])

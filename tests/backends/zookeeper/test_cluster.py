@@ -4,42 +4,47 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from multilock import LeaseState, Loss, LossReason, now
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, by_the_clock, eventually
 from multilock.testing.conformance.faces import background
-from tests.backends.zookeeper.conftest import Connect
+from tests.backends.zookeeper.conftest import Connect, answers
 from tests.servers_zookeeper import ZooKeeperCluster
+
+pytestmark = pytest.mark.timeout(150)
 
 
 def test_a_lock_survives_the_death_of_the_leader_and_tokens_go_on_growing(
     cluster: ZooKeeperCluster, connect: Connect
 ) -> None:
     """Where its validity outlasts the election, in which a server may take a connection and not answer for T/3."""
-    client, other = connect(cluster.url, ttl=18), connect(cluster.url, ttl=18)
+    client, other = connect(cluster.url, ttl=36), connect(cluster.url, ttl=36)
     lease = client.lock("job").acquire()
     token = lease.fence()
-    waits = background(lambda: other.lock("job").acquire(timeout=45))
+    waits = background(lambda: other.lock("job").acquire(timeout=90))
     eventually(lambda: (info := client.inspect("job")) is not None and info.waiting == 1)
     cluster.leader().kill()
     cluster.leader()  # another one
     before = lease.remaining()
-    eventually(lambda: lease.remaining() > before or not lease.is_held(), within=18)
+    eventually(lambda: lease.remaining() > before or not lease.is_held(), within=36)
     assert lease.is_held()
     assert not waits.done()
     assert lease.release()
-    assert waits.result(10).fence() > token
+    assert waits.result(40).fence() > token
 
 
 def test_a_frozen_leader_costs_the_lock_in_time_and_others_go_on(cluster: ZooKeeperCluster, connect: Connect) -> None:
     lost = Recorder[Loss]()
     leader = cluster.leader()
     holder = connect(f"zookeeper://{leader.endpoint}", ttl=2).lock("job", on_lost=lost).acquire()
-    other = connect("zookeeper://" + ",".join(each.endpoint for each in cluster.followers()), ttl=2)
-    other.ping()
+    other = connect("zookeeper://" + ",".join(each.endpoint for each in cluster.followers()), ttl=6)
+    eventually(lambda: answers(other), within=15)
     leader.pause()
     next_one = other.lock("job").acquire(timeout=25)
     got_in = now()
-    assert lost.wait().reason in (LossReason.EXPIRED, LossReason.SESSION_LOST)
+    loss = lost.wait()
+    assert by_the_clock(loss) or loss.reason is LossReason.SESSION_LOST
     assert lost.times[0] <= got_in
     assert not holder.is_held()
     assert next_one.is_held()
@@ -55,7 +60,7 @@ def test_without_a_majority_nobody_believes_and_with_it_all_goes_on(
     dead = cluster.followers()
     for member in dead:
         member.kill()
-    assert lost.wait(within=10).reason is LossReason.EXPIRED
+    assert by_the_clock(lost.wait(within=10))
     assert lease.state is LeaseState.LOST
     waits = background(lambda: client.lock("job").acquire(timeout=30))
     time.sleep(0.5)

@@ -10,7 +10,7 @@ from tests.servers_zookeeper import ZooKeeperServer
 def answers(function: str, url: str) -> dict[str, str]:
     """What the helper said, by the first word of each line."""
     with Helper(f"tests.backends.zookeeper.children:{function}", url) as helper:
-        assert helper.wait(30) == 0, helper.errors
+        assert helper.wait(50) == 0, helper.errors
         return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}
 
 
@@ -30,4 +30,4 @@ def test_a_client_handed_over_is_replaced_in_a_forked_child(server: ZooKeeperSer
 
 def test_a_process_that_ends_gives_back_what_it_held(server: ZooKeeperServer, connect: Connect) -> None:
     assert answers("exit_while_holding", server.url)["held"] == "True"
-    assert connect(server.url).lock("job").try_acquire() is not None
+    assert connect(server.url, ttl=10).lock("job").try_acquire() is not None

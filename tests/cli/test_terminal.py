@@ -101,9 +101,9 @@ def test_ctrl_c_reaches_the_command_and_the_lock_is_given_back(terminal: Open, s
 
 
 def test_ctrl_c_ends_the_wait_for_a_lock(terminal: Open, sqlite_url: str) -> None:
-    held = f"{MULTILOCK} run job --url {sqlite_url} -- sh -c 'echo held; sleep 60' </dev/null & trap : INT; sleep 0.1;"
-    shell = terminal(f"{held} {MULTILOCK} run job --url {sqlite_url} -- true; echo code $?; kill $!")
-    shell.wait_for("held")
+    held = f"{MULTILOCK} run job --url {sqlite_url} -- sh -c 'touch held; sleep 60' </dev/null & trap : INT;"
+    until_held = "while [ ! -e held ]; do sleep 0.05; done;"
+    shell = terminal(f"{held} {until_held} {MULTILOCK} run job --url {sqlite_url} -- true; echo code $?; kill $!")
     shell.wait_for("waiting for 'job'")
     shell.type("\x03")
     shell.wait_for("code 130")

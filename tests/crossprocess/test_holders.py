@@ -13,6 +13,7 @@ from tests.crossprocess.conftest import Start
 
 START = 20.0  # seconds for a process to start on a busy machine
 SOON = 5.0
+LATE = 1.5  # by which somebody may be, on a machine that stands still at times
 FACES = pytest.mark.parametrize("hold", ["hold", "hold_on_loop"])
 
 
@@ -23,7 +24,7 @@ def test_the_lock_of_a_killed_holder_is_free_within_its_ttl(client: Client, star
     holder.kill()
     killed = now()
     with client.lock("n").acquire(timeout=START) as lease:
-        assert now() - killed <= client.capabilities.takeover_bound + 0.2
+        assert now() - killed <= client.capabilities.takeover_bound + LATE
         assert lease.fence() > token
 
 
@@ -86,30 +87,30 @@ def test_an_end_without_a_farewell_costs_the_ttl_and_no_more(
     assert holder.wait(START) in (4, -signal.SIGTERM)
     ended = now()
     with client.lock("n").acquire(timeout=START):
-        assert now() - ended <= client.capabilities.takeover_bound + 0.2
+        assert now() - ended <= client.capabilities.takeover_bound + LATE
 
 
 def test_a_killed_waiter_delays_nobody(client: Client, start: Start) -> None:
     lease = client.lock("n").acquire(timeout=SOON)
-    first, second = _queued(start), _queued(start)
+    first, second = _queued(start, 6.0), _queued(start, 6.0)  # seconds for which its place is kept, if nobody sees
     first.kill()
     released = now()
     lease.release()
-    assert float(second.wait_for("got", START)[1]) - released < 0.5
+    assert float(second.wait_for("got", START)[1]) - released < LATE
 
 
 def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_at_most(client: Client, start: Start) -> None:
     lease = client.lock("n").acquire(timeout=SOON)
-    first, second = _queued(start), _queued(start)
+    first, second = _queued(start, 1.0), _queued(start, 1.0)
     with first.paused():
         released = now()
         lease.release()
         got = float(second.wait_for("got", START)[1])
-        assert got - released <= client.capabilities.takeover_bound + 0.2
+        assert got - released <= client.capabilities.takeover_bound + LATE
     first.wait_for("got", START)  # and it lost no more than its turn
 
 
-def _queued(start: Start) -> Helper:
-    helper = start("wait", 1.0)
+def _queued(start: Start, ttl: float) -> Helper:
+    helper = start("wait", ttl)
     helper.wait_for("queued", START)
     return helper

@@ -32,6 +32,7 @@ __all__ = [
     "eventually",
     "executed_but_unanswered",
     "late",
+    "our_threads",
     "refused",
     "silence",
     "state_of",
@@ -68,6 +69,11 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
     while not ready():
         assert time.monotonic() < until, f"it did not become true within {within:g} s"
         time.sleep(0.002)
+
+
+def our_threads() -> set[threading.Thread]:
+    """Those of all clients; what else runs in this process comes and goes as it likes."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("multilock-")}
 
 
 def state_of(lease: Lease) -> LeaseState:

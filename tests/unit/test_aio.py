@@ -26,7 +26,8 @@ from multilock import (
     LossReason,
     NotHeld,
 )
-from tests.unit.kit import Call, Scripted, eventually, executed_but_unanswered, refused, silence
+from multilock.runtime import now
+from tests.unit.kit import Call, Scripted, eventually, executed_but_unanswered, our_threads, refused, silence
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
@@ -60,7 +61,7 @@ async def until(ready: Callable[[], object], within: float = 5.0) -> None:
 
 def test_a_lock_is_taken_kept_and_given_back(backend: Scripted) -> None:
     async def main() -> None:
-        async with AsyncClient(backend, ttl=0.5) as client:
+        async with AsyncClient(backend, ttl=2.0) as client:
             lock = client.lock("n")
             async with lock as lease:
                 assert lease.is_held()
@@ -72,9 +73,9 @@ def test_a_lock_is_taken_kept_and_given_back(backend: Scripted) -> None:
             assert not lease.is_held()
             assert backend.holders == {}
             lease = await lock.acquire(timeout=1)
-            assert await lock.try_acquire(0.02) is None
+            assert await lock.try_acquire(0.5) is None
             with pytest.raises(LockTimeout):
-                await lock.acquire(0.02)
+                await lock.acquire(0.5)
             assert await lock.release() is True
             with pytest.raises(NotHeld):
                 await lock.release()
@@ -548,11 +549,11 @@ def test_a_callback_that_raises_is_logged(backend: Scripted, kind: str, caplog: 
 
 def test_a_blocked_loop_costs_no_lock(backend: Scripted) -> None:
     async def main() -> None:
-        async with AsyncClient(backend, ttl=0.5) as client:
+        async with AsyncClient(backend, ttl=1.5) as client:
             lease = await client.lock("n").acquire()
-            time.sleep(1.2)  # noqa: ASYNC251
+            time.sleep(2.5)  # noqa: ASYNC251
             assert lease.is_held()
-            assert len(backend.called("renew")) >= 4
+            assert len(backend.called("renew")) >= 3
             assert await lease.release() is True
 
     run(main)
@@ -564,14 +565,15 @@ def test_a_loss_is_known_in_time_while_the_loop_is_blocked(backend: Scripted) ->
             heard: list[float] = []
             lease = await client.lock("n", on_lost=lambda loss: heard.append(time.monotonic())).acquire()
             backend.always("renew", silence(0.05))
-            time.sleep(1.1)  # noqa: ASYNC251
+            time.sleep(1.6)  # noqa: ASYNC251
+            woke = now()
             assert not lease.is_held()
             assert lease.state is LeaseState.LOST
             assert heard == []
             await until(lambda: heard)
             loss = await lease.wait_lost()
             assert loss is not None
-            assert loss.reason is LossReason.EXPIRED, "the watchdog was not blocked"
+            assert loss.detected_at < woke, "the watchdog was not blocked"
 
     run(main)
 
@@ -779,7 +781,7 @@ def test_events_are_heard_on_a_second_loop_too(backend: Scripted) -> None:
 def test_close_loses_what_is_held_and_ends_every_wait(backend: Scripted) -> None:
     async def main() -> None:
         heard: list[LossReason] = []
-        before = set(threading.enumerate())
+        before = our_threads()
         client = AsyncClient(backend)
         lease = await client.lock("held", on_lost=lambda loss: heard.append(loss.reason)).acquire()
         backend.holders["n"] = "somebody"
@@ -793,7 +795,7 @@ def test_close_loses_what_is_held_and_ends_every_wait(backend: Scripted) -> None
         assert [type(end) for end in ends] == [ClientClosed] * 3
         assert backend.holders == {"n": "somebody"}
         assert backend.queues["n"] == []
-        await until(lambda: set(threading.enumerate()) <= before)
+        await until(lambda: our_threads() <= before)
 
     run(main)
 
@@ -860,7 +862,7 @@ def test_a_page_of_locks_may_take_longer_than_one_request(backend: Scripted, mon
     monkeypatch.setattr(backend, "inspect_all", many_requests)
 
     async def main() -> None:
-        async with AsyncClient(backend, request_timeout=0.1) as client:
+        async with AsyncClient(backend, request_timeout=0.5) as client:
             assert len([info async for info in client.inspect_all("n")]) == 8
 
     run(main)

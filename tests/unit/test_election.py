@@ -27,6 +27,7 @@ from multilock import (
     LossReason,
     NotHeld,
 )
+from multilock.election import HEAD_START
 from multilock.runtime import Threads
 from multilock.testing import HandRuntime
 from tests.unit.kit import Answer, Call, Scripted, client_on, eventually, refused, silence
@@ -42,6 +43,12 @@ def client(server: Scripted) -> Iterator[Client]:
     client = client_on(server, Threads(), ttl=5.0)
     yield client
     client.close()
+
+
+@pytest.fixture(autouse=True)
+def a_long_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For on_elected, whose thread may stand still between its beginning and the call."""
+    monkeypatch.setattr("multilock.election.HEAD_START", 50 * HEAD_START)
 
 
 class Diary:
@@ -202,7 +209,7 @@ def test_an_on_elected_that_still_runs_does_not_delay_on_lost(client: Client, se
     client.election("e", on_elected=elected, on_lost=lambda loss: lost.set()).campaign()
     assert inside.wait(5)
     take(server)
-    assert lost.wait(1)
+    assert lost.wait(5)
     hang.set()
 
 
@@ -210,33 +217,30 @@ def test_an_on_elected_that_still_runs_does_not_delay_on_lost(client: Client, se
 
 
 def test_on_lost_has_ended_before_the_lease_is_given_back_and_it_is_renewed_meanwhile(server: Scripted) -> None:
-    client = client_on(server, Threads(), ttl=0.6)
+    client = client_on(server, Threads(), ttl=3.0)
     held_during: list[bool] = []
-    renewals: list[int] = []
 
     def lost(loss: Loss) -> None:
         before = len(server.called("renew"))
-        time.sleep(0.4)
+        eventually(lambda: len(server.called("renew")) > before, within=2.5)
         held_during.append("e" in server.holders and not election.is_leader() and not leadership.is_held())
-        renewals.append(len(server.called("renew")) - before)
 
     election = client.election("e", on_lost=lost)
     leadership = election.campaign()
     assert election.resign() is True
     assert held_during == [True]
-    assert renewals[0] >= 1
     assert server.holders == {}
     client.close()
 
 
 def test_an_on_lost_that_hangs_keeps_the_lease_for_one_ttl_at_most(server: Scripted) -> None:
-    client = client_on(server, Threads(), ttl=0.5)
+    client = client_on(server, Threads(), ttl=1.5)
     hang = threading.Event()
     election = client.election("e", on_lost=lambda loss: hang.wait(10))
     election.campaign()
     began = time.monotonic()
     assert election.resign() is True
-    assert 0.4 <= time.monotonic() - began < 2
+    assert 1.4 <= time.monotonic() - began < 3.5
     assert server.holders == {}
     hang.set()
     client.close()
@@ -446,10 +450,10 @@ def test_an_async_on_elected_that_always_raises_is_not_called_without_a_pause(se
 
     async def main() -> None:
         async with AsyncClient(server) as client, client.election("e", on_elected=elected):
-            await asyncio.sleep(1.5)
+            await until(lambda: len(called) >= 2)
 
-    asyncio.run(main())
-    assert len(called) == 2
+    run(main)
+    assert called[1] - called[0] >= 1.0
 
 
 def test_a_background_election_that_is_refused_tries_again(client: Client, server: Scripted) -> None:
@@ -586,13 +590,14 @@ def test_observe_begins_with_the_present_leader_and_tells_each_change(client: Cl
     def who() -> list[str | None]:
         return [leader.identity if leader else None for leader in seen]
 
+    def who_after_a_ring() -> list[str | None]:
+        server.notices.changed("e")
+        return who()
+
     eventually(lambda: who() == ["first"])
     server.script("inspect", silence(0.0), silence(0.0))
     server.holders["e"] = "second"
-    for _ in range(3):
-        server.notices.changed("e")
-        time.sleep(0.01)
-    eventually(lambda: who() == ["first", "second"])
+    eventually(lambda: who_after_a_ring() == ["first", "second"])
     del server.holders["e"]
     server.notices.changed("e")
     server.notices.changed("e")
@@ -915,6 +920,6 @@ def test_async_campaign_can_be_entered(server: Scripted) -> None:
             assert server.holders == {}
             server.holders["e"] = "another"
             with pytest.raises(LockTimeout):
-                await election.campaign(0.05)
+                await election.campaign(0.5)
 
     run(main)

@@ -95,12 +95,13 @@ def test_one_that_hangs_delays_only_its_own_events_and_keeps_so_many_of_them() -
     client.events.subscribe(quick.append)
     lock = client.lock("n")
     for _ in range(BACKLOG // 2 + 100):
-        lock.acquire().release()
+        last = lock.acquire()
+        last.release()
     eventually(lambda: len(quick) >= BACKLOG)
     hang.set()
-    eventually(lambda: len(slow) >= BACKLOG)
-    assert len(slow) <= BACKLOG + 1
+    eventually(lambda: [event.owner for event in slow[-2:]] == [last.owner] * 2)
     assert names(slow[-2:]) == ["Acquired", "Released"], "the oldest were dropped"
+    assert BACKLOG <= len(slow) <= BACKLOG + 1
     client.close()
 
 

@@ -128,7 +128,7 @@ class Listener:
 
             answers = self._recipe.renew(held, exchange, within)
         finally:
-            self._using_tracked.release()
+            self._used_tracked()
         self._tell(owners)
         return answers
 
@@ -137,11 +137,7 @@ class Listener:
         for wire in (self._subscribed, self._tracked):
             if wire is not None:
                 wire.interrupt()
-        # Whoever uses a connection at this moment closes it.
-        if self._using_tracked.acquire(blocking=False):
-            if self._tracked is not None:
-                self._tracked.close()
-            self._using_tracked.release()
+        self._close_tracked()
 
     # ---- the subscribed connection
 
@@ -258,8 +254,20 @@ class Listener:
             self._refuse("changes", f"a deleted key is noticed at the next renewal only: {error}")
             return
         finally:
-            self._using_tracked.release()
+            self._used_tracked()
         self._tell(owners)
+
+    def _used_tracked(self) -> None:
+        self._using_tracked.release()
+        if self._closed.is_set():  # meanwhile, and that could not be closed which was in use, or not made yet
+            self._close_tracked()
+
+    def _close_tracked(self) -> None:
+        """Unless it is in use: then whoever uses it does this again."""
+        if self._using_tracked.acquire(blocking=False):
+            if self._tracked is not None:
+                self._tracked.close()
+            self._using_tracked.release()
 
     def _before(self, names: Iterable[str]) -> list[tuple[str, Claim | None]]:
         """Who of us has these names, before it is asked who has them."""

@@ -91,7 +91,11 @@ class LoopFace:
         channels.opening += 1
         try:
             opens: Any = self._kernel.backend
-            return channels.add(loop, await self._on_thread(loop, within, opens.channel, (), _close))
+            channel = await self._on_thread(loop, within, opens.channel, (), _close)
+            if self._kernel.finished:  # the others were closed, or are going to be
+                _close(channel)
+                return None
+            return channels.add(loop, channel)
         finally:
             channels.opening -= 1
 

@@ -364,6 +364,36 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(
     run(main)
 
 
+def test_a_connection_that_is_made_while_the_client_is_closed_is_closed(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock.aio.face.GRACE", WITHIN)  # so that it comes after the end, and before the time limit
+
+    async def main() -> None:
+        ours = multilock.connect_async(server.url, ttl=TTL, request_timeout=0.5)
+        backend: Any = ours._kernel.backend
+        connect = backend.channel
+        go_on = threading.Event()
+
+        def slow(within: float) -> Any:
+            made.append(connect(within))
+            go_on.wait(WITHIN)
+            return made[0]
+
+        made: list[Any] = []
+        monkeypatch.setattr(backend, "channel", slow)
+        task = asyncio.create_task(ours.lock("a").try_acquire())
+        await until(lambda: made)
+        await ours.close()
+        go_on.set()
+        await until(lambda: made[0].fileno() < 0)
+        assert not channels(ours).lines
+        task.cancel()
+        await asyncio.wait([task])
+
+    run(main)
+
+
 def test_a_loop_that_cannot_watch_sockets_uses_threads(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         def add_reader(*_: Any) -> None:

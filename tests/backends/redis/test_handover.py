@@ -11,6 +11,8 @@ from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.model import Busy, Granted
 from multilock.testing import FaultProxy, Helper, hear, say
+from multilock_redis.notices import Listener
+from multilock_redis.transport import Wire
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, since
 from tests.servers import RedisServer
@@ -191,6 +193,30 @@ def test_closing_ends_the_thread_and_every_connection(us: Ours, them: Ours, bare
     us.close()
     them.close()
     eventually(lambda: our_threads() <= threads)
+    eventually(lambda: clients(bare) <= before)
+
+
+def test_closing_just_after_the_second_connection_was_made_ends_it_too(
+    us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = clients(bare)
+    held = us.take()
+    track = Listener._track
+    made, go_on = threading.Event(), threading.Event()
+
+    def slowly(listener: Listener, within: float) -> Wire:
+        wire = track(listener, within)
+        made.set()
+        go_on.wait(5)
+        return wire
+
+    monkeypatch.setattr(Listener, "_track", slowly)
+    watching = threading.Thread(target=us.watch, args=(held,))
+    watching.start()
+    assert made.wait(5)
+    us.close()
+    go_on.set()
+    watching.join()
     eventually(lambda: clients(bare) <= before)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from multilock import BackendUnavailable, Client
+from multilock import Client
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.faces import FACES, Face
 from multilock_redis import open_backend
@@ -18,15 +18,6 @@ Connect = Callable[..., Client]
 
 Operator = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
-
-
-def queued(client: Client, name: str) -> int:
-    """How many wait for it; 0 where a machine that stands still gives no answer."""
-    try:
-        info = client.inspect(name)
-    except BackendUnavailable:
-        return 0
-    return info.waiting or 0 if info else 0
 
 
 @pytest.fixture(params=sorted(FACES))

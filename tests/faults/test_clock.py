@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from multilock import Loss, LossReason
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, eventually, queued
 from multilock.testing.conformance.faces import background
-from tests.faults.conftest import Connect, queued
+from tests.faults.conftest import Connect
 from tests.servers import RedisServer
 
 HOUR = 3600.0

@@ -8,10 +8,10 @@ import pytest
 from redis.connection import Connection
 
 from multilock import BackendUnavailable, LeaseState, Loss, now
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, eventually, queued
 from multilock.testing.conformance.faces import background
 from multilock_redis.transport import Endpoint
-from tests.faults.conftest import Connect, Operator, queued
+from tests.faults.conftest import Connect, Operator
 
 
 def test_a_connection_that_is_made_too_late_is_closed(redis_url: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from multilock import BackendUnavailable, LeaseState, Loss, LossReason, now
-from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually
+from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually, queued
 from multilock.testing.conformance.faces import background
-from tests.faults.conftest import Connect, Operator, queued
+from tests.faults.conftest import Connect, Operator
 from tests.servers import RedisServer
 
 TTL = 2.0

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 
-from multilock import Client, Loss, LossReason, now
+from multilock import BackendUnavailable, Client, Loss, LossReason, now
 from multilock.testing.conformance.faces import FACES, Face
 from multilock.testing.conformance.places import Place
 
-__all__ = ["NAME", "SOON", "Conformance", "Pulse", "Recorder", "by_the_clock", "eventually"]
+__all__ = ["NAME", "SOON", "Conformance", "Pulse", "Recorder", "answers", "by_the_clock", "eventually", "queued"]
 
 T = TypeVar("T")
 NAME = "orders/42"
@@ -26,6 +26,24 @@ def eventually(ready: Callable[[], object], within: float = SOON) -> None:
     while not ready():
         assert now() < until, f"it did not become true within {within:g} s"
         time.sleep(0.003)
+
+
+def answers(client: Client) -> bool:
+    """Whether the backend answers this client now. For `eventually`, which asks again."""
+    try:
+        client.ping()
+    except BackendUnavailable:
+        return False
+    return True
+
+
+def queued(client: Client, name: str) -> int:
+    """How many wait for it; 0 where nobody answers. For `eventually`."""
+    try:
+        info = client.inspect(name)
+    except BackendUnavailable:
+        return 0
+    return info.waiting or 0 if info else 0
 
 
 def by_the_clock(loss: Loss) -> bool:

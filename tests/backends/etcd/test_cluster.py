@@ -7,10 +7,9 @@ import time
 import pytest
 
 from multilock import BackendUnavailable, LeaseState, Loss
-from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually
+from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
-from tests.backends.etcd.test_faults import waiting
 from tests.servers_etcd import EtcdCluster, EtcdServer
 
 pytestmark = pytest.mark.timeout(150)
@@ -54,7 +53,7 @@ def test_a_waiter_hears_of_a_release_after_the_member_it_watched_through_has_gon
     waiter = connect(url_of(first, *rest, cluster.leader()), ttl=20)
     holder = connect(url_of(cluster.leader()), ttl=20).lock("job").acquire()
     waits = background(lambda: waiter.lock("job").acquire(timeout=30))
-    eventually(lambda: waiting(waiter, "job") == 1)
+    eventually(lambda: queued(waiter, "job") == 1)
     getattr(first, how)()
     eventually(lambda: _silent_seen(waiter), within=10)
     holder.release()

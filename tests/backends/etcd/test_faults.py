@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import multilock_etcd.recipe
-from multilock import BackendUnavailable, Client, Lease, LeaseState, Loss, LossReason, now
+from multilock import BackendUnavailable, Lease, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.model import Granted
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, by_the_clock, eventually
+from multilock.testing.conformance.base import Recorder, by_the_clock, eventually, queued
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_etcd import open_backend
@@ -34,15 +34,6 @@ def keys(server: EtcdServer, prefix: str = "multilock/") -> list[str]:
 
 def leases(server: EtcdServer) -> list[str]:
     return etcdctl(server.endpoint, "lease", "list").split()[3:]
-
-
-def waiting(client: Client, name: str) -> int:
-    """For `eventually`: nobody, as far as anyone answers."""
-    try:
-        info = client.inspect(name)
-    except BackendUnavailable:
-        return 0
-    return info.waiting or 0 if info else 0
 
 
 def compact(server: EtcdServer) -> None:
@@ -203,7 +194,7 @@ def test_waiting_outlasts_a_restart_and_hears_of_a_release_during_it(
     holder = connect(server.url, ttl=10).lock("job").acquire()
     waiter = connect(proxy.url, ttl=20)
     waits = background(lambda: waiter.lock("job").acquire(timeout=20))
-    eventually(lambda: waiting(waiter, "job") == 1)
+    eventually(lambda: queued(waiter, "job") == 1)
     with outage(proxy):
         holder.release()
     begun = time.monotonic()
@@ -259,7 +250,7 @@ def test_compaction_of_what_a_broken_watch_had_still_to_read_hides_nothing(
     ours.lock("held", on_lost=lost).acquire()
     holder = theirs.lock("job").acquire()
     waits = background(lambda: ours.lock("job").acquire(timeout=10))
-    eventually(lambda: waiting(theirs, "job") == 1)
+    eventually(lambda: queued(theirs, "job") == 1)
     time.sleep(0.5)
     with outage(proxy):
         holder.release()
@@ -389,10 +380,10 @@ def test_a_waiter_whose_lease_is_revoked_joins_again_on_a_new_one(server: EtcdSe
     holder = theirs.lock("job").acquire()
     [their_lease] = leases(server)
     waits = background(lambda: ours.lock("job").acquire(timeout=10))
-    eventually(lambda: waiting(theirs, "job") == 1)
+    eventually(lambda: queued(theirs, "job") == 1)
     [our_lease] = set(leases(server)) - {their_lease}
     etcdctl(server.endpoint, "lease", "revoke", our_lease)
-    eventually(lambda: waiting(theirs, "job") == 1 and our_lease not in leases(server))
+    eventually(lambda: queued(theirs, "job") == 1 and our_lease not in leases(server))
     holder.release()
     assert waits.result(5).is_held()
 
@@ -404,7 +395,7 @@ def test_a_waiter_whose_key_is_deleted_joins_again(server: EtcdServer, connect: 
     eventually(lambda: len(keys(server)) == 2)
     last = etcdctl(server.endpoint, "get", "--prefix", "--keys-only", "--sort-by=CREATE", "multilock/").split()[-1]
     etcdctl(server.endpoint, "del", last)
-    eventually(lambda: waiting(theirs, "job") == 1)
+    eventually(lambda: queued(theirs, "job") == 1)
     holder.release()
     assert waits.result(5).is_held()
 
@@ -462,7 +453,7 @@ def test_a_release_wakes_one_waiter(server: EtcdServer, connect: Connect) -> Non
     holder = connect(server.url, ttl=60).lock("job").acquire()
     clients = [connect(server.url, ttl=60) for _ in range(5)]
     waits = [background(client.lock("job").acquire) for client in clients]
-    eventually(lambda: waiting(clients[0], "job") == 5)
+    eventually(lambda: queued(clients[0], "job") == 5)
     before = sent(server, "Txn")
     holder.release()
     eventually(lambda: any(each.done() for each in waits))

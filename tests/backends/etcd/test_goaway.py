@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import multilock
 from multilock import LeaseState, Loss, LossReason
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, answers, eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.goaway import ENHANCE_YOUR_CALM, GoawayProxy
-from tests.backends.etcd.test_faults import keys, waiting
+from tests.backends.etcd.test_faults import keys
 from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
 
 Goodbye = Callable[[GoawayProxy], int]
@@ -68,10 +67,10 @@ def test_who_waits_hears_of_the_release_all_the_same(
     theirs, ours = connect(server.url, ttl=20), connect(polite.url, ttl=20)
     holder = theirs.lock("job").acquire()
     waits = background(lambda: (ours.lock("job").acquire(timeout=30), time.monotonic())[1])
-    eventually(lambda: waiting(theirs, "job") == 1)
+    eventually(lambda: queued(theirs, "job") == 1)
     made = polite.made
     assert say_goodbye(polite) > 0
-    eventually(lambda: _answers(ours) and polite.made > made)
+    eventually(lambda: answers(ours) and polite.made > made)
     begun = time.monotonic()
     assert holder.release()
     assert waits.result(20) - begun < 8  # its safety timer would take twenty
@@ -118,23 +117,15 @@ def test_a_member_that_is_stopped_politely_costs_neither_a_lock_nor_a_place_in_t
     theirs = connect(f"etcd://{rest[0].endpoint},{rest[1].endpoint}", ttl=20).lock("job").acquire(timeout=10)
     waiter = connect(url, ttl=20)
     waits = background(lambda: waiter.lock("job").acquire(timeout=30))
-    eventually(lambda: waiting(waiter, "job") == 1)
+    eventually(lambda: queued(waiter, "job") == 1)
     os.kill(first.pid, signal.SIGTERM)
     eventually(lambda: not first.alive, within=10)
     before = lease.remaining()
     eventually(lambda: lease.remaining() > before, within=6)
     assert lease.state is LeaseState.HELD
-    eventually(lambda: _answers(waiter), within=10)
+    eventually(lambda: answers(waiter), within=10)
     assert theirs.release()
     begun = time.monotonic()
     assert waits.result(20).is_held()
     assert time.monotonic() - begun < 8
     assert lost.calls == []
-
-
-def _answers(client: multilock.Client) -> bool:
-    try:
-        client.ping()
-    except multilock.BackendUnavailable:
-        return False
-    return True

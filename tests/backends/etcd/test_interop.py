@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from multilock import Client
-from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.base import eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
-from tests.backends.etcd.test_faults import waiting
 from tests.servers_etcd import EtcdServer
 
 
@@ -82,7 +81,7 @@ def test_we_wait_for_etcdctl(
     assert info is not None
     assert info.identity == (None if verb == "lock" else "node-7")
     ours = background(lambda: client.lock("job").acquire(timeout=10))
-    eventually(lambda: waiting(client, "job") == 1)
+    eventually(lambda: queued(client, "job") == 1)
     tool.end()
     lease = ours.result(10)
     assert info.token is not None
@@ -95,7 +94,7 @@ def test_etcdctl_waits_for_us(
 ) -> None:
     lease = client.lock("job").acquire()
     tool = start(tools, shared, *words_for(verb, f"{request.node.name}/job"))
-    eventually(lambda: waiting(client, "job") == 1)
+    eventually(lambda: queued(client, "job") == 1)
     assert not tool.holds()
     assert lease.release()
     eventually(tool.holds)
@@ -107,9 +106,9 @@ def test_both_stand_in_one_queue_in_order_of_arrival(
 ) -> None:
     holder = client.lock("job").acquire()
     tool = start(tools, shared, "lock", f"{request.node.name}/job")
-    eventually(lambda: waiting(client, "job") == 1)
+    eventually(lambda: queued(client, "job") == 1)
     ours = background(lambda: client.lock("job", fair=True).acquire(timeout=10))
-    eventually(lambda: waiting(client, "job") == 2)
+    eventually(lambda: queued(client, "job") == 2)
     holder.release()
     tool.key()
     assert not ours.done()
@@ -134,7 +133,7 @@ def test_a_name_with_a_slash_is_one_escaped_name_for_the_tools(
         stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
         stranger.key()  # another lock, by its unescaped name
         tool = start(tools, shared, "lock", f"{request.node.name}/a%2Fb")
-        eventually(lambda: waiting(client, "a/b") == 1)
+        eventually(lambda: queued(client, "a/b") == 1)
         assert not tool.holds()
     eventually(tool.holds)
 

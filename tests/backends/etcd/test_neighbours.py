@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from multilock import Client
-from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.base import eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
-from tests.backends.etcd.test_faults import keys, waiting
+from tests.backends.etcd.test_faults import keys
 from tests.servers_etcd import EtcdServer, etcdctl
 
 Put = Callable[[str], None]
@@ -60,7 +60,7 @@ def test_data_among_the_contenders_is_not_taken(server: EtcdServer, connect: Con
     client, other = connect(server.url), connect(server.url)
     lease = client.lock("job").acquire()
     waits = background(lambda: other.lock("job").acquire(timeout=10))
-    eventually(lambda: waiting(client, "job") == 1)
+    eventually(lambda: queued(client, "job") == 1)
     etcdctl(server.endpoint, "put", "multilock/job/0", "v")
     info = client.inspect("job")
     assert info is not None

@@ -335,22 +335,28 @@ def test_more_requests_at_once_than_channels_go_through_threads(server: RedisSer
     run(main)
 
 
+def made_slowly(ours: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], threading.Event]:
+    """The connections that its backend opens from now on; each is handed over once the event is set."""
+    backend: Any = ours._kernel.backend
+    connect = backend.channel
+    made: list[Any] = []
+    go_on = threading.Event()
+
+    def slow(within: float) -> Any:
+        made.append(connect(within))
+        go_on.wait(WITHIN)
+        return made[-1]
+
+    monkeypatch.setattr(backend, "channel", slow)
+    return made, go_on
+
+
 def test_a_connection_that_nobody_waits_for_any_more_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with client(server.url, request_timeout=5.0) as ours:
-            backend: Any = ours._kernel.backend
-            connect = backend.channel
-            go_on = threading.Event()
-
-            def slow(within: float) -> Any:
-                made.append(connect(within))
-                go_on.wait(WITHIN)
-                return made[0]
-
-            made: list[Any] = []
-            monkeypatch.setattr(backend, "channel", slow)
+            made, go_on = made_slowly(ours, monkeypatch)
             task = asyncio.create_task(ours.lock("a").try_acquire())
             await until(lambda: made)
             task.cancel()
@@ -371,17 +377,7 @@ def test_a_connection_that_is_made_while_the_client_is_closed_is_closed(
 
     async def main() -> None:
         ours = multilock.connect_async(server.url, ttl=TTL, request_timeout=0.5)
-        backend: Any = ours._kernel.backend
-        connect = backend.channel
-        go_on = threading.Event()
-
-        def slow(within: float) -> Any:
-            made.append(connect(within))
-            go_on.wait(WITHIN)
-            return made[0]
-
-        made: list[Any] = []
-        monkeypatch.setattr(backend, "channel", slow)
+        made, go_on = made_slowly(ours, monkeypatch)
         task = asyncio.create_task(ours.lock("a").try_acquire())
         await until(lambda: made)
         await ours.close()

@@ -6,22 +6,12 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from multilock import BackendUnavailable, Client
 from tests.backends.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperCluster, ZooKeeperServer
 
-__all__ = ["Connect", "Operator", "answers"]
+__all__ = ["Connect", "Operator"]
 
 Operator = Callable[..., Any]
-
-
-def answers(client: Client) -> bool:
-    """Whether it is connected. The first request of a client is several, in the time of one."""
-    try:
-        client.ping()
-    except BackendUnavailable:
-        return False
-    return True
 
 
 @pytest.fixture(autouse=True)

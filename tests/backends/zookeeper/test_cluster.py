@@ -7,9 +7,9 @@ import time
 import pytest
 
 from multilock import LeaseState, Loss, LossReason, now
-from multilock.testing.conformance.base import Recorder, by_the_clock, eventually
+from multilock.testing.conformance.base import Recorder, answers, by_the_clock, eventually
 from multilock.testing.conformance.faces import background
-from tests.backends.zookeeper.conftest import Connect, answers
+from tests.backends.zookeeper.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperCluster
 
 pytestmark = pytest.mark.timeout(150)

@@ -15,12 +15,12 @@ from kazoo.client import KazooClient
 from multilock import AtRisk, BackendUnavailable, Client, Event, LeaseState, LockLost, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, by_the_clock, eventually
+from multilock.testing.conformance.base import Recorder, answers, by_the_clock, eventually, queued
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_zookeeper import ZooKeeperBackend, open_backend
 from multilock_zookeeper.notices import REASON_WITHIN
-from tests.backends.zookeeper.conftest import Connect, Operator, answers
+from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import TICK, ZooKeeperServer
 
 EXISTS_ROOT = b"\0\0\0\3\0\0\0\1/"  # operation 3, and the path with its length
@@ -29,14 +29,6 @@ EXISTS_ROOT = b"\0\0\0\3\0\0\0\1/"  # operation 3, and the path with its length
 def contenders(operator: Any, name: str = "job") -> list[str]:
     path = f"/multilock/{name}"
     return sorted(operator.get_children(path)) if operator.exists(path) else []
-
-
-def waiting(client: Client, name: str) -> int:
-    try:
-        info = client.inspect(name)
-    except BackendUnavailable:
-        return 0
-    return info.waiting or 0 if info else 0
 
 
 def backend_of(client: Client) -> ZooKeeperBackend:
@@ -217,7 +209,7 @@ def test_waiting_outlasts_an_outage_and_hears_of_a_release_during_it(
     holder = connect(server.url, ttl=10).lock("job").acquire()
     waiter = connect(proxy.url, ttl=10)
     waits = background(lambda: waiter.lock("job").acquire(timeout=20))
-    eventually(lambda: waiting(waiter, "job") == 1)
+    eventually(lambda: queued(waiter, "job") == 1)
     with outage(proxy):
         holder.release()
     begun = time.monotonic()
@@ -285,7 +277,7 @@ def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
     client.election("lead", on_elected=won, on_lost=deposed).start()
     eventually(lambda: led == ["elected"])
     waits = background(lambda: other.lock("job").acquire(timeout=30))
-    eventually(lambda: waiting(client, "job") == 1)
+    eventually(lambda: queued(client, "job") == 1)
     server.stop()
     server.start()
     assert waits.result(30).is_held()
@@ -378,9 +370,9 @@ def test_a_waiter_whose_session_expires_joins_again_on_a_new_one(server: ZooKeep
     ours, theirs = connect(server.url, ttl=10), connect(server.url, ttl=10)
     holder = theirs.lock("job").acquire()
     waits = background(lambda: ours.lock("job").acquire(timeout=10))
-    eventually(lambda: waiting(theirs, "job") == 1)
+    eventually(lambda: queued(theirs, "job") == 1)
     steal_and_close(server, session_of(ours))
-    eventually(lambda: waiting(theirs, "job") == 1)
+    eventually(lambda: queued(theirs, "job") == 1)
     holder.release()
     assert waits.result(5).is_held()
 
@@ -507,7 +499,7 @@ def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -
     holder = connect(server.url, ttl=60).lock("job").acquire()
     clients = [connect(server.url, ttl=60) for _ in range(5)]
     waits = [background(client.lock("job").acquire) for client in clients]
-    eventually(lambda: waiting(clients[0], "job") == 5)
+    eventually(lambda: queued(clients[0], "job") == 5)
     time.sleep(0.3)
     before = packets(server)
     holder.release()

@@ -10,10 +10,9 @@ import pytest
 
 import multilock
 from multilock import Loss, now
-from multilock.testing.conformance.base import Pulse, Recorder, eventually
+from multilock.testing.conformance.base import Pulse, Recorder, answers, eventually
 from multilock.testing.conformance.faces import background
 from multilock_zookeeper.transport import Transport
-from tests.backends.zookeeper.conftest import answers
 from tests.backends.zookeeper.islands import Archipelago, possible
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")

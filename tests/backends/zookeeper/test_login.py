@@ -19,10 +19,10 @@ from kazoo.security import make_digest_acl
 
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LeaseState, Loss, LossReason
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, answers, eventually
 from multilock.testing.conformance.faces import background
 from multilock_zookeeper import open_backend
-from tests.backends.zookeeper.conftest import Connect, Operator, answers
+from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers import free_port
 from tests.servers_zookeeper import ZooKeeperServer
 

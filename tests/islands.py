@@ -70,7 +70,7 @@ class Archipelago(Cluster[S]):
     def _build_bridge(self) -> tuple[str, str]:
         """One of the addresses that nobody has, and its name. The kernel makes no two of one name; two of one address
         would silently lead to the older one, which a killed run may have left behind."""
-        for number in sorted(range(1, 255), key=lambda _: random.random()):
+        for number in random.sample(range(1, 255), 254):
             bridge, subnet = f"ml{self._net}-{number}b", f"10.{self._net}.{number}"
             if ip("-4", "route", "show", f"{subnet}.0/24"):
                 continue

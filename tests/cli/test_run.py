@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import multilock
+from multilock.testing.conformance.base import Pulse
 from tests.cli.conftest import WITHIN, Run, Start, environment, gone, line_of, until
 from tests.servers import RedisServer, free_port
 
@@ -297,10 +298,10 @@ def test_a_backend_that_falls_silent_ends_the_command_before_its_lock_can_be_ano
     process = start("run", "job", "--ttl", TTL, "--url", redis_server.url, "--", "sh", "-c", f"echo $$; {STUBBORN}")
     pid = int(line_of(process))
     assert line_of(process) == "ready"
-    with redis_server.paused():
+    with redis_server.paused(), Pulse() as pulse:
         paused_at = multilock.now()
         until(lambda: gone(pid))
-        assert multilock.now() - paused_at < float(TTL) + 0.5  # it needs the processor to die
+        assert multilock.now() - paused_at < float(TTL) + pulse.stopped()
         assert process.wait(WITHIN) == 76
 
 

@@ -16,6 +16,7 @@ from multilock_redis.transport import Wire
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, since
 from tests.servers import RedisServer
+from tests.unit.kit import our_threads
 
 QUEUE, LIVE = "{multilock/a}:queue", "{multilock/a}:live"
 
@@ -228,10 +229,6 @@ def test_closing_does_not_wait_for_a_silent_server(us: Ours, connect: Connect, p
     started = now()
     them.close()
     assert now() - started < 0.9
-
-
-def our_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("multilock-")}
 
 
 def clients(bare: Bare) -> set[str]:

@@ -9,11 +9,22 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import pytest
 
-from multilock import BackendUnavailable, Client, Loss, LossReason, now
+from multilock import BackendUnavailable, Client, Lease, Loss, LossReason, now
 from multilock.testing.conformance.faces import FACES, Face
 from multilock.testing.conformance.places import Place
 
-__all__ = ["NAME", "SOON", "Conformance", "Pulse", "Recorder", "answers", "by_the_clock", "eventually", "queued"]
+__all__ = [
+    "NAME",
+    "SOON",
+    "Conformance",
+    "Pulse",
+    "Recorder",
+    "answers",
+    "believed_until",
+    "by_the_clock",
+    "eventually",
+    "queued",
+]
 
 T = TypeVar("T")
 NAME = "orders/42"
@@ -44,6 +55,16 @@ def queued(client: Client, name: str) -> int:
     except BackendUnavailable:
         return 0
     return info.waiting or 0 if info else 0
+
+
+def believed_until(lease: Lease) -> float:
+    """Wait until it is lost: a moment at which it was certainly still held, however late this thread runs."""
+    believed = asked = now()
+    while lease.is_held():
+        believed = asked
+        time.sleep(0.001)
+        asked = now()
+    return believed
 
 
 def by_the_clock(loss: Loss) -> bool:

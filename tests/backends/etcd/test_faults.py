@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import multilock_etcd.recipe
-from multilock import BackendUnavailable, Lease, LeaseState, Loss, LossReason, now
+from multilock import BackendUnavailable, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.model import Granted
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, by_the_clock, eventually, queued
+from multilock.testing.conformance.base import Recorder, believed_until, by_the_clock, eventually, queued
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_etcd import open_backend
@@ -267,16 +267,6 @@ def test_a_watch_armed_after_a_compaction_still_finds_the_loss(server: EtcdServe
     etcdctl(server.endpoint, "put", "something", "else")
     compact(server)
     assert lost.wait().reason is LossReason.TAKEN
-
-
-def believed_until(lease: Lease) -> float:
-    """Wait until it is lost: a moment at which it was certainly still held, however late this thread runs."""
-    believed = asked = now()
-    while lease.is_held():
-        believed = asked
-        time.sleep(0.001)
-        asked = now()
-    return believed
 
 
 @pytest.fixture

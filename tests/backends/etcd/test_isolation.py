@@ -9,11 +9,10 @@ import pytest
 
 import multilock
 from multilock import LeaseState, Loss, LossReason, now
-from multilock.testing.conformance.base import Pulse, Recorder, eventually
+from multilock.testing.conformance.base import Pulse, Recorder, believed_until, eventually
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.islands import Archipelago, possible
-from tests.backends.etcd.test_faults import believed_until
 from tests.servers_etcd import EtcdServer
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")

@@ -10,7 +10,7 @@ import pytest
 
 import multilock
 from multilock import Loss, now
-from multilock.testing.conformance.base import Pulse, Recorder, answers, eventually
+from multilock.testing.conformance.base import Pulse, Recorder, answers, believed_until, eventually
 from multilock.testing.conformance.faces import background
 from multilock_zookeeper.transport import Transport
 from tests.backends.zookeeper.islands import Archipelago, possible
@@ -38,11 +38,7 @@ def gap(islands: Archipelago) -> float:
         waits = background(lambda: (theirs.lock("job").acquire(timeout=30), now())[1])
         time.sleep(random.uniform(0.2, 1.0))  # anywhere in a period of renewals
         with islands.cut_off(cut_off), Pulse() as pulse:
-            believed, asked = 0.0, now()
-            while lease.is_held():
-                believed = asked
-                time.sleep(0.001)
-                asked = now()
+            believed = believed_until(lease)
             lost.wait()
             found = waits.result(30) - max(believed, lost.times[0]) + pulse.stopped()
     eventually(lambda: "Mode: follower" in cut_off.ask("srvr"), within=20)

@@ -17,7 +17,7 @@ import pytest
 import multilock
 from multilock import LeaseState, LossReason, now
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, believed_until, eventually
 from multilock.testing.conformance.faces import background
 from multilock_consul import notices
 from multilock_consul.recipe import LOCK_FLAGS
@@ -256,10 +256,7 @@ def test_the_lock_delay_keeps_others_out_until_the_holder_of_a_frozen_server_has
     time.sleep(0.6)  # until all is watched
     with frozen.paused():
         eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
-        asked = believed = now()
-        while lease.is_held():
-            asked, believed = now(), asked
-            time.sleep(0.01)
+        believed = believed_until(lease)
         assert lost.wait(1, WITHIN).reason is LossReason.EXPIRED
         assert waits.result(LOOKED_FOR) > max(believed, lost.times[0])
 

@@ -121,12 +121,15 @@ class Watchdog:
         renew: dict[Batch, list[Holding]] = {}
         watch: dict[Hashable, list[Holding]] = {}
         late: list[Holding] = []
+        following = math.inf
         with self._kernel.lock:
             heap = self._heap
             while heap and (heap[0][0] <= now or heap[0][2]._due != heap[0][0]):
                 when, _, lease = heapq.heappop(heap)
                 if lease._due != when:
                     self._stale -= 1
+                    if when > now:
+                        following = when  # locks come and go: a step then, instead of a poke by each that comes
                     continue
                 lease._due = None
                 if now >= lease._lost_at:
@@ -134,7 +137,8 @@ class Watchdog:
                     continue
                 self._decide(lease, now, renew, watch, late)
                 self._plan(lease)
-            following = heap[0][0] if heap else math.inf
+            if heap and following == math.inf:
+                following = heap[0][0]
         for lease in over:
             self._kernel.monitor.expire(lease)
         for lease in late:

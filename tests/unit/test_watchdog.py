@@ -14,6 +14,7 @@ import pytest
 
 from multilock import BackendRejected, Client, LeaseState, LockLost, LossReason, connect
 from multilock.errors import BackendUnavailable
+from multilock.lease import ARM_AFTER
 from multilock.runtime import Threads, now
 from multilock.testing import HandRuntime
 from tests.unit.kit import (
@@ -320,6 +321,33 @@ def test_locks_that_came_and_went_do_not_wake_the_watchdog_one_by_one(
         runtime.advance(0.01)
     runtime.advance(60)
     assert len(steps) < 10
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_lock_that_comes_and_goes_does_not_wake_the_watchdog_each_time(
+    beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wake-up is a change of thread in the middle of the next request. On real threads: the hand-driven ticker
+    steps only when its time has come."""
+    with connect("memory://come-and-go") as client:
+        kept = client.lock("kept").acquire() if beside else None
+        lock = client.lock("n")
+        lock.acquire().release()
+        time.sleep(ARM_AFTER * 1.5)  # what is kept is looked at again in some seconds only
+        ticker: Any = client._kernel._ticker
+        steps: list[float] = []
+
+        def step(step: Callable[[], float] = ticker._step) -> float:
+            steps.append(now())
+            return step()
+
+        monkeypatch.setattr(ticker, "_step", step)
+        began = now()
+        for _ in range(300):
+            lock.acquire().release()
+            time.sleep(0.0005)  # the woken thread gets its turn
+        assert len(steps) < 20 + 2 * (now() - began) / ARM_AFTER
+        assert kept is None or kept.is_held()
 
 
 def test_the_heap_does_not_grow_with_renewals_by_hand(client: Client, runtime: HandRuntime) -> None:

@@ -61,8 +61,9 @@ class Client:
     """
 
     def __init__(self, backend: Backend, **options: Any) -> None:
-        if isinstance(backend, str):
-            raise TypeError("Client() takes a backend object: multilock.connect(url) makes a client of a URL")
+        if not hasattr(backend, "scheme"):
+            what = f"Client() takes a backend object, not {type(backend).__name__}"
+            raise TypeError(f"{what}: multilock.connect(url) makes a client of a URL")
         self._begin(backend, settings_for(backend.scheme, options))
 
     @classmethod

@@ -50,8 +50,9 @@ class AsyncClient:
     """One backend and what is held in it, for the tasks of one event loop. See `multilock.Client`."""
 
     def __init__(self, backend: Backend, **options: Any) -> None:
-        if isinstance(backend, str):
-            raise TypeError("AsyncClient() takes a backend object: multilock.connect_async(url) makes one of a URL")
+        if not hasattr(backend, "scheme"):
+            what = f"AsyncClient() takes a backend object, not {type(backend).__name__}"
+            raise TypeError(f"{what}: multilock.connect_async(url) makes one of a URL")
         self._begin(backend, settings_for(backend.scheme, options))
 
     @classmethod

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multilock import AsyncClient, Client
 from multilock.backend import Backend
 from multilock.config import Settings, default_identity, open_configured, reject_unknown, resolve, settings_for
 from multilock.errors import CapabilityMissing, ConfigurationError
@@ -419,6 +420,13 @@ def test_a_client_made_from_a_backend_object_has_the_kernels_settings_only() -> 
         settings_for("mine", {"prefix": "x"})
     with pytest.raises(TypeError):
         settings_for("mine", {"ttl": "3"})
+
+
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+@pytest.mark.parametrize("thing", ["redis://h", None, object(), {"url": "memory://"}])
+def test_a_client_made_from_no_backend_says_what_makes_one_of_a_url(make: Callable[..., object], thing: object) -> None:
+    with pytest.raises(TypeError, match=rf"backend object, not {type(thing).__name__}: multilock\.connect"):
+        make(thing)
 
 
 def test_a_file_that_is_there_and_cannot_be_read_is_an_error_also_where_nobody_asked_for_it(

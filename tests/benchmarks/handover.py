@@ -19,6 +19,7 @@ import redis_lock  # type: ignore[import-not-found, import-untyped, unused-ignor
 import multilock
 from multilock import AsyncClient, now
 from multilock.model import Claim
+from multilock.runtime import Bell, Threads
 from multilock.testing import Helper, hear, say
 from multilock_redis.recipe import ACQUIRE, RELEASE, Keyspace, Recipe
 from multilock_redis.transport import Connections, Endpoint, pack
@@ -49,18 +50,26 @@ def _multilock(url: str, fair: bool) -> Take:
 
 class _PlainSockets:
     """What is left of multilock without its Python: its scripts, prepacked, and a wait in which the waiter itself reads
-    the subscription of its process. One waiter of a process at a time stands at the server, as with multilock."""
+    the subscription of its process, or is woken by a thread that does. One waiter of a process at a time stands at the
+    server, as with multilock."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, listener: bool) -> None:
         self._port = urlsplit(url).port or 0
         self._client = os.urandom(8).hex()
         self._recipe = Recipe(Keyspace("multilock/"), Connections(Endpoint("raw", redis.Connection, {}), now), "", now)
         self._push = RawSocket(self._port)
         self._push.ask(pack("SUBSCRIBE", f"multilock:wake:{self._client}"))
+        self._bell = Threads().bell() if listener else None
         self._first = threading.Lock()
         self._own = threading.local()
         for script in (ACQUIRE, RELEASE):
             self._connection().ask(script.load)
+        if self._bell:
+            threading.Thread(target=self._listen, args=(self._bell,), daemon=True).start()
+
+    def _listen(self, bell: Bell) -> None:
+        while self._push.read():
+            bell.set()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -70,7 +79,7 @@ class _PlainSockets:
         connection = self._connection()
         with self._first:
             while not connection.ask(acquire).startswith(b":"):
-                self._push.read()
+                self._bell.wait(TTL) if self._bell else self._push.read()
         yield
         connection.ask(release)
 
@@ -94,7 +103,8 @@ def _redis_lock(url: str) -> Take:
 HANDOVERS: dict[str, Callable[[str], Take]] = {
     "multilock": lambda url: _multilock(url, fair=False),
     "multilock, fair=True": lambda url: _multilock(url, fair=True),
-    "raw: its scripts, and nobody else": lambda url: _PlainSockets(url).turn,
+    "raw: its scripts": lambda url: _PlainSockets(url, listener=False).turn,
+    "raw: its scripts, and a thread that listens": lambda url: _PlainSockets(url, listener=True).turn,
     "redis.lock.Lock": _redis_py,
     "python-redis-lock": _redis_lock,
 }

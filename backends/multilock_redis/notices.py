@@ -57,6 +57,10 @@ class Listener:
         self._closed = threading.Event()
         self.listening = False  #: wake-ups are pushed, or the server refused that: waiting may begin
         self.refused: dict[str, str] = {}  #: what the server does not let us do, and what it said
+        self._warned: set[str] = set()  # of these refusals
+        # An interrupt (Ctrl-C) comes when a call returns or a Python function begins. So these two locks are taken by
+        # `taken += map(lock.acquire, …)`, which has no such moment between the acquire and the note of it, and a
+        # `finally` lets go of them by a call of its own: else one would stay taken for ever.
         self._starting = threading.Lock()
         self._subscribed: Wire | None = None
         self._subscriber = 0  # its id at the server; 0: there is none that could hear of changes
@@ -69,15 +73,18 @@ class Listener:
     def listen(self, within: float) -> None:
         """Subscribe, unless that is done. BackendUnavailable (nothing was executed) if there is no answer."""
         deadline = self._now() + within
-        if not self._starting.acquire(timeout=max(0.0, within)):
-            raise self._silence("subscribing takes too long")
+        taken: list[bool] = []
         try:
+            taken += map(self._starting.acquire, [True], [max(0.0, within)])
+            if taken != [True]:
+                raise self._silence("subscribing takes too long")
             if not self.listening and not self._closed.is_set():
                 wire = self._subscribe(deadline - self._now())
                 threading.Thread(target=self._run, args=(wire,), name="multilock-redis-notices", daemon=True).start()
                 self.listening = True
         finally:
-            self._starting.release()
+            if taken == [True]:
+                self._starting.release()
 
     def watch(self, claims: Sequence[Claim], within: float) -> None:
         """Report when one of these does not hold its name (any more)."""
@@ -110,12 +117,12 @@ class Listener:
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | None]:
         """Over the tracked connection, and what is watched stays tracked. Over another when that is in use or down:
         then the renewal itself is pushed as a change, and looked at, which tracks it again."""
-        if self._tracked is None or not self._using_tracked.acquire(blocking=False):
-            return self._recipe.renew(held, self._connections.exchange, within)
+        taken: list[bool] = []
         owners: list[Owner] = []
         try:
+            taken += map(self._using_tracked.acquire, [False])
             wire = self._tracked
-            if not wire.alive or wire.stale():
+            if taken != [True] or wire is None or not wire.alive or wire.stale():
                 return self._recipe.renew(held, self._connections.exchange, within)
             before = self._before([claim.name for claim, _ in held if claim.name in self._watched])
             reads = self._reads(before, tracked=True)
@@ -128,7 +135,8 @@ class Listener:
 
             answers = self._recipe.renew(held, exchange, within)
         finally:
-            self._used_tracked()
+            if taken == [True]:
+                self._using_tracked.release()
         self._tell(owners)
         return answers
 
@@ -137,7 +145,6 @@ class Listener:
         for wire in (self._subscribed, self._tracked):
             if wire is not None:
                 wire.interrupt()
-        self._close_tracked()
 
     # ---- the subscribed connection
 
@@ -146,7 +153,11 @@ class Listener:
         # The wake-ups last: after the answer to this one, and only then, messages may come at any time.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
-        (client, _), (changes, _), (wakes, _) = wire.exchange(requests, within)
+        client, changes, wakes = answers = [answer for answer, _ in wire.exchange(requests, within)]
+        for answer in answers:
+            if isinstance(answer, BackendUnavailable):  # silence, as LOADING or BUSY: no refusal
+                raise answer
+        self.refused = {}  # what was refused once may be allowed by now
         if isinstance(wakes, Exception):
             self._refuse("wake-ups", f"waiters are woken by timers only: {wakes}")
         for answer in (client, changes):
@@ -158,6 +169,7 @@ class Listener:
 
     def _run(self, wire: Wire) -> None:
         """The thread: reads until the connection breaks, and makes a new one, until the client is closed."""
+        self.listening = True  # here too: an interrupt may end listen() while it waits for this thread to begin
         while True:
             try:
                 self._read(wire)
@@ -168,12 +180,16 @@ class Listener:
             wire.close()
             again = self._subscribe_again()
             if again is None:
-                return
+                break
             wire = again
             # Whatever was pushed in between is lost.
             self._notices.wake(None)
             self._notices.changed(None)
             self._look_again(None)
+        # Here, since who closes the client may find it in use, or not made yet. No other is made after it.
+        with self._using_tracked:
+            if self._tracked is not None:
+                self._tracked.close()
 
     def _subscribe_again(self) -> Wire | None:
         """None: the client was closed."""
@@ -210,16 +226,16 @@ class Listener:
     def _understand(self, message: list[Any]) -> set[str]:
         """Wake who is meant; return the names that may have changed."""
         match message:
+            case [b"message", _, bytes(payload)]:  # first: somebody waits for it
+                claim_id = payload.decode()
+                self._notices.wake(claim_id)
+                if "changes" in self.refused:  # force_release tells the former holder so
+                    return {name for name, claim in list(self._watched.items()) if claim.id == claim_id}
             case [b"message", channel, None] if channel == INVALIDATED:  # the whole database
                 return self._watched.keys() | self._followed.keys()
             case [b"message", channel, [*keys]] if channel == INVALIDATED:
                 names = {self._keys.name(key) for key in keys}
                 return {name for name in names if name in self._watched or name in self._followed}
-            case [b"message", _, bytes(payload)]:
-                claim_id = payload.decode()
-                self._notices.wake(claim_id)
-                if "changes" in self.refused:  # force_release tells the former holder so
-                    return {name for name, claim in list(self._watched.items()) if claim.id == claim_id}
         return set()
 
     # ---- the tracked connection
@@ -239,9 +255,11 @@ class Listener:
     def _look(self, names: Iterable[str] | None, within: float) -> None:
         """Read who holds these names (None: all), and tell what changed. From then on the server tells of changes."""
         deadline = self._now() + within
-        if not self._using_tracked.acquire(timeout=max(0.0, within)):
-            raise self._silence("the tracked connection is busy")
+        taken: list[bool] = []
         try:
+            taken += map(self._using_tracked.acquire, [True], [max(0.0, within)])
+            if taken != [True]:
+                raise self._silence("the tracked connection is busy")
             wire = None
             if "changes" not in self.refused:
                 wire = self._track(deadline - self._now())
@@ -254,20 +272,9 @@ class Listener:
             self._refuse("changes", f"a deleted key is noticed at the next renewal only: {error}")
             return
         finally:
-            self._used_tracked()
+            if taken == [True]:
+                self._using_tracked.release()
         self._tell(owners)
-
-    def _used_tracked(self) -> None:
-        self._using_tracked.release()
-        if self._closed.is_set():  # meanwhile, and that could not be closed which was in use, or not made yet
-            self._close_tracked()
-
-    def _close_tracked(self) -> None:
-        """Unless it is in use: then whoever uses it does this again."""
-        if self._using_tracked.acquire(blocking=False):
-            if self._tracked is not None:
-                self._tracked.close()
-            self._using_tracked.release()
 
     def _before(self, names: Iterable[str]) -> list[tuple[str, Claim | None]]:
         """Who of us has these names, before it is asked who has them."""
@@ -315,8 +322,11 @@ class Listener:
         raise refusal
 
     def _refuse(self, what: str, consequence: str) -> None:
-        if what not in self.refused:
-            self.refused[what] = consequence
+        if what in self.refused:
+            return
+        self.refused[what] = consequence
+        if consequence not in self._warned:  # not again after each reconnect
+            self._warned.add(consequence)
             logger.warning("%s: %s", self._endpoint.name, consequence)
 
     def _silence(self, what: str) -> BackendUnavailable:

@@ -374,6 +374,8 @@ class Endpoint:
     def _not_connected(self, error: BaseException) -> Exception:
         if isinstance(error.__context__, ssl.SSLCertVerificationError):
             return BackendRejected(f"{self.name} is not trusted: {error.__context__} (see ca=)", backend="redis")
+        if isinstance(error, theirs.ResponseError) and str(error).partition(" ")[0] in _SILENT:
+            return refusal(str(error), self.name)
         if isinstance(error, (theirs.AuthenticationError, theirs.ResponseError)):
             return BackendRejected(
                 f"{self.name} refused: {error} (check username=, password= and the database)", backend="redis"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import redis
 
 from multilock import now
 from multilock.model import Claim, Granted, LossReason, owner_text
 from multilock_redis import RedisBackend, open_backend
+from multilock_redis.transport import pack
+from tests.servers import RedisServer
 
-__all__ = ["Bare", "Ear", "Ours", "eventually", "holder_of", "since"]
+__all__ = ["Bare", "Ear", "Ours", "busy", "eventually", "holder_of", "since"]
 
 Bare = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
@@ -111,6 +116,28 @@ def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
     while not condition():
         assert now() < until, "it did not become true"
         pause.wait(0.005)
+
+
+@contextmanager
+def busy(server: RedisServer) -> Iterator[None]:
+    """Meanwhile a script of somebody else runs: the server answers -BUSY."""
+
+    def says_so() -> bool:
+        try:
+            bare.ping()
+        except redis.ResponseError as error:
+            return str(error).startswith("BUSY")
+        return False
+
+    with redis.Redis(port=server.port) as bare, socket.create_connection(("127.0.0.1", server.port)) as it:
+        bare.config_set("lua-time-limit", 50)
+        it.sendall(pack("EVAL", "while true do end", 0))
+        eventually(says_so, within=10)
+        try:
+            yield
+        finally:
+            bare.script_kill()
+            it.recv(100)
 
 
 def since(bare: Bare, version: str, what: str) -> None:

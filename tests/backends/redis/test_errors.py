@@ -15,9 +15,9 @@ from multilock import now
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
-from multilock_redis.transport import pack, refusal
+from multilock_redis.transport import refusal
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, since
+from tests.backends.redis.kit import Bare, Ours, busy, eventually, holder_of, since
 from tests.servers import RedisServer, free_port
 
 SECRET = "correct-horse"
@@ -236,12 +236,18 @@ def says(ours: Ours, word: str) -> bool:
 def test_a_server_busy_with_a_script(redis_server: RedisServer) -> None:
     ours = Ours(redis_server.url)
     ours.take(ours.claim("before"))
-    with redis.Redis(port=redis_server.port) as bare, socket.create_connection(("127.0.0.1", redis_server.port)) as it:
-        bare.config_set("lua-time-limit", 50)
-        it.sendall(pack("EVAL", "while true do end", 0))
-        eventually(lambda: says(ours, "BUSY"), within=10)
-        bare.script_kill()
-        it.recv(100)
+    with busy(redis_server), silent(unknown=False) as caught:
+        ours.take()
+    assert "BUSY" in str(caught.value)
+    ours.take()
+    ours.close()
+
+
+def test_a_server_busy_while_a_connection_selects_its_database(redis_server: RedisServer) -> None:
+    ours = Ours(f"redis://127.0.0.1:{redis_server.port}/2")
+    with busy(redis_server), silent(unknown=False) as caught:
+        ours.take()
+    assert "BUSY" in str(caught.value)
     ours.take()
     ours.close()
 

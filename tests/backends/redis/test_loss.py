@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
 import pytest
+import redis
 
 from multilock import now
+from multilock.errors import BackendUnavailable
 from multilock.model import LossReason
 from multilock.testing import FaultProxy
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours, eventually, since
+from tests.backends.redis.kit import Bare, Ours, busy, eventually, since
 from tests.servers import RedisServer
 
 TAKEN = LossReason.TAKEN
@@ -170,6 +173,74 @@ def test_without_permission_to_read_many_keys_renewals_go_on(server: RedisServer
     assert all(us.renew(held))
     us.watch(held)
     assert "changes" in us.backend._listener.refused
+
+
+def test_subscribing_while_the_server_is_busy_is_silence_and_no_refusal(
+    redis_server: RedisServer, connect: Connect
+) -> None:
+    us = connect(redis_server.url)
+    held = us.take()
+    with busy(redis_server), pytest.raises(BackendUnavailable, match="BUSY"):
+        us.watch(held)
+    us.watch(held)
+    assert us.backend._listener.refused == {}
+    with redis.Redis(port=redis_server.port) as bare:
+        bare.delete(LOCK)
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_a_server_that_is_busy_when_the_connections_were_cut_pushes_losses_afterwards(
+    redis_server: RedisServer, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "multilock")
+    with FaultProxy.before(redis_server.url) as proxy:
+        us = connect(proxy.url)
+        held = us.take()
+        us.watch(held)
+        with busy(redis_server):
+            proxy.cut()
+            eventually(lambda: "BUSY" in caplog.text, within=5)  # it was asked for a subscription
+        us.ear.hears("wake", None, within=6)
+        assert us.backend._listener.refused == {}
+        with redis.Redis(port=redis_server.port) as bare:
+            bare.delete(LOCK)
+        us.ear.hears("gone", held[0].id, TAKEN, within=5)
+        us.close()
+
+
+SUBSCRIBING = ("-client", "-subscribe")
+TRACKING = ("-client", "+client|id", "+client|caching")
+
+
+@pytest.mark.parametrize("rights", [SUBSCRIBING, TRACKING])
+def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription_and_warned_of_once_until_then(
+    server: RedisServer, bare: Bare, connect: Connect, caplog: pytest.LogCaptureFixture, rights: tuple[str, ...]
+) -> None:
+    since(bare, "6.2", "rights on channels")
+
+    def allow(*commands: str) -> None:
+        bare.execute_command("ACL", "SETUSER", "healed", "reset", "on", "nopass", "~*", "&*", "+@all", *commands)
+
+    def cut() -> None:
+        us.ear.heard.clear()
+        bare.execute_command("CLIENT", "KILL", "USER", "healed")
+        us.ear.hears("wake", None, within=5)  # subscribed again
+
+    allow(*rights)
+    us = connect(server.url.replace("redis://", "redis://healed:x@"))
+    held = us.take()
+    us.watch(held)
+    refused = set(us.backend._listener.refused)
+    cut()
+    eventually(lambda: set(us.backend._listener.refused) == refused, within=5)
+    warnings = [record.getMessage() for record in caplog.records if f":{server.port}" in record.getMessage()]
+    assert len(warnings) == len(refused) > 0
+    allow()
+    cut()
+    eventually(lambda: us.backend._listener._tracked and us.backend._listener._tracked.alive, within=5)
+    assert "refused" not in {finding.code for finding in us.backend.diagnose(1)}
+    bare.delete(LOCK)
+    us.ear.hears("gone", held[0].id, TAKEN)
 
 
 def test_a_followed_name_is_reported_when_its_holder_changes_and_not_when_it_renews(us: Ours, them: Ours) -> None:

@@ -1,0 +1,82 @@
+"""A KeyboardInterrupt, at any moment of what the caller's thread does for pushes, costs the client none of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import pytest
+
+from multilock.model import LossReason
+from multilock_redis import notices
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ours
+
+
+def interrupted(call: Callable[[], object], moment: int) -> bool:
+    """Do this, with an interrupt at one of the moments of notices.py when CPython looks for signals: where a Python
+    function begins, or a call of a C function returns. False: it has fewer."""
+    left = moment
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        frames = (frame, frame.f_back) if event == "call" else (frame,) if event == "c_return" else ()
+        if any(frame and frame.f_code.co_filename == notices.__file__ for frame in frames):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+    return False
+
+
+def test_an_interrupt_at_any_moment_of_subscribing_leaves_a_client_that_can_wait(
+    us: Ours, connect: Connect, bare: Bare
+) -> None:
+    us.take()
+    moment, more = 0, True
+    while more:
+        moment += 1
+        them = connect()
+        first, second = them.claim(), them.claim()
+        more = interrupted(lambda ours=them, claim=first: ours.attempt(claim, join=True), moment)  # type: ignore[misc]
+        them.wait(second)
+        bare.publish(f"multilock:wake:{them.ear.client}", second.id)
+        them.ear.hears("wake", second.id)
+        them.close()
+    assert moment > 10
+
+
+def renewing(us: Ours) -> Callable[[], object]:
+    held = us.take(us.claim("kept"))
+    us.watch(held)
+    return lambda: us.renew(held)
+
+
+def watching(us: Ours) -> Callable[[], object]:
+    held = us.take(us.claim("kept"))
+    return lambda: us.watch(held)
+
+
+@pytest.mark.parametrize("doing", [renewing, watching])
+def test_an_interrupt_at_any_moment_of_a_request_on_the_tracked_connection_leaves_it_to_the_next(
+    us: Ours, bare: Bare, doing: Callable[[Ours], Callable[[], object]]
+) -> None:
+    call = doing(us)
+    moment = 1
+    while interrupted(call, moment):
+        held = us.take(us.claim(f"n{moment}"))
+        us.watch(held)
+        bare.delete(f"multilock/n{moment}")
+        us.ear.hears("gone", held[0].id, LossReason.TAKEN)
+        moment += 1
+    assert moment > 10

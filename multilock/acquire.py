@@ -142,10 +142,12 @@ async def acquire(kernel: Kernel, want: Want, timeout: float | None, stop: Stop 
         if line.waiters[0] is waiter or await contender.stand_in(line):
             lease = await contender.contend(line)
         kernel.gate.leave(want.name, waiter)
-    except BaseException:  # an interrupt inside that leave() too: one who stays keeps out all behind him
+    except BaseException as error:  # an interrupt inside that leave() too: one who stays keeps out all behind him
         kernel.gate.leave(want.name, waiter)
         if lease:
             kernel.release_later(lease)
+        if isinstance(error, MultilockError):
+            kernel.name_error(error, want.name)
         raise
     return lease
 
@@ -245,7 +247,7 @@ class _Contender:
         claim = self.kernel.claim(self.want)
         self.granted = None
         self.stands = self.unsure = False
-        self.kernel.monitor.waiting[claim.id] = self.waiter  # before the request that joins: no push is missed
+        self.kernel.monitor.waiting[claim.id] = claim, self.waiter  # before the request that joins: no push is missed
         return claim
 
     async def _attempt(self, claim: Claim) -> Granted | Busy:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multilock.runtime import Runtime
     from multilock.timers import Timers
 
-__all__ = ["Callbacks", "ThreadCallbacks", "call_safely"]
+__all__ = ["Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely"]
 
 logger = logging.getLogger("multilock")
 
@@ -42,19 +42,21 @@ def call_safely(callback: Callable[..., object], *args: Any) -> object:
         return None
 
 
-def _call(callback: Callable[..., object], *args: Any) -> None:
+def call_in_thread(callback: Callable[..., object], *args: Any) -> None:
+    """In a thread of ours: sys.exit() ends no process from here, and must not end who calls."""
     try:
         call_safely(callback, *args)
-    except BaseException:  # sys.exit() ends no process from here, and must not end who calls
+    except BaseException:
         logger.exception("the callback %r tried to end its thread", callback)
 
 
 class _Call:
-    __slots__ = ("args", "callback", "started")
+    __slots__ = ("args", "begun", "callback", "started")
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.callback = callback
         self.args = args
+        self.begun = False
         self.started = 0.0
 
 
@@ -67,26 +69,31 @@ class ThreadCallbacks:
         self._lock = threading.Lock()
         self._young: dict[_Call, None] = {}  # running and counted, oldest first
         self._queue: deque[_Call] = deque()
-        self._unfinished = 0
+        self._unfinished: set[_Call] = set()
         self._relief_planned = False
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         call = _Call(callback, args)
-        with self._lock:
-            self._unfinished += 1
-            if full := len(self._young) >= THREADS:
-                self._queue.append(call)
+        try:
+            with self._lock:
+                self._unfinished.add(call)
+                if full := len(self._young) >= THREADS:
+                    self._queue.append(call)
+                else:
+                    self._begin(call)
+            if full:
+                self._plan_relief()
             else:
-                self._begin(call)
-        if full:
-            self._plan_relief()
-        else:
-            self._spawn(call)
+                self._spawn(call)
+        except BaseException:  # interrupted: its thread may have started or not, and whichever comes first calls it
+            self._relief_planned = False  # nor may its timer
+            self._put_back(call)
+            raise
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
         def call_each() -> None:
             while (argument := following()) is not None:
-                _call(callback, argument)
+                call_in_thread(callback, argument)
 
         self.start(call_each)
 
@@ -102,20 +109,30 @@ class ThreadCallbacks:
             self._runtime.spawn(lambda: self._run(call), "multilock-callback")
         except RuntimeError as error:  # the process may have no more threads: try again soon
             logger.error("no thread for the callback %r: %s", call.callback, error)
-            with self._lock:
-                self._young.pop(call, None)
-                self._queue.appendleft(call)
-                planned, self._relief_planned = self._relief_planned, True
-            if not planned:
-                self._timers.at(self._runtime.now() + HUNG, self._relieve)
+            self._put_back(call)
+
+    def _put_back(self, call: _Call) -> None:
+        with self._lock:
+            if call.begun:
+                return
+            self._unfinished.add(call)
+            self._young.pop(call, None)
+            self._queue.appendleft(call)
+            planned, self._relief_planned = self._relief_planned, True
+        if not planned:
+            self._timers.at(self._runtime.now() + HUNG, self._relieve)
 
     def _run(self, first: _Call) -> None:
         call: _Call | None = first
         while call is not None:
-            _call(call.callback, *call.args)
+            with self._lock:
+                again, call.begun = call.begun, True
+            if not again:
+                call_in_thread(call.callback, *call.args)
             with self._lock:
                 counted = self._young.pop(call, self) is None
-                self._unfinished -= 1
+                if not again:
+                    self._unfinished.discard(call)
                 # A thread that did not count any more was replaced already: it must not take a second place.
                 call = self._queue.popleft() if counted and self._queue else None
                 if call:

@@ -11,7 +11,7 @@ from typing import Any
 from multilock.errors import ConfigurationError
 from multilock.names import check_timeout
 
-__all__ = ["decorator"]
+__all__ = ["decorator", "gives"]
 
 
 def decorator(
@@ -62,16 +62,16 @@ def _check_kind(function: Callable[..., Any], asynchronous: bool) -> None:
     if not callable(function):
         raise TypeError(f"locked() decorates a function, not {function!r:.60}")
     name = _shown(function)
-    if _gives(inspect.isgeneratorfunction, function) or _gives(inspect.isasyncgenfunction, function):
+    if gives(inspect.isgeneratorfunction, function) or gives(inspect.isasyncgenfunction, function):
         raise TypeError(f"{name} is a generator: its body would run after the lock was given back; lock inside it")
-    if _gives(inspect.iscoroutinefunction, function):
+    if gives(inspect.iscoroutinefunction, function):
         if not asynchronous:
             raise TypeError(f"{name} is a coroutine function: decorate it with an AsyncClient's locked()")
     elif asynchronous:
         raise TypeError(f"{name} is no coroutine function: decorate it with a blocking Client's locked()")
 
 
-def _gives(kind: Callable[[Any], bool], function: Any) -> bool:
+def gives(kind: Callable[[Any], bool], function: Any) -> bool:
     """Whether a call runs a function of this kind: itself, a partial's, a static method's, an object's ``__call__``."""
     while isinstance(function, (functools.partial, staticmethod)):
         function = function.func if isinstance(function, functools.partial) else function.__func__

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.acquire import run
-from multilock.callbacks import call_safely
+from multilock.callbacks import call_in_thread
 from multilock.errors import ClientClosed
 from multilock.lock import Lease
 from multilock.model import Claim, Granted, LeaderInfo, Loss
@@ -189,14 +189,15 @@ class Election(Standing[Leadership]):
         self._kernel.runtime.spawn(lambda: run(self._follow(observer)), "multilock-observer")
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
-        call_safely(callback, *args)
+        call_in_thread(callback, *args)
 
     def _run_elected(self, term: Term[Leadership]) -> None:
-        self._begin(term)
+        if not self._elected_begins(term):
+            return
         try:
             if self._on_elected:
                 self._on_elected(term.leadership)
-        except Exception:
+        except BaseException:  # sys.exit() too: this thread is ours
             term.failed = True
             logger.exception("on_elected of the election %r raised: this node resigns", self.name)
         self._elected_ended(term)
@@ -204,11 +205,13 @@ class Election(Standing[Leadership]):
             run(self._resign(term.leadership))
 
     def _run_lost(self, term: Term[Leadership], loss: Loss) -> None:
+        if not self._lost_begins(term):
+            return
         kernel = self._kernel
         if term.begun_at and not term.elected_done and (rest := term.begun_at + HEAD_START - kernel.now()) > 0:
             kernel.runtime.event().wait(rest)
         if self._on_lost:
-            call_safely(self._on_lost, loss)
+            call_in_thread(self._on_lost, loss)
         self._lost_ended(term)
 
     async def _do_work(self, term: Term[Leadership], work: Callable[[Leadership], Any]) -> Any:

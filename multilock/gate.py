@@ -55,16 +55,19 @@ class Gate:
             return line
 
     def leave(self, name: str, waiter: Waiter) -> None:
-        """Harmless for one that was interrupted before it had a place."""
+        """Again after an interrupt: it may have come before there was a place, or before the next one was woken."""
         with self._lock:
             line = self._lines.get(name)
-            if line is None or waiter not in line.waiters:
+            if line is None:
                 return
-            first = line.waiters[0] is waiter
-            line.waiters.remove(waiter)
+            if waiter in line.waiters:
+                first = line.waiters[0] is waiter
+                line.waiters.remove(waiter)
+                if not first:
+                    return
             if not line.waiters:
                 del self._lines[name]
-            elif first:
+            else:
                 line.waiters[0].set()
 
     def wake_all(self) -> None:

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -22,6 +22,7 @@ from multilock import lease as rules
 from multilock import process
 from multilock.cleanup import Cleanup
 from multilock.config import Settings, default_identity
+from multilock.decorate import gives
 from multilock.errors import (
     BackendUnavailable,
     CapabilityMissing,
@@ -189,7 +190,7 @@ class Kernel:
             return
         if not callable(callback):
             raise TypeError(f"{what} takes a function of one argument, not {callback!r:.60}")
-        if not self.face.asynchronous and inspect.iscoroutinefunction(callback):
+        if not self.face.asynchronous and gives(inspect.iscoroutinefunction, callback):
             raise TypeError(f"{what} got a coroutine function, which only a client of connect_async() can call")
 
     def _grantable(self, ttl: float) -> float:
@@ -274,14 +275,22 @@ class Kernel:
                 "the release of the lock %r goes on in the background: %s", lease.name, error, extra=self.extra(lease)
             )
             return True
-        if not ours:
+        try:
+            return self._answered(lease, ours, released_at)
+        except BaseException:  # interrupted: whoever waits for its end hears of it all the same
+            self._answered(lease, ours, released_at)
+            raise
+
+    def _answered(self, lease: Holding, ours: bool, released_at: float) -> bool:
+        """The end of a release. Twice is harmless."""
+        if ours:
+            self._released(lease, released_at)
+        else:
             self.monitor.lose(
                 lease, LossReason.TAKEN, "it was gone when it was released", confirmed=True, give_back=False
             )
             lease._leave_scope()
-            return False
-        self._released(lease, released_at)
-        return True
+        return ours
 
     def release_later(self, lease: Holding) -> None:
         """Release it in the background: somebody unwinds and cannot wait."""
@@ -295,14 +304,15 @@ class Kernel:
 
     def _released(self, lease: Holding, released_at: float) -> None:
         with self.lock:
-            if lease._state != RELEASING:  # forked meanwhile
+            if lease._state != RELEASING and not lease._hooks:  # forked meanwhile
                 return
             lease._state = RELEASED
             self.held.pop(lease._claim.id, None)
-            hooks, lease._hooks, lease._callbacks = lease._hooks, None, None
+            lease._callbacks = None
         lease._leave_scope()
-        for hook in hooks or ():
+        for hook in list(lease._hooks or ()):
             hook()
+        lease._hooks = None
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("released the lock %r", lease.name, extra=self.extra(lease))
         if self.events.listened:
@@ -322,11 +332,13 @@ class Kernel:
 
     def poke(self, at: float) -> None:
         """See to it that the ticking thread looks at ``at`` at the latest."""
-        (self._ticker or self._start_ticker()).poke(at)
+        if ticker := self._ticker or self._start_ticker():
+            ticker.poke(at)
 
-    def _start_ticker(self) -> Ticker:
+    def _start_ticker(self) -> Ticker | None:
+        """None: the client has ended, and what is still planned in it is not done."""
         with self.lock:
-            if self._ticker is None:
+            if self._ticker is None and not self.finished:
                 self._ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
             return self._ticker
 
@@ -390,7 +402,8 @@ class Kernel:
         wait_until(self.runtime, lambda: not (self.monitor.waiting or self.held), budget)
 
     def _finish(self) -> None:
-        self.finished = True
+        with self.lock:
+            self.finished = True
         self.followers.close()
         self.watchdog.close()
         self.cleanup.close()
@@ -399,17 +412,29 @@ class Kernel:
         if self._ticker:
             self._ticker.close()
 
-    def exit(self, deadline: float) -> None:
-        """The interpreter ends: give back what is held in this thread, no callbacks, nothing past ``deadline``."""
+    def withdraw(self, deadline: float) -> bool:
+        """The interpreter ends: nobody here waits any more. False: the client was closed before.
+
+        For all clients before any of them gives a lock back, which could go to a waiter that ends with this process.
+        """
         with self.lock:
             already, self.closed = self.closed, True
+        if not already:
+            waiting = [(claim, None, True) for claim, _ in list(self.monitor.waiting.values())]
+            self._give_back([*waiting, *self.cleanup.take()], deadline)
+        return not already
+
+    def exit(self, deadline: float) -> None:
+        """Then give back what is held, in this thread: no callbacks, nothing past ``deadline``."""
+        with self.lock:
             leases = [lease for lease in self.held.values() if lease._state == HELD]
             for lease in leases:
                 lease._state = RELEASED
                 self.forget(lease)
-        if already:
-            return
-        claims = [(lease._claim, lease._granted, lease._unsure) for lease in leases] + self.cleanup.take()
+        self._give_back([(lease._claim, lease._granted, lease._unsure) for lease in leases], deadline)
+        self._finish()
+
+    def _give_back(self, claims: Iterable[tuple[Claim, Granted | None, bool]], deadline: float) -> None:
         for claim, granted, unsure in claims:
             if (left := deadline - self.now()) <= 0:
                 break
@@ -419,7 +444,6 @@ class Kernel:
                 logger.warning("the lock %r could not be given back at exit: %s", claim.name, error)
                 if isinstance(error, BackendUnavailable):
                     break  # the rest would only use up the time of other clients
-        self._finish()
 
     def forked(self) -> None:
         """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""

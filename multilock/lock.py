@@ -159,8 +159,8 @@ class Lock:
         lease = run(acquire(self._kernel, want, timeout))
         if lease is None:
             return None
-        assert isinstance(lease, Lease)
         try:
+            assert isinstance(lease, Lease)
             scope.push(lease)
         except BaseException:  # interrupted: nobody has it to release it
             self._kernel.release_later(lease)

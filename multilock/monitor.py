@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from multilock import lease as rules
 from multilock.holding import HELD, LOST, RELEASING, Holding
-from multilock.model import Loss, LossReason
+from multilock.model import Claim, Loss, LossReason
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel
@@ -33,15 +33,15 @@ class Monitor:
         self._kernel = kernel
         self.client = client
         self.now = kernel.runtime.now
-        self.waiting: dict[str, Wakeable] = {}
+        self.waiting: dict[str, tuple[Claim, Wakeable]] = {}  # by claim id
 
     # Notices
 
     def wake(self, claim_id: str | None) -> None:
-        waiters = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
-        for waiter in waiters:
-            if waiter:
-                waiter.set()
+        waiting = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
+        for one in waiting:
+            if one:
+                one[1].set()
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         if lease := self._kernel.held.get(claim_id):

@@ -18,6 +18,7 @@ EXIT_TIME = 2.0  # seconds for all clients together
 
 
 class Process(Protocol):
+    def withdraw(self, deadline: float) -> bool: ...
     def exit(self, deadline: float) -> None: ...
     def forked(self) -> None: ...
 
@@ -30,9 +31,10 @@ def register(kernel: Process) -> None:
 
 
 def _at_exit() -> None:
-    deadline = now() + EXIT_TIME
-    for kernel in list(_kernels):
-        kernel.exit(deadline)
+    began = now()
+    still_open = [kernel for kernel in list(_kernels) if kernel.withdraw(began + EXIT_TIME / 2)]
+    for kernel in still_open:
+        kernel.exit(began + EXIT_TIME)
 
 
 def _after_fork_in_child() -> None:

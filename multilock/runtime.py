@@ -132,12 +132,20 @@ class _ThreadTicker:
         self._planned = math.inf  # what a poke is compared with; inf while the step decides, so that none is lost
         self._due = now()  # when the present or next step should have begun
         self._closed = False
-        runtime.spawn(self._run, name)
+        try:
+            runtime.spawn(self._run, name)
+        except BaseException:  # interrupted: its thread may have started, and nobody would close it
+            self.close()
+            raise
 
     def poke(self, at: float) -> None:
         if at < self._planned:
-            self._planned = at
-            self._wakeup.set()
+            try:
+                self._planned = at
+                self._wakeup.set()
+            except BaseException:  # interrupted: it may not have rung
+                self._planned = math.inf
+                raise
 
     def late(self) -> float:
         return max(0.0, now() - self._due)

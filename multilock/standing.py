@@ -39,6 +39,7 @@ class Term(Generic[T]):
         self.begun_at: float | None = None  # when on_elected was called
         self.resigning = False
         self.loss: Loss | None = None  # what on_lost was, or is to be, called with
+        self.lost_begun = False
         self.elected_task: Any = None  # asyncio: on_elected, to be cancelled at the loss
         self.elected_done = False
         self.failed = False  # on_elected raised
@@ -170,6 +171,7 @@ class Standing(Generic[T]):
         try:
             self._take_office(term, lease)
         except BaseException:  # interrupted: nobody has it to resign it
+            self._kernel.callbacks.start(self._run_elected, term)  # they come in pairs; begun already, nothing happens
             self._abdicate(term)
             raise
         return term
@@ -193,13 +195,24 @@ class Standing(Generic[T]):
         self._observe_no_longer()
         self._ring()
 
-    def _begin(self, term: Term[T]) -> None:
-        """on_elected is being called: from here on on_lost may be."""
+    # An interrupt may come while a callback is being started: then it is started again, and begins once.
+
+    def _elected_begins(self, term: Term[T]) -> bool:
+        """on_elected is being called: from here on on_lost may be. False: it has begun already."""
         with self._lock:
+            if term.begun_at is not None:
+                return False
             term.begun_at = self._kernel.now()
             waiting = term.loss
         if waiting:
             self._kernel.callbacks.start(self._run_lost, term, waiting)
+        return True
+
+    def _lost_begins(self, term: Term[T]) -> bool:
+        """False: it has begun already."""
+        with self._lock:
+            again, term.lost_begun = term.lost_begun, True
+        return not again
 
     def _elected_ended(self, term: Term[T]) -> None:
         term.elected_done = True
@@ -216,12 +229,10 @@ class Standing(Generic[T]):
         self._tell_lost(loss.lease._term, loss)  # type: ignore[attr-defined]
 
     def _tell_lost(self, term: Term[T], loss: Loss) -> None:
-        """Have on_lost called once, and not before on_elected."""
+        """Have on_lost called once, with the first loss, and not before on_elected."""
         with self._lock:
-            if term.loss is not None:
-                return
-            term.loss = loss
-            if term.begun_at is None:
+            loss = term.loss = term.loss or loss
+            if term.begun_at is None or term.lost_begun:
                 return
         self._kernel.callbacks.start(self._run_lost, term, loss)
 
@@ -230,11 +241,12 @@ class Standing(Generic[T]):
         lease = term.leadership
         with self._lock:
             again, term.resigning = term.resigning, True
-        if again or not lease._alive():
+        if not lease._alive():
             return False
+        # Again too: who began may have been interrupted before this.
         self._tell_lost(term, Loss(lease, LossReason.RESIGNED, False, why, self._kernel.now(), lease._valid_until))
         self._ring()
-        return True
+        return not again
 
     async def _resign(self, leadership: Holding) -> bool:
         """on_lost first, while the lease is still renewed, one ttl at most; then give it back."""
@@ -318,8 +330,10 @@ class Standing(Generic[T]):
 
     def _abdicate(self, term: Term[T]) -> None:
         """Resign without waiting: we are unwinding. One that has begun already is ended."""
-        self._renounce(term, "its work was interrupted")
-        self._give_back_later(term)
+        try:
+            self._renounce(term, "its work was interrupted")
+        finally:
+            self._give_back_later(term)
 
     async def _callbacks_ended(self, stop: Stop) -> None:
         term = self._term

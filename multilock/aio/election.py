@@ -157,8 +157,9 @@ class AsyncElection(Standing[AsyncLeadership]):
         await await_safely(callback, *args)
 
     async def _run_elected(self, term: Term[AsyncLeadership]) -> None:
+        if not self._elected_begins(term):
+            return
         term.elected_task = asyncio.current_task()
-        self._begin(term)
         try:
             if self._on_elected:  # also where it is over already: on_lost comes next, and they come in pairs
                 result = self._on_elected(term.leadership)
@@ -181,6 +182,8 @@ class AsyncElection(Standing[AsyncLeadership]):
             await self._resign(term.leadership)
 
     async def _run_lost(self, term: Term[AsyncLeadership], loss: Loss) -> None:
+        if not self._lost_begins(term):
+            return
         if not term.elected_done:
             term.elected_task.cancel()
         try:

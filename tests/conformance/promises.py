@@ -553,6 +553,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "At the end of the interpreter what is held is given back, without callbacks": (
             "ProcessConformance.test_a_process_that_ends_gives_back_what_it_holds",
+            "ProcessConformance.test_what_a_process_gives_back_at_its_end_goes_to_no_waiter_of_its_own",
         ),
         "No thread keeps the process alive, no signal handler is installed": (
             "ProcessConformance.test_no_thread_of_ours_keeps_a_process_alive",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason
@@ -29,6 +32,7 @@ __all__ = [
     "Step",
     "StepFace",
     "client_on",
+    "ctrl_c",
     "eventually",
     "executed_but_unanswered",
     "late",
@@ -69,6 +73,27 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
     while not ready():
         assert time.monotonic() < until, f"it did not become true within {within:g} s"
         time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
+    """KeyboardInterrupt where CPython delivers one: once, as ``function`` begins in this thread, or in it after the
+    return of the C function ``after``."""
+    event = "c_return" if after else "call"
+
+    def profile(frame: FrameType, seen: str, argument: Any) -> None:
+        if seen == event and frame.f_code.co_qualname == function and after in (None, getattr(argument, "__name__", 0)):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        sys.setprofile(None)
+    raise AssertionError(f"{function} was not come by")
 
 
 def our_threads() -> set[threading.Thread]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from multilock.acquire import BlockingFace
 from multilock.callbacks import ThreadCallbacks
 from multilock.runtime import Threads, now
 from multilock.timers import Timers
-from tests.unit.kit import Losses, Scripted, client_on, eventually
+from tests.unit.kit import Losses, Scripted, client_on, ctrl_c, eventually
 
 
 class Ticking:
@@ -41,6 +42,20 @@ def test_a_callback_runs_on_a_thread_of_its_own(ticking: Ticking) -> None:
     assert ticking.callbacks.wait(5)
     assert where == ["multilock-callback"]
     eventually(lambda: callback_threads() == 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "after"),
+    [("ThreadCallbacks._begin", None), ("ThreadCallbacks._spawn", None), ("Thread.start", "start_new_thread")],
+)
+def test_one_whose_start_is_interrupted_is_called_once(ticking: Ticking, function: str, after: str | None) -> None:
+    called: list[int] = []
+    with ctrl_c(function, after):
+        ticking.callbacks.start(called.append, 1)
+    assert ticking.callbacks.wait(5)
+    time.sleep(0.3)  # a second thread would have begun by now
+    assert called == [1]
+    assert ticking.callbacks.wait(0)
 
 
 def test_one_that_raises_is_logged_and_harms_nothing(ticking: Ticking, caplog: pytest.LogCaptureFixture) -> None:

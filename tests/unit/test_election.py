@@ -26,11 +26,12 @@ from multilock import (
     Loss,
     LossReason,
     NotHeld,
+    connect,
 )
 from multilock.election import HEAD_START
 from multilock.runtime import Threads
 from multilock.testing import HandRuntime
-from tests.unit.kit import Answer, Call, Scripted, client_on, eventually, refused, silence
+from tests.unit.kit import Answer, Call, Scripted, client_on, ctrl_c, eventually, refused, silence
 
 
 @pytest.fixture
@@ -542,6 +543,57 @@ def test_a_campaign_that_is_interrupted_after_the_grant_keeps_nothing(
             election.campaign()
     eventually(lambda: server.holders == {})
     assert election.campaign().is_held()
+
+
+def test_a_resignation_that_is_interrupted_as_on_lost_is_being_started_is_one_all_the_same(
+    client: Client, server: Scripted
+) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    election.campaign()
+    diary.reaches("elected 1")
+    with ctrl_c("ThreadCallbacks.start"):
+        election.resign()
+    assert not election.is_leader()
+    election.stop()
+    diary.reaches("elected 1", "lost 1 resigned")
+    eventually(lambda: server.holders == {})
+    election.start()
+    diary.reaches("elected 1", "lost 1 resigned", "elected 2")
+    election.stop()
+
+
+def test_an_office_that_is_interrupted_as_on_elected_is_being_started_is_given_up_with_both_callbacks(
+    client: Client, server: Scripted
+) -> None:
+    diary = Diary()
+    election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
+    with ctrl_c("ThreadCallbacks.start"):
+        election.campaign()
+    diary.reaches("elected 1", "lost 1 resigned")
+    eventually(lambda: server.holders == {})
+    election.start()
+    diary.reaches("elected 1", "lost 1 resigned", "elected 2")
+    election.stop()
+
+
+@pytest.mark.parametrize("which", ["on_elected", "on_lost", "on_leader_changed"])
+def test_a_callback_that_ends_its_thread_ends_no_candidacy(which: str) -> None:
+    terms: list[int | None] = []
+    called: list[object] = []
+
+    def leaves(argument: object) -> None:
+        called.append(argument)
+        sys.exit(1)
+
+    callbacks: dict[str, Any] = {"on_elected": lambda leadership: terms.append(leadership.term), which: leaves}
+    with connect(f"memory://{which}-leaves") as client, client.election("e", **callbacks) as election:
+        eventually(lambda: called or terms)
+        if which != "on_elected":  # who raises there resigns by itself
+            eventually(election.is_leader)
+            client.force_release("e")
+            eventually(lambda: len(terms) == 2)
+        eventually(lambda: len(called) >= (1 if which == "on_lost" else 2))
 
 
 def test_stop_in_the_work_does_not_wait_for_the_end_of_the_work(server: Scripted) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from multilock import BackendUnavailable, Client
 from multilock.acquire import acquire
+from multilock.gate import Gate
 from multilock.testing import HandRuntime
-from tests.unit.kit import Scripted, Step, StepFace, client_on, silence
+from tests.unit.kit import Scripted, Step, StepFace, client_on, ctrl_c, silence
 
 
 class Crowd:
@@ -191,3 +192,36 @@ def test_a_silence_that_ended_is_forgotten(backend: Scripted, runtime: HandRunti
     crowd.advance(30)
     assert [waiter.result for waiter in waiters] == [None, None]
     assert [waiter.error for waiter in waiters] == [None, None], "taken, and the server says so"
+
+
+class Rung:
+    def __init__(self) -> None:
+        self.times = 0
+
+    def set(self) -> None:
+        self.times += 1
+
+    async def wait(self, seconds: float) -> None:
+        raise AssertionError
+
+
+def test_who_is_interrupted_while_it_leaves_leaves_again_and_wakes_the_next_one() -> None:
+    gate, first, second = Gate(), Rung(), Rung()
+    gate.enter("n", first)
+    gate.enter("n", second)
+    with ctrl_c("Gate.leave", "remove"):
+        gate.leave("n", first)
+    gate.leave("n", first)
+    assert second.times == 1
+    with ctrl_c("Gate.leave", "remove"):
+        gate.leave("n", second)
+    gate.leave("n", second)
+    assert gate._lines == {}
+
+
+def test_who_leaves_from_behind_wakes_nobody() -> None:
+    gate, first, second = Gate(), Rung(), Rung()
+    gate.enter("n", first)
+    gate.enter("n", second)
+    gate.leave("n", second)
+    assert first.times == 0

@@ -375,12 +375,12 @@ def test_close_waits_for_a_silent_backend_one_request_timeout(real: Scripted) ->
 def test_close_ends_every_wait(real: Scripted, client_in_threads: Client, waiters: int, fair: bool) -> None:
     client = client_in_threads
     real.holders["n"] = "somebody"
-    ends: list[BaseException] = []
+    ends: list[ClientClosed] = []
 
     def wait() -> None:
         try:
             client.lock("n", fair=fair).acquire()
-        except BaseException as error:
+        except ClientClosed as error:
             ends.append(error)
 
     threads = [threading.Thread(target=wait) for _ in range(waiters)]
@@ -392,7 +392,7 @@ def test_close_ends_every_wait(real: Scripted, client_in_threads: Client, waiter
     for thread in threads:
         thread.join(5)
     assert time.monotonic() - began < 3
-    assert [type(end) for end in ends] == [ClientClosed] * waiters
+    assert [(end.name, end.backend) for end in ends] == [("n", client._kernel.scheme)] * waiters
     assert real.queues["n"] == [], "nobody is left in the queue"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from multilock import Client, LeaseState, LossReason
+from multilock.model import Claim
 from multilock.testing import HandRuntime
 from tests.unit.kit import Call, Losses, Scripted, late, silence, state_of
 
@@ -142,7 +143,8 @@ def test_a_notice_wakes_every_waiter_after_a_reconnect(client: Client, backend: 
             rung.append(self.name)
 
     waiting = client._kernel.monitor.waiting
-    waiting["a"], waiting["b"] = Bell("a"), Bell("b")
+    claim = Claim("n", "lock", "id", "id@who", 30.0, renew=True, fair=False, identity="me")
+    waiting["a"], waiting["b"] = (claim, Bell("a")), (claim, Bell("b"))
     backend.notices.wake("b")
     backend.notices.wake(None)
     waiting.clear()

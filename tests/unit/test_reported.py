@@ -13,6 +13,8 @@ import pytest
 
 import multilock
 from multilock import registry
+from multilock.runtime import now
+from tests.unit.kit import ctrl_c, eventually
 
 
 @pytest.fixture
@@ -111,6 +113,31 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
     assert free_for_everybody(client, url)
 
 
+@pytest.mark.parametrize(
+    ("function", "after"), [("Kernel._answered", None), ("Kernel._released", None), ("Kernel._released", "pop")]
+)
+def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_its_end(
+    client: multilock.Client, function: str, after: str | None
+) -> None:
+    lease = client.lock("a").acquire()
+    waiter = threading.Thread(target=lease.wait_lost)
+    waiter.start()
+    eventually(lambda: lease._hooks)
+    with ctrl_c(function, after):
+        lease.release()
+    waiter.join(5)
+    assert not waiter.is_alive()
+    assert client._kernel.held == {}
+    assert lease.state is multilock.LeaseState.RELEASED
+
+
+def test_what_is_planned_when_a_client_has_ended_starts_no_thread(url: str) -> None:
+    client = multilock.connect(url)
+    client.close()
+    client._kernel.timers.at(now(), lambda: None)
+    assert client._kernel._ticker is None
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_as_a_threading_lock_is_acquired_leaves_nothing_behind(
@@ -157,9 +184,15 @@ def test_an_entry_point_that_names_a_module_is_refused_with_what_to_name(monkeyp
         multilock.connect("third://x")
 
 
-def test_a_blocking_client_refuses_callbacks_that_nobody_would_await() -> None:
-    async def unheard(_: object) -> None: ...
+class Unheard:
+    async def __call__(self, _: object) -> None: ...
 
+
+async def unheard_function(_: object) -> None: ...
+
+
+@pytest.mark.parametrize("unheard", [unheard_function, Unheard()], ids=["function", "object"])
+def test_a_blocking_client_refuses_callbacks_that_nobody_would_await(unheard: Any) -> None:
     with multilock.connect("memory://") as client:
         with pytest.raises(TypeError, match="coroutine function"):
             client.lock("n", on_lost=unheard)

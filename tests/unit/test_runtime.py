@@ -1,4 +1,4 @@
-"""The production runtime's bell."""
+"""The production runtime's bell and ticker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from multilock.runtime import Threads
+from multilock.runtime import Threads, now
+from tests.unit.kit import ctrl_c, eventually
 
 LIMIT = 10.0
 
@@ -59,3 +60,30 @@ def test_a_signal_handler_may_ring_while_its_thread_waits(alarm: None) -> None:
     for _ in range(200):
         bell.wait(LIMIT)
     assert time.monotonic() - begun < LIMIT
+
+
+# The ticker
+
+
+def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
+    steps: list[float] = []
+
+    def step() -> float:
+        steps.append(now())
+        return math.inf
+
+    ticker = Threads().ticker(step, lambda error: None, "test-ticker")
+    eventually(lambda: ticker.late() == 0 and len(steps) == 1)
+    time.sleep(0.1)  # it waits to be woken
+    with ctrl_c("_LockBell.set"):
+        ticker.poke(now())
+    ticker.poke(now() + 1)
+    eventually(lambda: len(steps) > 1)
+    ticker.close()
+
+
+@pytest.mark.parametrize("after", [None, "start_new_thread"])
+def test_a_ticker_whose_start_was_interrupted_keeps_no_thread(after: str | None) -> None:
+    with ctrl_c("Thread.start", after):
+        Threads().ticker(lambda: math.inf, lambda error: None, "interrupted-ticker")
+    eventually(lambda: not any(thread.name == "interrupted-ticker" for thread in threading.enumerate()))

@@ -89,17 +89,19 @@ __all__ = [
 logging.getLogger("multilock").addHandler(logging.NullHandler())  # what is logged goes where the program says
 
 
-def __getattr__(name: str) -> Any:
-    """The asyncio face and the events are imported when they are first asked for."""
-    if name.startswith("Async") or name == "connect_async":
-        from multilock import aio
+if not TYPE_CHECKING:  # with it, no name would be wrong
 
-        return getattr(aio, name)
-    if name in __all__:
-        from multilock import events
+    def __getattr__(name: str) -> Any:
+        """The asyncio face and the events are imported when they are first asked for."""
+        if name.startswith("Async") or name == "connect_async":
+            from multilock import aio
 
-        return getattr(events, name)
-    raise AttributeError(f"module 'multilock' has no attribute {name!r}")
+            return getattr(aio, name)
+        if name in __all__:
+            from multilock import events
+
+            return getattr(events, name)
+        raise AttributeError(f"module 'multilock' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,8 @@ Any method may be called from several threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason
 
@@ -155,4 +155,4 @@ class OpenBackend(Protocol):
     object of the field, if one was handed over. Raises ConfigurationError for an option it does not know.
     """
 
-    def __call__(self, url: str, options: Mapping[str, object]) -> Backend: ...
+    def __call__(self, url: str, options: dict[str, Any]) -> Backend: ...

@@ -99,8 +99,8 @@ class Client:
 
         ``ttl`` (seconds; default: the client's) is how long the lock outlives a holder that died. ``renew=True`` keeps
         it alive until it is released, lost or closed; ``renew=False`` lets it end at ``ttl``. ``reentrant``: the thread
-        that holds it may acquire it again, and gets the same lease. ``fair``: in order of arrival among those that ask
-        for it. ``on_lost(loss)`` is called once for each lease that is lost.
+        that holds it may acquire it again, and gets the same lease, as the first acquire made it. ``fair``: in order of
+        arrival among those that ask for it. ``on_lost(loss)`` is called once for each lease that is lost.
 
         Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
         """

@@ -154,6 +154,11 @@ def open_configured(settings: Settings) -> Backend:
             "choose another backend, or do without it in requires=",
             backend=settings.scheme,
         )
+    if settings.ttl > (longest := backend.capabilities.ttl_max):
+        raise ConfigurationError(
+            f"ttl is {settings.ttl:g} s: {settings.scheme}:// grants {longest:.10g} s at most with these options",
+            backend=settings.scheme,
+        )
     return backend
 
 

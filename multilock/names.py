@@ -85,8 +85,9 @@ def escape(name: str) -> str:
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe=":")
 
 
-def unescape(key: str) -> str:
-    """The name that `escape` turned into ``key``."""
+def unescape(key: str) -> str | None:
+    """The name that `escape` turned into ``key``; None if there is none, as for a key below a longer prefix."""
     from urllib.parse import unquote
 
-    return unquote(key)
+    name = unquote(key)
+    return name if escape(name) == key else None

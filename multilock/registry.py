@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multilock.backend import Backend, OpenBackend
 from multilock.errors import ConfigurationError
@@ -66,7 +66,7 @@ def register_backend(scheme: str, open: OpenBackend) -> None:
     _registered[scheme] = open
 
 
-def open_backend(scheme: str, url: str, options: Mapping[str, object]) -> Backend:
+def open_backend(scheme: str, url: str, options: dict[str, Any]) -> Backend:
     """The backend behind ``url``; imports what it needs, does no I/O.
 
     Raises ConfigurationError if the scheme is unknown, its client library is not installed, or the backend does not
@@ -91,7 +91,7 @@ def schemes() -> list[str]:
     return sorted({*_registered, *OURS, *_entry_points()})
 
 
-def _open_ours(ours: Ours, scheme: str, url: str, options: Mapping[str, object]) -> Backend:
+def _open_ours(ours: Ours, scheme: str, url: str, options: dict[str, Any]) -> Backend:
     try:
         opener: OpenBackend = importlib.import_module(ours.module).open_backend
         return opener(url, options)

@@ -122,8 +122,9 @@ class MemoryBackend:
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         with self._store.mutex:
             keys = [key for key in self._store.names if key.startswith(self._prefix)]
-        for name in sorted(unescape(key.removeprefix(self._prefix)) for key in keys):
-            if name.startswith(prefix) and (info := self.inspect(name, within)):
+        names = (unescape(key.removeprefix(self._prefix)) for key in keys)
+        for name in sorted(name for name in names if name is not None and name.startswith(prefix)):
+            if info := self.inspect(name, within):
                 yield info
 
     def force_release(self, name: str, within: float) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
+from redis.asyncio import Redis as AsyncRedis
 from redis.client import Redis
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelManagedConnection
@@ -101,16 +102,17 @@ def _endpoint_of_client(url: str, options: Mapping[str, object]) -> Endpoint:
     scheme, _, rest = url.partition("://")
     client = options["client"]
     if not isinstance(client, Redis):
-        raise ConfigurationError(
-            f"client= of {scheme}:// takes a redis.Redis, not {type(client).__module__}.{type(client).__qualname__}: "
-            "the blocking client serves asyncio too"
-        )
+        other = f"{type(client).__module__}.{type(client).__qualname__}"
+        hint = ": the blocking client serves asyncio too" if isinstance(client, AsyncRedis) else ""
+        raise ConfigurationError(f"client= of {scheme}:// takes a redis.Redis, not {other}{hint}")
     if given := [name for name in OPTIONS if name in options and name != "client"]:
         raise ConfigurationError(f"{', '.join(given)}: client= has its own, give one or the other")
     pool = client.connection_pool
     kind = pool.connection_class
     if not issubclass(kind, (Connection, UnixDomainSocketConnection)) or issubclass(kind, SentinelManagedConnection):
         raise ConfigurationError(f"client= connects by {kind.__qualname__}: only one fixed server is supported")
+    if scheme == "rediss" and not issubclass(kind, SSLConnection):
+        raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis:// as the URL")
     settings = {
         name: value
         for name, value in pool.connection_kwargs.items()

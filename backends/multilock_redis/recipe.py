@@ -97,7 +97,8 @@ class Keyspace:
     def lock(self, name: str) -> bytes:
         return (self.prefix + escape(name)).encode()
 
-    def name(self, key: bytes) -> str:
+    def name(self, key: bytes) -> str | None:
+        """The lock whose key this is; None for any other key."""
         return unescape(key.decode(errors="replace").removeprefix(self.prefix))
 
     def _keys(self, name: str) -> Keys:
@@ -179,8 +180,8 @@ class Recipe:
             scan = pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED_AT_ONCE, "TYPE", "string")
             (cursor, found), _ = self._connections.call(scan, within)
             # With an empty prefix the pattern meets our other keys too.
-            names = [self._keys.name(key) for key in found if not key.startswith(b"{")]
-            names = [name for name in dict.fromkeys(names) if name.startswith(prefix) and name not in seen]
+            listed = dict.fromkeys(self._keys.name(key) for key in found if not key.startswith(b"{"))
+            names = [name for name in listed if name is not None and name.startswith(prefix) and name not in seen]
             seen.update(names)
             requests = [self._inspection(name) for name in names]
             answers = self._run_all(INSPECT, requests, self._connections.exchange, within)

@@ -129,8 +129,8 @@ class SqliteBackend:
         with self._database.request(within) as sql:
             keys = [key for (key,) in sql.execute("SELECT key FROM locks ORDER BY key")]
         for key in keys:
-            name = unescape(key.removeprefix(self._prefix))
-            if key.startswith(self._prefix) and name.startswith(prefix) and (info := self.inspect(name, within)):
+            name = unescape(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
+            if name is not None and name.startswith(prefix) and (info := self.inspect(name, within)):
                 yield info
 
     def force_release(self, name: str, within: float) -> bool:

@@ -212,9 +212,9 @@ class Database:
     def _sqlite_error(self, error: sqlite3.Error, within: float) -> MultilockError:
         code = _primary_code(error)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
+            waited = f"for more than {within:.3g} s" if within >= 0.001 else "and less than 1 ms was left to wait"
             return BackendUnavailable(
-                f"{self._path} was locked by another program for more than {within:.3g} s: look who has it open "
-                "(fuser, lsof)",
+                f"{self._path} was locked by another program {waited}: look who has it open (fuser, lsof)",
                 unknown=False,
                 backend="sqlite",
             )

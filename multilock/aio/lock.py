@@ -227,8 +227,8 @@ class AsyncLock:
             return lease
         raise self._kernel.still_taken(self.name, timeout)
 
-    async def try_acquire(self, timeout: float = 0) -> AsyncLease | None:
-        return await self._acquire(check_timeout(timeout), None)
+    def try_acquire(self, timeout: float = 0) -> Coroutine[Any, Any, AsyncLease | None]:
+        return self._acquire(check_timeout(timeout), self._client._scope())  # of the caller, as in acquire()
 
     async def _acquire(self, timeout: float | None, scope: Scope[AsyncLease] | None) -> AsyncLease | None:
         want = self._want
@@ -244,8 +244,11 @@ class AsyncLock:
         scope.push(lease)
         return lease
 
-    async def release(self) -> bool:
-        scope = self._client._scope()
+    def release(self) -> Coroutine[Any, Any, bool]:
+        return self._release(self._client._scope())  # of the caller, as in acquire()
+
+    async def _release(self, scope: Scope[AsyncLease] | None) -> bool:
+        scope = scope or self._client._scope()
         lease = scope.taken_through(self._want) if scope else None
         if lease is None:
             raise self._kernel.not_held(self.name, "task")

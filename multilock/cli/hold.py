@@ -21,6 +21,7 @@ def run(client: Client, name: str, command: Sequence[str], timeout: float | None
     """``command`` under the lock ``name``; the exit code, ``taken`` if the lock was not obtained in time."""
     if not 0 <= taken <= 255:
         raise ConfigurationError(f"-E {taken}: an exit code is 0 to 255")
+    _check_command(command)
     lock = client.lock(name)
     _tell_waiting(client)
     with Signals() as signals:
@@ -38,6 +39,7 @@ def run(client: Client, name: str, command: Sequence[str], timeout: float | None
 
 def elect(client: Client, name: str, command: Sequence[str], identity: str | None) -> int:
     """``command`` whenever this node leads; the exit code of the one that ended by itself."""
+    _check_command(command)
     election = client.election(name, identity=identity)
     _tell_waiting(client)
     with Signals() as signals:
@@ -53,6 +55,11 @@ def elect(client: Client, name: str, command: Sequence[str], identity: str | Non
             if signals.passed_on is not None:  # CMD could not obey it: it was being ended anyway
                 return 128 + signals.passed_on
             say(f"stands again for {name!r}")
+
+
+def _check_command(command: Sequence[str]) -> None:
+    if not command[0]:
+        raise ConfigurationError("CMD is empty: name the program to run after --")
 
 
 def _tell_waiting(client: Client) -> None:

@@ -30,7 +30,7 @@ def imports_of(path: Path, *, everywhere: bool = True) -> set[str]:
 
 def _statements(node: ast.AST, everywhere: bool) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         if not everywhere and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue

@@ -152,7 +152,7 @@ def _history() -> dict[str, Any]:
     return {"acquisitions of the same lock since the last compaction": {n: asdict(each) for n, each in samples.items()}}
 
 
-def _cycle(lock: multilock.Lock) -> Callable[[], None]:
+def _cycle(lock: multilock.DistributedLock) -> Callable[[], None]:
     def cycle() -> None:
         assert lock.acquire().release()
 

@@ -63,6 +63,13 @@ def test_a_command_that_does_not_exist_gives_127_and_frees_the_lock(run: Run, sq
     assert run("status", "--json", "--url", sqlite_url).stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_an_empty_command_is_a_mistake_and_nothing_is_locked(run: Run, sqlite_url: str, command: str) -> None:
+    with multilock.connect(sqlite_url) as client, client.lock("job"):  # who asked for it would wait for ever
+        ended = run(command, "job", "--url", sqlite_url, "--", "")
+    assert (ended.returncode, ended.stderr) == (64, "multilock: CMD is empty: name the program to run after --\n")
+
+
 def test_a_command_that_cannot_be_executed_gives_126(run: Run, sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("no program")
     ended = run("run", "job", "--url", sqlite_url, "--", str(tmp_path / "plain"))

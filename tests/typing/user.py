@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import assert_type
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, assert_type
 
 import multilock
 from multilock import (
@@ -20,6 +20,7 @@ from multilock import (
     Loss,
     LossReason,
 )
+from multilock.backend import Backend
 
 client = multilock.connect("redis://localhost:6379/0", ttl=15, requires={"fencing"})
 by_mapping = multilock.connect({"url": "memory://", "ttl": 15})
@@ -154,6 +155,27 @@ async def asynchronous() -> None:
         assert_type(election.observe(), AsyncIterator[LeaderInfo | None])
         leadership = await election.campaign(timeout=5)
         assert_type(leadership.term, int | None)
+
+
+def misspelt(error: Exception) -> bool:
+    return isinstance(error, multilock.LockTimeoutt)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def open_object(url: str, options: dict[str, object]) -> Backend:
+    raise NotImplementedError(url, options)
+
+
+def open_any(url: str, options: dict[str, Any]) -> Backend:
+    raise NotImplementedError(url, options)
+
+
+def open_mapping(url: str, options: Mapping[str, object]) -> Backend:
+    raise NotImplementedError(url, options)
+
+
+multilock.register_backend("first", open_object)
+multilock.register_backend("second", open_any)
+multilock.register_backend("third", open_mapping)
 
 
 async def stop_soon(loss: Loss) -> None:

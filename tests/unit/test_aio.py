@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -115,6 +115,44 @@ def test_acquire_gives_a_coroutine_that_may_also_be_entered(backend: Scripted, h
                 [lease] = await asyncio.gather(lock.acquire())
             assert client.current_lease() is lease, "the task that called holds it"
             assert await lock.release() is True
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["task", "wait_for", "gather"])
+def test_a_try_and_a_release_are_of_the_task_that_called_them(backend: Scripted, how: str) -> None:
+    async def elsewhere(awaitable: Coroutine[Any, Any, Any]) -> Any:
+        if how == "task":
+            return await asyncio.create_task(awaitable)
+        if how == "wait_for":
+            return await asyncio.wait_for(awaitable, 5)
+        [result] = await asyncio.gather(awaitable)
+        return result
+
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lock = client.lock("n", reentrant=True)
+            lease = await elsewhere(lock.try_acquire(1))
+            assert client.current_lease() is lease
+            assert await elsewhere(lock.try_acquire()) is lease
+            assert await lock.release() is True
+            assert await elsewhere(lock.release()) is True
+            assert not lease.is_held()
+            with pytest.raises(NotHeld):
+                await elsewhere(lock.release())
+
+    run(main)
+
+
+def test_a_try_and_a_release_that_no_task_called_are_of_the_task_that_awaits_them(backend: Scripted) -> None:
+    client = AsyncClient(backend)
+    lock = client.lock("n")
+    trying, releasing = lock.try_acquire(1), lock.release()
+
+    async def main() -> None:
+        assert await trying is client.current_lease()
+        assert await releasing is True
+        await client.close()
 
     run(main)
 

@@ -408,6 +408,11 @@ def test_an_unknown_option_lists_the_backends_own_and_the_common_ones() -> None:
         assert known in str(caught.value)
 
 
+def test_a_ttl_that_the_backend_cannot_grant_is_an_error_of_connect() -> None:
+    with pytest.raises(ConfigurationError, match=r"ttl is 1e\+09 s: memory:// grants 31536000 s at most"):
+        open_configured(resolve("memory://", options={"ttl": 1e9}))
+
+
 def test_reject_unknown_accepts_what_is_known_or_common() -> None:
     reject_unknown(resolve("redis://h?db=1").backend_options(), ("db",), "redis")
     with pytest.raises(ConfigurationError, match=r"'db' for redis://: known are .*username"):

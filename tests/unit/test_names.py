@@ -25,6 +25,17 @@ def test_a_key_gives_its_name_back(name: str) -> None:
     assert unescape(escape(name)) == name
 
 
+@given(names)
+def test_what_is_not_the_key_of_a_name_gives_none(text: str) -> None:
+    name = unescape(text)
+    assert name is None or escape(name) == text
+
+
+@pytest.mark.parametrize("key", ["teamA/job", "a b", "%2f", "%41", "%FF", "%", ".", "ä"])
+def test_a_key_below_a_longer_prefix_or_of_another_program_gives_no_name(key: str) -> None:
+    assert unescape(key) is None
+
+
 @given(names, names)
 def test_distinct_names_never_collide(one: str, other: str) -> None:
     assert (escape(one) == escape(other)) == (one == other)

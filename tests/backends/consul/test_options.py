@@ -119,6 +119,18 @@ def test_the_lock_delay_covers_what_a_holder_who_hears_nothing_still_believes(tt
     assert can.takeover_bound > 2 * max(ttl, 10) + delay
 
 
+def test_a_lock_of_a_longer_prefix_that_a_name_would_have_escaped_is_not_shown(
+    server: ConsulServer, connect: Connect
+) -> None:
+    outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/my ")
+    inner.lock("job").acquire()
+    assert outer.inspect("my job") is None
+    assert list(outer.inspect_all()) == []
+    outer.lock("my job").acquire()
+    assert [info.name for info in outer.inspect_all()] == ["my job"]
+    assert [info.name for info in inner.inspect_all()] == ["job"]
+
+
 def test_a_server_that_refuses_a_short_ttl_grants_its_least(connect: Connect) -> None:
     with ConsulServer(session_ttl_min="10s") as server:
         client = connect(server.url, ttl=5)

@@ -94,6 +94,18 @@ def test_who_waits_behind_something_else_is_no_holder_to_be_shown_or_taken(
 # ---- prefixes that nest
 
 
+def test_a_lock_of_a_longer_prefix_that_a_name_would_have_escaped_is_not_shown(
+    server: EtcdServer, connect: Connect
+) -> None:
+    outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/my ")
+    inner.lock("job").acquire()
+    assert outer.inspect("my job") is None
+    assert names(outer) == []
+    outer.lock("my job").acquire()
+    assert names(outer) == ["my job"]
+    assert names(inner) == ["job"]
+
+
 def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_taken(server: EtcdServer, connect: Connect) -> None:
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = inner.lock("x").acquire()

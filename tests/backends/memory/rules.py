@@ -298,6 +298,7 @@ class Rules:
         outer.hold(outer.claim("a/b"))
         inner.hold(inner.claim("b"))
         assert [info.name for info in inner.backend.inspect_all("", WITHIN)] == ["b"]
+        assert [info.name for info in outer.backend.inspect_all("", WITHIN)] == ["a/b"]
 
     def test_option_it_does_not_know_is_refused_with_the_known_ones(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match=r"tll.*ttl"):

@@ -50,7 +50,10 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("unix://", {}, "absolute path"),
         ("unix://host/path", {}, "absolute path"),
         ("redis://h", {"client": "redis"}, "redis.Redis"),
+        ("redis://h", {"client": []}, r"not builtins\.list$"),
         ("redis://h", {"client": redis.asyncio.Redis()}, "blocking client"),
+        ("rediss://", {"client": redis.Redis()}, "without TLS: make it with ssl=True"),
+        ("rediss://", {"client": redis.Redis(unix_socket_path="/s")}, "without TLS"),
         ("redis://", {"client": redis.Redis(), "db": 1}, "one or the other"),
         ("redis://", {"client": MANAGED}, "one fixed server"),
         ("redis://h", {"client": redis.Redis(host="c")}, "redis://c:6379/0, which is not where the URL leads"),
@@ -79,6 +82,7 @@ def test_what_may_be_the_rest_of_a_password_is_not_shown_as_a_database() -> None
         ("unix:///run/redis%20x.sock", {"db": 2}, "unix:///run/redis x.sock"),
         ("redis://", {"client": redis.Redis(host="c", port=2, db=5, password="p@ss")}, "redis://c:2/5"),
         ("redis://", {"client": redis.Redis(unix_socket_path="/s")}, "unix:///s"),
+        ("rediss://", {"client": redis.Redis(host="c", ssl=True)}, "rediss://c:6379/0"),
         ("redis://c/1", {"client": redis.Redis(host="c", db=1)}, "redis://c:6379/1"),
     ],
 )

@@ -119,6 +119,12 @@ def test_file_locked_for_longer_than_the_request_may_take_is_no_answer(asker: As
     asker.hold(asker.claim())
 
 
+def test_no_time_to_wait_for_a_locked_file_is_said_without_a_tiny_number(asker: Asker, path: Path) -> None:
+    asker.backend.ping(WITHIN)
+    with writer(path), pytest.raises(BackendUnavailable, match="program and less than 1 ms was left to wait: look"):
+        asker.backend.attempt(asker.claim(), True, 5.32e-06)
+
+
 def test_file_locked_for_less_is_waited_for(asker: Asker, path: Path) -> None:
     asker.backend.ping(WITHIN)
     began = threading.Event()

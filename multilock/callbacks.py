@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multilock.runtime import Runtime
     from multilock.timers import Timers
 
-__all__ = ["Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely"]
+__all__ = ["Callbacks", "Once", "ThreadCallbacks", "call_in_thread", "call_safely"]
 
 logger = logging.getLogger("multilock")
 
@@ -48,6 +48,26 @@ def call_in_thread(callback: Callable[..., object], *args: Any) -> None:
         call_safely(callback, *args)
     except BaseException:
         logger.exception("the callback %r tried to end its thread", callback)
+
+
+class Once:
+    """Calls it the first time, however often an interrupt made somebody start it again."""
+
+    __slots__ = ("_callback", "_left")
+
+    def __init__(self, callback: Callable[..., object]) -> None:
+        self._callback = callback
+        self._left = [callback]
+
+    def __call__(self, *args: Any) -> object:
+        try:
+            callback = self._left.pop()
+        except IndexError:
+            return None
+        return callback(*args)
+
+    def __repr__(self) -> str:
+        return repr(self._callback)
 
 
 class _Call:
@@ -88,6 +108,7 @@ class ThreadCallbacks:
         except BaseException:  # interrupted: its thread may have started or not, and whichever comes first calls it
             self._relief_planned = False  # nor may its timer
             self._put_back(call)
+            self._plan_relief()
             raise
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:

@@ -150,7 +150,12 @@ class Election(Standing[Leadership]):
             finally:
                 self._end_standing(stop)
 
-        self._kernel.runtime.spawn(stand, "multilock-election")
+        try:
+            self._kernel.runtime.spawn(stand, "multilock-election")
+        except BaseException:  # interrupted: whether it began or not, it is not to go on
+            stop.call()
+            self._end_standing(stop)
+            raise
 
     def stop(self) -> None:
         """Stand no more. A leader resigns: ``on_lost`` (RESIGNED) first, then the lease is given back.

@@ -265,10 +265,11 @@ class Kernel:
         except BaseException as error:
             if lease._state != RELEASING:  # interrupted before it began
                 raise
-            with self.lock:
-                self.forget(lease)
-            self.cleanup.add(lease._claim, lease._granted, unsure=True)
-            self._released(lease, released_at)
+            try:
+                self._unanswered(lease, released_at)
+            except BaseException:  # interrupted now: nobody else would cancel it
+                self._unanswered(lease, released_at)
+                raise
             if not isinstance(error, Exception):
                 raise
             logger.warning(
@@ -280,6 +281,13 @@ class Kernel:
         except BaseException:  # interrupted: whoever waits for its end hears of it all the same
             self._answered(lease, ours, released_at)
             raise
+
+    def _unanswered(self, lease: Holding, released_at: float) -> None:
+        """A release goes on in the background. Twice is harmless."""
+        with self.lock:
+            self.forget(lease)
+        self.cleanup.add(lease._claim, lease._granted, unsure=True)
+        self._released(lease, released_at)
 
     def _answered(self, lease: Holding, ours: bool, released_at: float) -> bool:
         """The end of a release. Twice is harmless."""
@@ -304,7 +312,8 @@ class Kernel:
 
     def _released(self, lease: Holding, released_at: float) -> None:
         with self.lock:
-            if lease._state != RELEASING and not lease._hooks:  # forked meanwhile
+            first = lease._state == RELEASING  # else interrupted and called again, or forked meanwhile
+            if not first and lease._state != RELEASED:
                 return
             lease._state = RELEASED
             self.held.pop(lease._claim.id, None)
@@ -313,6 +322,8 @@ class Kernel:
         for hook in list(lease._hooks or ()):
             hook()
         lease._hooks = None
+        if not first:
+            return
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("released the lock %r", lease.name, extra=self.extra(lease))
         if self.events.listened:
@@ -339,7 +350,13 @@ class Kernel:
         """None: the client has ended, and what is still planned in it is not done."""
         with self.lock:
             if self._ticker is None and not self.finished:
-                self._ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
+                ticker = self._ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
+                try:
+                    ticker.start()
+                except BaseException:  # interrupted: its thread may have begun, and nobody would close it
+                    self._ticker = None
+                    ticker.close()
+                    raise
             return self._ticker
 
     def _step(self) -> float:
@@ -387,12 +404,14 @@ class Kernel:
                     confirmed=False,
                     give_back=False,
                 )
-        self.callbacks.wait(budget)
-        for lease in leases:
-            if lease._loss:
-                self.cleanup.add(lease._claim, lease._granted, lease._unsure)
-            else:
-                self.release_later(lease)
+        try:
+            self.callbacks.wait(budget)
+        finally:
+            for lease in leases:
+                if lease._loss:
+                    self.cleanup.add(lease._claim, lease._granted, lease._unsure)
+                else:
+                    self.release_later(lease)
         self._wait_for_requests(budget)
         self.cleanup.wait(budget)
         self._finish()
@@ -413,16 +432,17 @@ class Kernel:
             self._ticker.close()
 
     def withdraw(self, deadline: float) -> bool:
-        """The interpreter ends: nobody here waits any more. False: the client was closed before.
+        """The interpreter ends: nobody here waits any more. False: the client has ended before.
 
         For all clients before any of them gives a lock back, which could go to a waiter that ends with this process.
         """
         with self.lock:
-            already, self.closed = self.closed, True
-        if not already:
-            waiting = [(claim, None, True) for claim, _ in list(self.monitor.waiting.values())]
-            self._give_back([*waiting, *self.cleanup.take()], deadline)
-        return not already
+            self.closed = True
+            waiting = [claim for claim, _ in self.monitor.waiting.copy().values() if claim.id not in self.held]
+        if self.finished:
+            return False
+        self._give_back([*((claim, None, True) for claim in waiting), *self.cleanup.take()], deadline)
+        return True
 
     def exit(self, deadline: float) -> None:
         """Then give back what is held, in this thread: no callbacks, nothing past ``deadline``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from itertools import count
 from types import TracebackType
@@ -47,9 +48,9 @@ class Lease(Holding):
     def wait_lost(self, timeout: float | None = None) -> Loss | None:
         """Block until the lease is lost; None when ``timeout`` seconds are over or it was released."""
         seconds = check_timeout(timeout)
-        ended = self._kernel.runtime.event()
+        ended = self._kernel.runtime.bell()
         if self._at_end(ended.set):
-            ended.wait(seconds)
+            ended.wait(math.inf if seconds is None else seconds)
             self._not_at_end(ended.set)
         return self._loss if self._is_lost() else None
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
 from multilock import lease as rules
+from multilock.callbacks import Once
 from multilock.holding import HELD, LOST, RELEASING, Holding
 from multilock.model import Claim, Loss, LossReason
 
@@ -81,30 +82,43 @@ class Monitor:
     ) -> bool:
         """HELD → LOST, once. ``give_back=False``: the caller releases it, or its release is what found it lost."""
         kernel = self._kernel
-        with kernel.lock:
-            if lease._state != HELD and not (lease._state == RELEASING and not give_back):
-                return False
-            loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
-            lease._loss = loss
-            lease._state = LOST
-            callbacks, lease._callbacks = lease._callbacks, None
-            hooks, lease._hooks = lease._hooks, None
-            kernel.forget(lease)
-        for callback in callbacks or ():  # before anything that could block
+        loss: Loss | None = None
+        try:
+            with kernel.lock:
+                if lease._state != HELD and not (lease._state == RELEASING and not give_back):
+                    return False
+                lease._callbacks = [Once(callback) for callback in lease._callbacks or ()]
+                lease._loss = loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
+                lease._state = LOST
+                kernel.forget(lease)
+            self._tell(lease, loss, give_back)
+        except BaseException:
+            if loss:  # interrupted, and nobody else would tell it
+                with kernel.lock:
+                    kernel.forget(lease)
+                self._tell(lease, loss, give_back)
+            raise
+        return True
+
+    def _tell(self, lease: Holding, loss: Loss, give_back: bool) -> None:
+        """Twice is harmless."""
+        kernel = self._kernel
+        for callback in lease._callbacks or ():  # before anything that could block
             kernel.callbacks.start(callback, loss)
-        for hook in hooks or ():
+        for hook in list(lease._hooks or ()):
             hook()
-        logger.warning("lost the lock %r (%s): %s", lease.name, reason.value, message, extra=kernel.extra(lease))
+        lease._callbacks = lease._hooks = None
+        logger.warning(
+            "lost the lock %r (%s): %s", lease.name, loss.reason.value, loss.message, extra=kernel.extra(lease)
+        )
         if kernel.events.listened:
             from multilock import events
 
             kernel.events.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss))
         if give_back:
             # What may still stand at the server is given back, but not while the callback has its time.
-            kernel.cleanup.add(
-                lease._claim, lease._granted, lease._unsure, not_before=None if confirmed else lease._valid_until
-            )
-        return True
+            not_before = None if loss.confirmed else lease._valid_until
+            kernel.cleanup.add(lease._claim, lease._granted, lease._unsure, not_before=not_before)
 
     def lose_all(self, reason: LossReason, message: str) -> None:
         for lease in list(self._kernel.held.values()):

@@ -90,4 +90,4 @@ def unescape(key: str) -> str | None:
     from urllib.parse import unquote
 
     name = unquote(key)
-    return name if escape(name) == key else None
+    return name if name and escape(name) == key else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
+from collections.abc import Iterator
 from typing import Protocol
 
 from multilock.runtime import now
@@ -32,9 +33,17 @@ def register(kernel: Process) -> None:
 
 def _at_exit() -> None:
     began = now()
-    still_open = [kernel for kernel in list(_kernels) if kernel.withdraw(began + EXIT_TIME / 2)]
-    for kernel in still_open:
-        kernel.exit(began + EXIT_TIME)
+    kernels = list(_kernels)
+    shares = _shares(len(kernels), began + EXIT_TIME / 2)
+    still_open = [kernel for kernel in kernels if kernel.withdraw(next(shares))]
+    for kernel, deadline in zip(still_open, _shares(len(still_open), began + EXIT_TIME), strict=True):
+        kernel.exit(deadline)
+
+
+def _shares(count: int, end: float) -> Iterator[float]:
+    """When each of them must have done, so that a silent server leaves time for the others."""
+    for left in range(count, 0, -1):
+        yield now() + (end - now()) / left
 
 
 def _after_fork_in_child() -> None:

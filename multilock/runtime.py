@@ -51,6 +51,7 @@ class Workers(Protocol):
 class Ticker(Protocol):
     """A thread that calls a step function again and again, each time at the moment the last call returned."""
 
+    def start(self) -> None: ...
     def poke(self, at: float) -> None:
         """See to it that the next step comes at ``at`` at the latest."""
 
@@ -132,11 +133,10 @@ class _ThreadTicker:
         self._planned = math.inf  # what a poke is compared with; inf while the step decides, so that none is lost
         self._due = now()  # when the present or next step should have begun
         self._closed = False
-        try:
-            runtime.spawn(self._run, name)
-        except BaseException:  # interrupted: its thread may have started, and nobody would close it
-            self.close()
-            raise
+        self._spawn = partial(runtime.spawn, self._run, name)
+
+    def start(self) -> None:
+        self._spawn()
 
     def poke(self, at: float) -> None:
         if at < self._planned:

@@ -195,7 +195,7 @@ class Standing(Generic[T]):
         self._observe_no_longer()
         self._ring()
 
-    # An interrupt may come while a callback is being started: then it is started again, and begins once.
+    # Both callbacks begin once: where an interrupt came as one was being started, it is started again.
 
     def _elected_begins(self, term: Term[T]) -> bool:
         """on_elected is being called: from here on on_lost may be. False: it has begun already."""
@@ -260,7 +260,7 @@ class Standing(Generic[T]):
             return await kernel.release(leadership)
         except BaseException:
             if term.resigning:
-                self._give_back_later(term)
+                self._abdicate(term)
             raise
 
     def _give_back_later(self, term: Term[T]) -> None:
@@ -398,12 +398,19 @@ class Standing(Generic[T]):
 
     def _begin_standing(self) -> Stop:
         self._kernel.check_open()
-        with self._lock:
-            if self._stop is not None:
-                state = "is still stopping: wait for its work to end" if self._stop.called() else "is running already"
-                raise RuntimeError(f"the election {self.name!r} {state}")
-            stop = self._stop = Stop()
-            self._kernel.closers[self._close] = None
+        stop = Stop()
+        try:
+            with self._lock:
+                if self._stop is not None:
+                    stopping = self._stop.called()
+                    state = "is still stopping: wait for its work to end" if stopping else "is running already"
+                    raise RuntimeError(f"the election {self.name!r} {state}")
+                self._stop = stop
+                self._kernel.closers[self._close] = None
+        except BaseException:
+            if self._stop is stop:  # interrupted
+                self._end_standing(stop)
+            raise
         return stop
 
     def _end_standing(self, stop: Stop) -> None:

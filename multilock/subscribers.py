@@ -55,8 +55,12 @@ class Events:
 
     def emit(self, event: Event) -> None:
         for subscriber in self._subscribers:
-            if subscriber.put(event) and (callbacks := self._callbacks):
-                callbacks.start_each(subscriber.callback, subscriber.following)
+            try:
+                if subscriber.put(event) and (callbacks := self._callbacks):
+                    callbacks.start_each(subscriber.callback, subscriber.following)
+            except BaseException:
+                subscriber.interrupted()
+                raise
 
 
 class _Subscriber:
@@ -75,6 +79,10 @@ class _Subscriber:
             self._events.append(event)
             draining, self._draining = self._draining, True
             return not draining
+
+    def interrupted(self) -> None:
+        """Whether somebody drains is not known: the next event starts somebody."""
+        self._draining = False
 
     def following(self) -> Event | None:
         """None: somebody must be started to drain again."""

@@ -38,6 +38,7 @@ TEND_EVERY = 2.0  # seconds; a dead connection is found within two of them, befo
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to connect again
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds; for as long a silent tracked connection may keep the thread from its wake-ups
+UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
 Owner = tuple[str, Claim | None, bytes | None]
@@ -110,19 +111,22 @@ class Listener:
         self._followed = {name: followed.get(name, unread) for name in names}
         if names:
             self.listen(within)
-            if "changes" not in self.refused:
-                self._look(names - followed.keys(), deadline - self._now())
+            if "changes" in self.refused:
+                return False
+            self._look(names - followed.keys(), deadline - self._now())
         return "changes" not in self.refused
 
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | None]:
         """Over the tracked connection, and what is watched stays tracked. Over another when that is in use or down:
         then the renewal itself is pushed as a change, and looked at, which tracks it again."""
+        if self._tracked is None:
+            return self._recipe.renew(held, self._connections.exchange, within)
         taken: list[bool] = []
         owners: list[Owner] = []
         try:
             taken += map(self._using_tracked.acquire, [False])
             wire = self._tracked
-            if taken != [True] or wire is None or not wire.alive or wire.stale():
+            if taken != [True] or not wire.alive or wire.stale():
                 return self._recipe.renew(held, self._connections.exchange, within)
             before = self._before([claim.name for claim, _ in held if claim.name in self._watched])
             reads = self._reads(before, tracked=True)
@@ -153,7 +157,8 @@ class Listener:
         # The wake-ups last: after the answer to this one, and only then, messages may come at any time.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
-        client, changes, wakes = answers = [answer for answer, _ in wire.exchange(requests, within)]
+        answers = [answer for answer, _ in wire.exchange(requests, within)]
+        client, changes, wakes = answers
         for answer in answers:
             if isinstance(answer, BackendUnavailable):  # silence, as LOADING or BUSY: no refusal
                 raise answer
@@ -162,7 +167,7 @@ class Listener:
             self._refuse("wake-ups", f"waiters are woken by timers only: {wakes}")
         for answer in (client, changes):
             if isinstance(answer, Exception):
-                self._refuse("changes", f"a deleted key is noticed at the next renewal only: {answer}")
+                self._refuse("changes", f"{UNTRACKED}: {answer}")
         self._subscriber = 0 if "changes" in self.refused else client
         self._subscribed = wire
         return wire
@@ -186,7 +191,8 @@ class Listener:
             self._notices.wake(None)
             self._notices.changed(None)
             self._look_again(None)
-        # Here, since who closes the client may find it in use, or not made yet. No other is made after it.
+        # Here, since who closes the client may find it in use, or not made yet. No other is made after it, and no
+        # interrupt comes to a thread of ours.
         with self._using_tracked:
             if self._tracked is not None:
                 self._tracked.close()
@@ -262,14 +268,17 @@ class Listener:
                 raise self._silence("the tracked connection is busy")
             wire = None
             if "changes" not in self.refused:
-                wire = self._track(deadline - self._now())
-                names = None if wire is not self._tracked else names
-                self._tracked = wire
+                try:
+                    wire = self._track(deadline - self._now())
+                    names = None if wire is not self._tracked else names
+                    self._tracked = wire
+                except BackendRejected as error:
+                    self._refuse("changes", f"{UNTRACKED}: {error}")
             before = self._before(self._watched.keys() | self._followed.keys() if names is None else names)
             requests = self._reads(before, tracked=wire is not None)
             owners = _owners(before, (wire or self._connections).exchange(requests, deadline - self._now()))
         except BackendRejected as error:
-            self._refuse("changes", f"a deleted key is noticed at the next renewal only: {error}")
+            self._refuse("changes", f"{UNTRACKED}: {error}")
             return
         finally:
             if taken == [True]:

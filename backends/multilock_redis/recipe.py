@@ -99,7 +99,8 @@ class Keyspace:
 
     def name(self, key: bytes) -> str | None:
         """The lock whose key this is; None for any other key."""
-        return unescape(key.decode(errors="replace").removeprefix(self.prefix))
+        text = key.decode(errors="replace")
+        return unescape(text.removeprefix(self.prefix)) if text.startswith(self.prefix) else None
 
     def _keys(self, name: str) -> Keys:
         lock = self.lock(name)

@@ -236,8 +236,11 @@ class _HandTicker:
         self._poked = False
         self._dead = False
         self._at = (-math.inf, 0)  # when the last step ran, and how many did at that moment
-        self.due = runtime.now()  # the first step comes at once, but not before its maker has got the ticker
+        self.due = math.inf
         self.running = False
+
+    def start(self) -> None:
+        self.due = self._runtime.now()
 
     def poke(self, at: float) -> None:
         if self.running:

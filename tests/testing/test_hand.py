@@ -20,6 +20,7 @@ class Stepper:
         self.times: list[float] = []
         self.deaths: list[BaseException] = []
         self.ticker = runtime.ticker(self.step, self.deaths.append, "stepper")
+        self.ticker.start()
 
     def step(self) -> float:
         self.times.append(self.runtime.now())
@@ -65,6 +66,7 @@ def test_a_ticker_that_raises_is_dead_and_tells_once(runtime: HandRuntime) -> No
         raise MemoryError
 
     ticker = runtime.ticker(step, deaths.append, "dying")
+    ticker.start()
     runtime.advance(5)
     assert [type(death) for death in deaths] == [MemoryError]
     assert ticker.late() == math.inf
@@ -78,7 +80,7 @@ def test_a_closed_ticker_steps_no_more(runtime: HandRuntime) -> None:
 
 
 def test_a_spinning_ticker_is_an_error_and_no_hang(runtime: HandRuntime) -> None:
-    runtime.ticker(runtime.now, lambda death: None, "spinning")
+    runtime.ticker(runtime.now, lambda death: None, "spinning").start()
     with pytest.raises(RuntimeError, match="spins"):
         runtime.advance(1)
 
@@ -91,7 +93,7 @@ def test_waiting_moves_the_clock_to_the_moment_the_event_is_set(runtime: HandRun
             event.set()
         return runtime.now() + 1
 
-    runtime.ticker(step, lambda death: None, "setter")
+    runtime.ticker(step, lambda death: None, "setter").start()
     assert event.wait(5.0)
     assert runtime.now() == 102
 
@@ -130,7 +132,7 @@ def test_a_job_submitted_by_a_step_runs_after_it_at_the_same_time(runtime: HandR
         order.append("step")
         return math.inf
 
-    runtime.ticker(step, lambda death: None, "t")
+    runtime.ticker(step, lambda death: None, "t").start()
     runtime.advance(1)
     assert order == ["step", "job at 100"]
 

@@ -24,6 +24,7 @@ class Ticking:
         runtime = Threads()
         self.timers = Timers(lambda at: self.ticker.poke(at))
         self.ticker = runtime.ticker(lambda: self.timers.step(now()), lambda error: None, "timers")
+        self.ticker.start()
         self.callbacks = ThreadCallbacks(runtime, self.timers)
 
 

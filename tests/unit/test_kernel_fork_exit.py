@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from multilock import Client, ClientClosed, LockLost, LossReason, NotHeld, connect
-from multilock.runtime import Threads
+from multilock import Client, ClientClosed, LockLost, LossReason, NotHeld, connect, process
+from multilock.runtime import Threads, now
 from multilock.testing import HandRuntime
-from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, our_threads, silence
+from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, our_threads, silence
 
 ROOT = Path(__file__).parents[2]
 
@@ -222,7 +222,7 @@ def last():
 if "late" in sys.argv:
     atexit.unregister(multilock.process._at_exit); atexit.register(last); atexit.register(multilock.process._at_exit)
 from tests.unit.kit import Scripted, client_on, silence
-from multilock.runtime import Threads
+from multilock.runtime import Threads, now
 class Telling(Scripted):
     def release(self, claim, granted, unsure, within):
         print("release", claim.name, threading.current_thread() is threading.main_thread(), flush=True)
@@ -473,3 +473,34 @@ def test_a_with_over_a_client_closes_it(real: Scripted) -> None:
     assert loss is not None
     assert loss.reason is LossReason.CLOSED
     assert "closed" in repr(client)
+
+
+def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads())
+    lease = client.lock("n").acquire()
+    kernel = client._kernel
+    kernel.monitor.waiting[lease._claim.id] = lease._claim, threading.Event()  # its acquire is still on its way out
+    assert kernel.withdraw(now() + 5)
+    assert backend.called("release") == []
+    kernel.exit(now() + 5)
+    assert len(backend.called("release")) == 1
+    assert not kernel.withdraw(now() + 5)
+
+
+def test_a_close_that_was_interrupted_gives_back_what_was_held() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads())
+    client.lock("n").acquire()
+    with ctrl_c("ThreadCallbacks.wait"):
+        client.close()
+    eventually(lambda: backend.holders == {})
+    assert client._kernel.withdraw(now() + 5), "what is left of it is done at the exit"
+    client._kernel.exit(now() + 5)
+
+
+def test_a_client_whose_server_is_silent_at_the_exit_leaves_time_for_the_others() -> None:
+    began = now()
+    shares = process._shares(2, began + 2)
+    assert next(shares) == pytest.approx(began + 1, abs=0.5)
+    assert next(shares) == pytest.approx(began + 2, abs=0.01)

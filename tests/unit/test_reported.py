@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import multilock
 from multilock import registry
 from multilock.runtime import now
-from tests.unit.kit import ctrl_c, eventually
+from tests.unit.kit import ctrl_c, eventually, our_threads
 
 
 @pytest.fixture
@@ -129,6 +130,42 @@ def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_it
     assert not waiter.is_alive()
     assert client._kernel.held == {}
     assert lease.state is multilock.LeaseState.RELEASED
+
+
+@pytest.mark.parametrize(
+    ("function", "after"), [("Monitor._tell", None), ("ThreadCallbacks.start", None), ("ThreadCallbacks._spawn", None)]
+)
+def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
+    client: multilock.Client, function: str, after: str | None
+) -> None:
+    told: list[multilock.Loss] = []
+    lease = client.lock("a", ttl=0.5, renew=False, on_lost=told.append).acquire()
+    client._kernel._ticker.close()  # type: ignore[union-attr]  # it is our own look at the clock that finds out
+    waiter = threading.Thread(target=lease.wait_lost)
+    waiter.start()
+    eventually(lambda: lease._hooks)
+    time.sleep(0.6)
+    with ctrl_c(function, after):
+        lease.is_held()
+    waiter.join(5)
+    assert not waiter.is_alive()
+    eventually(lambda: told)
+    time.sleep(0.3)  # a second thread would have begun by now
+    assert len(told) == 1
+    assert client._kernel.held == {}
+
+
+@pytest.mark.parametrize("after", [None, "start_new_thread"])
+def test_a_client_whose_first_acquire_was_interrupted_as_its_thread_started_keeps_no_other(
+    url: str, after: str | None
+) -> None:
+    before = our_threads()
+    with multilock.connect(url) as client:
+        with ctrl_c("Thread.start", after):
+            client.lock("a").acquire()
+        with client.lock("a"):
+            pass
+    eventually(lambda: our_threads() <= before)
 
 
 def test_what_is_planned_when_a_client_has_ended_starts_no_thread(url: str) -> None:

@@ -73,6 +73,7 @@ def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
         return math.inf
 
     ticker = Threads().ticker(step, lambda error: None, "test-ticker")
+    ticker.start()
     eventually(lambda: ticker.late() == 0 and len(steps) == 1)
     time.sleep(0.1)  # it waits to be woken
     with ctrl_c("_LockBell.set"):
@@ -80,10 +81,3 @@ def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
     ticker.poke(now() + 1)
     eventually(lambda: len(steps) > 1)
     ticker.close()
-
-
-@pytest.mark.parametrize("after", [None, "start_new_thread"])
-def test_a_ticker_whose_start_was_interrupted_keeps_no_thread(after: str | None) -> None:
-    with ctrl_c("Thread.start", after):
-        Threads().ticker(lambda: math.inf, lambda error: None, "interrupted-ticker")
-    eventually(lambda: not any(thread.name == "interrupted-ticker" for thread in threading.enumerate()))

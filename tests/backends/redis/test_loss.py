@@ -243,6 +243,20 @@ def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription_and
     us.ear.hears("gone", held[0].id, TAKEN)
 
 
+def test_what_happened_while_a_server_that_refuses_tracking_was_away_is_found_at_once(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
+    since(bare, "6.2", "rights on subcommands")
+    bare.execute_command("ACL", "SETUSER", "untracked", "reset", "on", "nopass", "~*", "&*", "+@all", *TRACKING)
+    us = connect(server.url.replace("redis://", "redis://untracked:x@"))
+    held = us.take()
+    us.watch(held)
+    assert "changes" in us.backend._listener.refused
+    bare.delete(LOCK)
+    bare.execute_command("CLIENT", "KILL", "USER", "untracked")
+    us.ear.hears("gone", held[0].id, TAKEN, within=5)
+
+
 def test_a_followed_name_is_reported_when_its_holder_changes_and_not_when_it_renews(us: Ours, them: Ours) -> None:
     assert us.backend.follow(frozenset({"a", "b"}), 1) is True
     us.ear.heard.clear()

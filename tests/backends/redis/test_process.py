@@ -10,8 +10,12 @@ import time
 
 import pytest
 
+import multilock
+from multilock import now
 from multilock.errors import BackendUnavailable
+from multilock.process import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
+from multilock_redis.recipe import RELEASE
 from multilock_redis.transport import FRESH
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ear, Ours, eventually, holder_of
@@ -50,6 +54,42 @@ def test_a_forked_child_uses_connections_of_its_own_and_leaves_the_parents_alone
         assert bare.get("multilock/child") is None
         client = str(holder_of(bare))[:16]
         assert bare.pubsub_numsub(f"multilock:wake:{client}")[0][1] == 1
+
+
+def exiting(url: str) -> None:
+    """Holds a lock that another thread of it waits for, and ends."""
+    client = multilock.connect(url, ttl=30)
+    client.lock("n").acquire().release()  # the server knows the scripts
+    client.lock("n").acquire()
+    threading.Thread(target=client.lock("n").acquire, daemon=True).start()
+    eventually(lambda: (info := client.inspect("n")) and info.waiting == 1)
+    say("waiting")
+    hear()
+
+
+@pytest.mark.parametrize("fault", ["reply lost", "executed late", "silent"])
+def test_a_process_that_ends_withdraws_its_waiters_whatever_becomes_of_that_request(
+    server: RedisServer, proxy: FaultProxy, fault: str
+) -> None:
+    with Helper(f"{__name__}:exiting", proxy.url) as helper, multilock.connect(server.url) as other:
+        helper.wait_for("waiting", within=10)
+        late = None
+        if fault == "reply lost":
+            proxy.drop_reply(RELEASE.head)
+        elif fault == "executed late":
+            late = proxy.hold_request(RELEASE.head)
+        else:
+            proxy.black_hole()
+        began = now()
+        helper.tell("end")
+        assert helper.wait(10) == 0
+        assert now() - began < EXIT_TIME + 2
+        if fault == "silent":
+            assert other.lock("n").try_acquire() is None, "the ttl ends it"
+            return
+        if late:
+            late.release()
+        assert other.lock("n").try_acquire(timeout=2) is not None
 
 
 def test_threads_at_once_have_a_connection_each_and_leave_few_behind(us: Ours, bare: Bare) -> None:

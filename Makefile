@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests at a time. Most wait for short ttls to end; with many more than there are cores, some fail for lack of time.
 WORKERS ?= 3
-SERVERS := redis,consul,etcd,zookeeper
+SECONDS ?= 600
+SERVERS := redis,consul,etcd,zookeeper,postgresql
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -33,13 +34,24 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+	$(BIN)/mypy docs/examples
 	$(BIN)/pyright
 
 bench: $(VENV)/.bench $(VENV)/peers/.etcd servers ## the benchmarks, against the field's own locks, in one run
 	$(BIN)/python -m tests.benchmarks
 
+chaos: $(VENV)/.dev servers ## ten minutes on each backend in which everything goes wrong; outages of minutes, long ways
+	for backend in redis sqlite consul etcd zookeeper; do \
+		$(BIN)/python -m tests.faults.chaos --backend $$backend --seconds $(SECONDS) || exit 1; \
+	done
+	$(BIN)/python -m tests.faults.chaos --backend etcd --seconds $(SECONDS) --outage 75
+	MULTILOCK_REQUIRE=$(SERVERS) MULTILOCK_ROUND_TRIPS=0.02,0.1 $(BIN)/python -m pytest tests/faults/test_round_trips.py
+
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
+
+models: ## the model of the lock on Redis, exhausted, and the mistakes that it must find; needs g++, takes a minute
+	tests/models/run.sh
 
 docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker engine; says so where there is none
 	tests/docker/run.sh $(BIN)/python
@@ -47,9 +59,12 @@ docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker eng
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python
 
+pythons: $(VENV)/.dev redis ## the tests of the kernel and of three backends on Python 3.13 and 3.14, unpacked likewise
+	tests/pythons.sh $(BIN)/python
+
 # The servers for the tests: nothing to do for those that are installed or that MULTILOCK_TEST_<NAME>_URL names.
-servers: redis consul etcd zookeeper
-redis consul etcd zookeeper:
+servers: redis consul etcd zookeeper postgresql
+redis consul etcd zookeeper postgresql:
 	@tests/bootstrap/$@.sh >/dev/null
 
 clean: ## forget the environment and the state of the demo
@@ -70,7 +85,7 @@ $(VENV)/.user: $(VENV)/.pip pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --group dev --group examples
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
@@ -83,4 +98,4 @@ $(VENV)/peers/.etcd: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
 	@touch $@
 
-.PHONY: help demo test quick lint types bench mutants docker versions servers redis consul etcd zookeeper clean
+.PHONY: help demo test quick lint types bench chaos mutants models docker versions pythons servers redis consul etcd zookeeper postgresql clean

@@ -37,11 +37,14 @@ if TYPE_CHECKING:
         Event,
         LeaderChanged,
         Lost,
+        NotAcquired,
         Released,
         Renewed,
         RenewFailed,
         Waiting,
     )
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Acquired",
@@ -75,6 +78,7 @@ __all__ = [
     "LossReason",
     "Lost",
     "MultilockError",
+    "NotAcquired",
     "NotHeld",
     "Released",
     "RenewFailed",

@@ -6,29 +6,28 @@ over awaitables that never suspend. It awaits nothing while it unwinds: the clai
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multilock import lease as rules
 from multilock.callbacks import Callbacks, ThreadCallbacks
-from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
-from multilock.gate import Line
+from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError
+from multilock.gate import SHORT, Line
 from multilock.holding import Holding
 from multilock.model import Busy, Claim, Granted
+from multilock.runtime import call_inside
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
     from multilock.runtime import Bell, Runtime
+    from multilock.scopes import Scope
 
 __all__ = ["BlockingFace", "Face", "Stop", "Stopped", "Waiter", "acquire", "run"]
 
-logger = logging.getLogger("multilock")
-
 R = TypeVar("R")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while the backend is silent
-SHORT = 0.05  # a request that had less than this many seconds says nothing about the backend by its silence
 
 
 class Waiter(Protocol):
@@ -49,6 +48,9 @@ class Face(Protocol):
         ...
 
     def waiter(self) -> Waiter: ...
+
+    def forget_closed_loop(self) -> None:
+        """Where an event loop was closed under what ran on it, that never unwinds: the kernel drops it."""
 
     def close(self) -> None:
         """No request comes any more; its own threads end."""
@@ -72,16 +74,20 @@ class BlockingFace:
 
     def __init__(self, kernel: Kernel) -> None:
         self._runtime = kernel.runtime
-        self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers)
+        self._own = ThreadCallbacks(kernel.runtime, kernel.timers, kernel.later)
+        self.callbacks: Callbacks = self._own
 
     async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        return call(*args, within)
+        return call_inside(call, *args, within)
 
     def waiter(self) -> Waiter:
         return _BlockingWaiter(self._runtime)
 
+    def forget_closed_loop(self) -> None:
+        pass  # it has none
+
     def close(self) -> None:
-        pass  # it has no threads
+        self._own.close()
 
 
 class _BlockingWaiter:
@@ -126,30 +132,50 @@ class Stopped(Exception):
     """The acquire was called off."""
 
 
-async def acquire(kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None = None) -> Holding | None:
-    """Hold ``want.name``, or None if it was still taken when ``timeout`` seconds were over.
+async def acquire(
+    kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None = None, scope: Scope[Any] | None = None
+) -> Holding | None:
+    """Hold ``want.name``, or None if it was still taken when ``timeout`` seconds were over. ``scope``: what who asks
+    holds.
 
     Raises BackendUnavailable when the backend was silent for the whole outage_timeout, at the end of ``timeout``, or,
     with ``timeout=0``, once; BackendRejected and ClientClosed at once. Every way out leaves nothing behind.
     """
-    contender = _Contender(kernel, want, timeout, stop)
-    if timeout == 0 or want.fair:
-        return await contender.contend(Line())
+    contender = _Contender(kernel, want, timeout, stop, scope)
     waiter = contender.waiter
+    gate = None if timeout == 0 or want.fair else kernel.gate  # behind which one at a time talks to the server
     lease: Holding | None = None
     try:
-        line = kernel.gate.enter(want.name, waiter)
-        if line.waiters[0] is waiter or await contender.stand_in(line):
+        if contender.once and kernel.cleanup.withdraws(want.name, waiter):
+            await contender.let_withdraw()
+        line = gate.enter(want.name, waiter) if gate else Line()
+        if not gate or line.waiters[0] is waiter or await contender.stand_in(line):
             lease = await contender.contend(line)
-        kernel.gate.leave(want.name, waiter)
+        if gate:
+            gate.leave(want.name, waiter)
     except BaseException as error:  # an interrupt inside that leave() too: one who stays keeps out all behind him
-        kernel.gate.leave(want.name, waiter)
+        if gate:
+            gate.leave(want.name, waiter)
         if lease:
-            kernel.release_later(lease)
+            kernel.take_back(lease)
         if isinstance(error, MultilockError):
             kernel.name_error(error, want.name)
+        if kernel.events.listened:
+            contender.tell_ended(_result_of(error))
         raise
+    if lease is None and kernel.events.listened:
+        contender.tell_ended("taken")
     return lease
+
+
+def _behind(silence: BackendUnavailable) -> BaseException:
+    """The exception of the client's library, where one was behind it."""
+    return silence.__cause__ or silence
+
+
+def _result_of(error: BaseException) -> str:
+    known = ((BackendUnavailable, "unavailable"), (BackendRejected, "rejected"), (ClientClosed, "closed"))
+    return next((result for kind, result in known if isinstance(error, kind)), "cancelled")
 
 
 class _Contender:
@@ -159,18 +185,33 @@ class _Contender:
     granted: Granted | None = None
     stands = False  # the present claim may stand in the backend's queue, or hold
     unsure = False  # some request of the present claim's id has no answer
+    spent = 0.0  # seconds of the time for one request that are over before it
 
-    def __init__(self, kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None) -> None:
+    def __init__(
+        self, kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None, scope: Scope[Any] | None
+    ) -> None:
         self.kernel = kernel
         self.face = kernel.face
         self.want = want
         self.once = timeout == 0
         self.waiter = kernel.face.waiter()
         self.stop = stop
+        self.scope = scope
         if stop:
             stop.bell = self.waiter
         self.started = kernel.now()
         self.deadline = math.inf if timeout is None else self.started + timeout
+
+    async def let_withdraw(self) -> None:
+        """Of a single try: what this client withdraws from the same name must not cost it the name.
+
+        That claim may stand before the try in the queue, or have been handed the name. Its answer has half of the time
+        for one request, so that the try itself has the other half.
+        """
+        kernel, until = self.kernel, self.started + self.want.request_timeout / 2
+        while kernel.cleanup.withdraws(self.want.name, self.waiter) and (left := until - kernel.now()) > 0:
+            await self.waiter.wait(left)
+        self.spent = kernel.now() - self.started
 
     async def stand_in(self, line: Line) -> bool:
         """Wait for the first place at the gate; False at the deadline."""
@@ -182,8 +223,10 @@ class _Contender:
             now = kernel.now()
             patience_ends = line.patience_ends(self.started, outage_timeout)
             if line.silence and (now >= patience_ends or now >= self.deadline):
-                raise self._unavailable(line.silence)
+                raise self._unavailable(line.silence) from _behind(line.silence)
             if now >= self.deadline:
+                if line.unheard(self.started, now):  # by who is first, whose request is still under way
+                    raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
             # Silence may begin at any time: without one now, it cannot have lasted too long before this.
             look = patience_ends if line.silence else now + outage_timeout
@@ -197,7 +240,7 @@ class _Contender:
         failures = 0
         try:
             while True:
-                sent_at = kernel.now()
+                sent_at = line.asked_at = kernel.now()
                 try:
                     answer = await self._attempt(claim)
                     if isinstance(answer, Granted):
@@ -206,16 +249,17 @@ class _Contender:
                             granted = await self._renewed(claim, answer)
                         if granted and (lease := kernel.adopt(self.want, claim, granted, self.unsure, self.started)):
                             self._heed_no_more(claim)
+                            line.answered(kernel.now())
                             return lease
                         self._leave(claim, sure=False)  # an id whose time is over is never used again
                         claim = self._claim()
-                        raise BackendUnavailable("its answer came when the grant in it was over")
+                        raise BackendUnavailable("the reply arrived after its lease had expired")
                 except BackendUnavailable as silence:
                     failures += 1
                     self._bear(line, sent_at, silence)
                     pause = self._pause(failures)
                 else:
-                    line.answered()
+                    line.answered(kernel.now())
                     failures = 0
                     if self.once:
                         self._heed_no_more(claim)
@@ -226,7 +270,7 @@ class _Contender:
                     await self.waiter.wait(min(pause, rest))
                 if kernel.now() >= self.deadline:
                     if line.silence:
-                        raise self._unavailable(line.silence)
+                        raise self._unavailable(line.silence) from _behind(line.silence)
                     self._leave(claim)
                     return None
         except BaseException as error:
@@ -256,6 +300,7 @@ class _Contender:
         within = self.within = self._within()
         unsure, self.unsure = self.unsure, True  # whatever interrupts us here: the request may be executed
         try:
+            kernel.ready()
             answer = await self.face.request(within, kernel.backend.attempt, claim, not self.once)
         except (BackendUnavailable, BackendRejected) as error:
             self.unsure = unsure or getattr(error, "unknown", False)
@@ -270,7 +315,9 @@ class _Contender:
     def _within(self) -> float:
         """Seconds for one request, not past the caller's timeout."""
         within = self.want.request_timeout
-        if self.once or self.deadline is math.inf:
+        if self.once:
+            return max(within - self.spent, within / 3)
+        if self.deadline is math.inf:
             return within
         return max(min(within, self.deadline - self.kernel.now()), 0.001)
 
@@ -308,8 +355,8 @@ class _Contender:
     def _bear(self, line: Line, sent_at: float, silence: BackendUnavailable) -> None:
         """Go on after an unanswered request, or raise."""
         if self.once:
-            raise self._unavailable(silence) from silence
-        if not self.waiting_told or self.within >= SHORT:
+            raise self._unavailable(silence) from _behind(silence)
+        if self.within >= SHORT or not line.heard_since(self.started):
             line.unanswered(sent_at, silence)
         if not self.silence_told:
             self.silence_told = True
@@ -321,7 +368,7 @@ class _Contender:
                 extra={"lock_name": self.want.name},
             )
         if self.kernel.now() >= line.patience_ends(self.started, self.want.outage_timeout):
-            raise self._unavailable(silence) from silence
+            raise self._unavailable(silence) from _behind(silence)
 
     def _unavailable(self, silence: BackendUnavailable) -> BackendUnavailable:
         undone = "; what may have been taken is being given back" if self.stands or self.unsure else ""
@@ -340,11 +387,20 @@ class _Contender:
         heartbeat = busy.heartbeat * self.kernel.runtime.uniform(0.9, 1.1)
         return heartbeat if busy.expires_in is None else min(heartbeat, busy.expires_in)
 
+    def tell_ended(self, result: str) -> None:
+        """Without the lock."""
+        from multilock import events
+
+        kernel = self.kernel
+        kernel.events.emit(events.NotAcquired(self.want.name, None, kernel.now(), result, kernel.now() - self.started))
+
     def _tell_waiting(self, claim: Claim | None) -> None:
         if self.waiting_told:
             return
         self.waiting_told = True
         kernel = self.kernel
+        if self.scope and self.scope.holds(self.want.name):
+            kernel.warn_of_itself(self.want.name)
         logger.debug("waiting for the lock %r", self.want.name, extra={"lock_name": self.want.name})
         if kernel.events.listened:
             from multilock import events

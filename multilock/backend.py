@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason
 
-__all__ = ["SPI_VERSION", "Backend", "Channel", "Held", "Notices", "OpenBackend", "OpensChannels"]
+__all__ = ["SPI_VERSION", "Backend", "Channel", "Held", "Notices", "OpenBackend", "OpensChannels", "Rests"]
 
 SPI_VERSION = 1
 
@@ -42,6 +42,11 @@ class Notices(Protocol):
         """A session was made. From now on all claims granted with this ``group`` are renewed together, by one
         ``renew`` call every ``renew_every`` seconds, also while it holds no claim, until `group_gone` or close.
         A backend that never calls this has its claims renewed one by one, batched per group."""
+
+    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
+        """The server has cut the ttl of that session, whose newest proof is good until ``valid_until`` now
+        (``sent_at + valid_for``): no claim in it is held for longer, and one granted with a longer ``renew_every`` was
+        granted before the cut. It is called before a request is sent that could be acknowledged under the new ttl."""
 
     def group_gone(self, group: Hashable, message: str) -> None:
         """That session ended: every claim in it is lost (SESSION_LOST) and every waiter looks again."""
@@ -87,7 +92,8 @@ class Backend(Protocol):
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         """Extend all of them in as few requests as possible; one answer each, in order. None: the server said that it
-        is not this claim's any more. ``held`` is empty for a session that holds nothing."""
+        is not this claim's any more. The very grant that was given: it said nothing new of this one. ``held`` is empty
+        for a session that holds nothing."""
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         """From now on report by `Notices.gone` when one of these stops holding its name, also if that happened
@@ -118,7 +124,8 @@ class Channel(Protocol):
     """One connection for one event loop, which sends on it and reads from it without ever blocking.
 
     One request at a time: `attempt` or `release`, then `answer` when the connection can be read. A channel is closed
-    when its request failed, was cancelled, or was not answered in time; what was sent may still be executed then.
+    when its request failed, was cancelled, or was not answered in time; what was sent may still be executed then. It
+    never closes itself: the loop that watches it must let go of the descriptor first.
     """
 
     def fileno(self) -> int: ...
@@ -145,6 +152,20 @@ class OpensChannels(Protocol):
 
     def channel(self, within: float) -> Channel | None:
         """A new one, connected; None: not to this server. Raises as every method of `Backend`."""
+
+
+@runtime_checkable
+class Rests(Protocol):
+    """What a `Backend` with the capability ``hold_at_least`` offers besides."""
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        """Instead of `Backend.release`: keep the name taken for ``seconds`` from now, by the server's own clock and
+        whatever becomes of this process; then it is free as after a release.
+
+        Nobody can renew it, and only `Backend.force_release` ends it earlier; `Backend.inspect` tells
+        ``resting_until``. Who waits is woken once, and so learns when to come again. Otherwise as `release`: True if it
+        was this claim's until now; idempotent, with what is then left of the time.
+        """
 
 
 class OpenBackend(Protocol):

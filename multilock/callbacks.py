@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from multilock.runtime import wait_until
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.runtime import Runtime
     from multilock.timers import Timers
 
 __all__ = ["Callbacks", "Once", "ThreadCallbacks", "call_in_thread", "call_safely"]
-
-logger = logging.getLogger("multilock")
 
 THREADS = 64  # a thousand losses are no thousand threads …
 HUNG = 0.1  # … but seconds after which a callback no longer keeps another from starting
@@ -83,14 +81,16 @@ class _Call:
 class ThreadCallbacks:
     """At most 64 young callbacks at once; one that has run for 0.1 s no longer counts."""
 
-    def __init__(self, runtime: Runtime, timers: Timers) -> None:
+    def __init__(self, runtime: Runtime, timers: Timers, later: Callable[[Callable[[], None]], None]) -> None:
         self._runtime = runtime
         self._timers = timers
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._young: dict[_Call, None] = {}  # running and counted, oldest first
         self._queue: deque[_Call] = deque()
         self._unfinished: set[_Call] = set()
         self._relief_planned = False
+        self._closed = False
+        self._drains = runtime.workers("multilock-callback", THREADS, later)  # a busy program has events all the time
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         call = _Call(callback, args)
@@ -112,11 +112,28 @@ class ThreadCallbacks:
             raise
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
-        def call_each() -> None:
-            while (argument := following()) is not None:
-                call_in_thread(callback, argument)
+        call = _Call(callback, ())
 
-        self.start(call_each)
+        def call_each() -> None:
+            try:
+                while (argument := following()) is not None:
+                    call_in_thread(callback, argument)
+            finally:
+                with self._lock:
+                    self._unfinished.discard(call)
+
+        with self._lock:
+            if not self._closed:
+                self._unfinished.add(call)
+                self._drains.submit(call_each)
+                return
+        self.start(call_each)  # what was under way as the client was closed is told all the same
+
+    def close(self) -> None:
+        """Threads that wait for more events end; what was started is still done."""
+        with self._lock:
+            self._closed = True
+        self._drains.close()
 
     def wait(self, timeout: float) -> bool:
         return wait_until(self._runtime, lambda: not self._unfinished, timeout)

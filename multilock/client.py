@@ -6,17 +6,20 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, overload
 
+from multilock import telling
 from multilock.acquire import BlockingFace, run
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator
 from multilock.election import Election, Leadership
 from multilock.errors import NotHeld
+from multilock.foreign import refuse
 from multilock.kernel import Kernel
 from multilock.lock import DistributedLock, Lease, Lock
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
+from multilock.process import OfThisProcess
 from multilock.runtime import Threads
 from multilock.scopes import Scope
 
@@ -53,7 +56,7 @@ def connect(
     return Client._of(open_configured(settings), settings)
 
 
-class Client:
+class Client(OfThisProcess):
     """One backend and what is held in it. Threads may share it; a forked child gets its own connections and identity.
 
     ``Client(backend, **options)`` takes a backend object and the options ``ttl``, ``identity``, ``outage_timeout`` and
@@ -93,18 +96,34 @@ class Client:
         renew: bool = True,
         reentrant: bool = False,
         fair: bool = False,
+        hold_at_least: float = 0.0,
         on_lost: Callable[[Loss], object] | None = None,
+        **theirs: Never,
     ) -> DistributedLock:
         """A lock with this name. No I/O; everything that can be wrong with the arguments is said here.
 
         ``ttl`` (seconds; default: the client's) is how long the lock outlives a holder that died. ``renew=True`` keeps
         it alive until it is released, lost or closed; ``renew=False`` lets it end at ``ttl``. ``reentrant``: the thread
         that holds it may acquire it again, and gets the same lease, as the first acquire made it. ``fair``: in order of
-        arrival among those that ask for it. ``on_lost(loss)`` is called once for each lease that is lost.
+        arrival among those that ask for it. ``hold_at_least`` (seconds; may exceed the ttl): a release before that time
+        since the grant leaves the name taken until then, by the server's own clock and whatever becomes of this
+        process, so that a short job does not run again on a host whose clock is behind; not after a loss.
+        ``on_lost(loss)`` is called once for each lease that is lost.
 
         Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
         """
-        return Lock(self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost)
+        if theirs:
+            raise refuse("lock", theirs)
+        return Lock(
+            self,
+            name,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            hold_at_least=hold_at_least,
+            on_lost=on_lost,
+        )
 
     @overload
     def locked(
@@ -135,12 +154,18 @@ class Client:
         on_elected: Callable[[Leadership], object] | None = None,
         on_lost: Callable[[Loss], object] | None = None,
         on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
+        grace: float | None = None,
+        hold_at_least: float = 0.0,
     ) -> Election:
         """A candidate in the election ``name``. No I/O yet. ``identity`` (default: the client's) is what others see.
+        ``grace`` (default: one ttl; math.inf allowed): seconds for which an orderly end waits for work and callbacks.
+        ``hold_at_least``: as of `lock`, where the work of `run` ends by itself; nobody is elected before that.
 
-        Raises ValueError, TypeError, ClientClosed.
+        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
         """
-        return Election(self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed)
+        return Election(
+            self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed, grace, hold_at_least
+        )
 
     def current_lease(self, name: str | None = None) -> Lease:
         """The innermost lease of this thread, of ``name`` if given. Raises NotHeld if there is none."""
@@ -202,10 +227,11 @@ class Client:
     # The end
 
     def close(self) -> None:
-        """Stop elections; a lease still held is LOST (CLOSED; its callback first) and then given back.
+        """Stop elections, in order; another lease still held is LOST (CLOSED; its callback first) and then given back.
 
-        Waiters and later calls get ClientClosed. Waits for callbacks and for answers, one ``request_timeout`` each at
-        most; what is unanswered then ends by its ttl. Twice is harmless.
+        Waiters and later calls get ClientClosed. Waits for the work and callbacks of elections, for their ``grace`` at
+        most, and for other callbacks and answers, one ``request_timeout`` each at most; what is unanswered then ends by
+        its ttl. Called by work or a callback of an election, it does the rest in the background. Twice is harmless.
         """
         self._kernel.close()
 
@@ -216,6 +242,11 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        kernel: Kernel | None = getattr(self, "_kernel", None)  # none where the arguments were wrong
+        if kernel and not kernel.closed:
+            telling.defer(kernel.dropped)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMMON",
+    "NothingConfigured",
     "Settings",
     "default_identity",
     "open_configured",
@@ -35,6 +36,16 @@ __all__ = [
 DEFAULT_FILE = "multilock.toml"
 CAPABILITIES = tuple(sorted(f.name for f in fields(Capabilities) if f.type in (bool, "bool")))
 _ARGUMENTS = ("url", "profile", "config", "client", "requires")  # of connect(): no setting may be called like one
+
+
+class UnknownOption(ConfigurationError):
+    """A setting that the backend does not have."""
+
+    option = ""
+
+
+class NothingConfigured(ConfigurationError):
+    """Neither an argument nor the environment nor a file names a backend."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -50,6 +61,7 @@ class Settings:
     request_timeout: float | None = None  #: seconds; None: ttl/5, at most 5 s
     options: Mapping[str, object] = field(default_factory=dict)  #: the backend's own, text where they came as text
     requires: frozenset[str] = frozenset()  #: capabilities the backend must have
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)  #: where those were found, but for keywords
 
     def __repr__(self) -> str:
         return (
@@ -146,7 +158,12 @@ def open_configured(settings: Settings) -> Backend:
     Raises ConfigurationError as `multilock.registry.open_backend` does, CapabilityMissing if the backend lacks what
     ``requires`` names.
     """
-    backend = open_backend(settings.scheme, settings.url, settings.backend_options())
+    try:
+        backend = open_backend(settings.scheme, settings.url, settings.backend_options())
+    except UnknownOption as error:
+        if error.option not in settings.sources:
+            raise
+        raise ConfigurationError(f"{settings.sources[error.option]}: {error}", backend=settings.scheme) from None
     lacking = [name for name in sorted(settings.requires) if not getattr(backend.capabilities, name)]
     if lacking:
         raise CapabilityMissing(
@@ -267,8 +284,8 @@ def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:
             f"no profile is chosen of {file.path} ({known}): pass profile=, set $MULTILOCK_PROFILE, or write "
             'default = "NAME" at its top'
         )
-    return ConfigurationError(
-        "no backend is configured: pass a URL such as redis://localhost:6379/0 or sqlite:///var/lib/app/locks.db, set "
+    return NothingConfigured(
+        "no backend is configured: pass a URL such as redis://localhost:6379/0 or sqlite:////var/lib/app/locks.db, set "
         f'$MULTILOCK_URL, or write url = "…" in {DEFAULT_FILE}'
     )
 
@@ -305,7 +322,8 @@ _TEXTS = ("prefix", "identity")
 def _settings(scheme: str, url: str, found: Mapping[str, _Found], requires: frozenset[str]) -> Settings:
     common: dict[str, object] = {name: _check(name, *found[name]) for name in COMMON if name in found}
     own = {name: value for name, (value, _) in found.items() if name not in COMMON}
-    return Settings(scheme, url, options=own, requires=requires, **common)  # type: ignore[arg-type]
+    sources = {name: where for name, (_, where) in found.items() if name in own and where}
+    return Settings(scheme, url, options=own, requires=requires, sources=sources, **common)  # type: ignore[arg-type]
 
 
 def _check(name: str, value: object, where: str | None) -> object:
@@ -379,4 +397,6 @@ def _setting(name: str, where: str) -> str:
 
 
 def _unknown_option(name: str, known: Iterable[str], whose: str) -> ConfigurationError:
-    return ConfigurationError(f"unknown option {name!r:.60} for {whose}: known are {', '.join(sorted(known))}")
+    error = UnknownOption(f"unknown option {name!r:.60} for {whose}: known are {', '.join(sorted(known))}")
+    error.option = name
+    return error

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -14,14 +12,14 @@ from multilock.callbacks import call_in_thread
 from multilock.errors import ClientClosed
 from multilock.lock import Lease
 from multilock.model import Claim, Granted, LeaderInfo, Loss
-from multilock.standing import Observer, Standing, Term, leader_info
+from multilock.names import check_grace
+from multilock.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
 
 __all__ = ["Election", "Leadership"]
-
-logger = logging.getLogger("multilock")
 
 R = TypeVar("R")
 HEAD_START = 0.01  # seconds that on_elected, on its own thread, has to begin before on_lost begins on another
@@ -31,7 +29,7 @@ class Leadership(Lease):
     """A lease on being the leader. ``release()`` is ``Election.resign()``.
 
     ``is_held()`` is False from the moment this node begins to step down, although the lease is still kept from others
-    until ``on_lost`` has ended.
+    until its work, ``on_elected`` and ``on_lost`` have all ended.
     """
 
     __slots__ = ("_election", "_term")
@@ -41,7 +39,7 @@ class Leadership(Lease):
     ) -> None:
         super().__init__(kernel, want, claim, granted, unsure)
         self._election = election
-        self._term: Term[Leadership] = Term()
+        self._term: Term[Leadership] = Term(election)
         self._term.leadership = self
 
     @property
@@ -56,16 +54,16 @@ class Leadership(Lease):
     def is_held(self) -> bool:
         return not self._term.resigning and self._alive()
 
+    def _at_end(self, hook: Callable[[], None]) -> bool:
+        """It is called when this node begins to step down, too."""
+        return super()._at_end(hook) and not self._term.resigning
+
     def release(self) -> bool:
         return run(self._election._resign(self))
 
-    def _release_surely(self) -> None:
-        """See `Lease`: but it is given back only after ``on_lost``."""
-        try:
-            self.release()
-        except BaseException:
-            self._election._abdicate(self._term)
-            raise
+    def _release_after_interrupt(self, count: int) -> None:
+        """See `Lease`: but it is given back only at its orderly end."""
+        self._election._abdicate(self._term, INTERRUPTED)
 
 
 class Leaders:
@@ -109,7 +107,7 @@ class Election(Standing[Leadership]):
         try:
             self._push(term.leadership, self._scope())
         except BaseException:  # interrupted: nobody has it to release it
-            self._abdicate(term)
+            self._abdicate(term, INTERRUPTED)
             raise
         return term.leadership
 
@@ -125,11 +123,11 @@ class Election(Standing[Leadership]):
             raise TypeError("run of a blocking client takes a plain function: make the client with connect_async()")
         stop = self._begin_standing()
         try:
-            self._runner = threading.get_ident()
             result: R | None = run(self._stand(work, stop))
             return result
         finally:
-            self._runner = None
+            if self._term:  # an interrupt may have come before it was said; what this thread did has ended
+                self._part_ended(self._term, self._term.work)
             self._end_standing(stop)
 
     def start(self) -> None:
@@ -157,25 +155,28 @@ class Election(Standing[Leadership]):
             self._end_standing(stop)
             raise
 
-    def stop(self) -> None:
-        """Stand no more. A leader resigns: ``on_lost`` (RESIGNED) first, then the lease is given back.
+    def stop(self, grace: float | None = None) -> None:
+        """Stand no more, and end a leadership in order: see docs/leader-election.md.
 
-        It may be called inside the work of `run`; not by a signal handler, which interrupts whatever holds a lock.
+        ``is_held()`` is False and ``on_lost`` (RESIGNED) begins at once; the lease is kept until work, ``on_elected``
+        and ``on_lost`` have all ended, ``grace`` seconds at most (None: the election's); this returns after that. Work
+        and callbacks that call it do not wait. Not for a signal handler, which interrupts whatever holds a lock.
         """
-        stop = self._stop
-        self._call_off()
-        run(self._step_down())
-        if self._runner == threading.get_ident():  # run() ends when its work does, which is what called us
-            return
-        # A request under way may take one request timeout; a callback or work that still runs is not waited for.
-        run(self._until(lambda: self._stop is not stop or stop is None, self._kernel.request_timeout(self._want.grant)))
+        seconds = check_grace(grace)
+        try:
+            run(self._end(seconds))
+        except BaseException:  # interrupted, wherever that was
+            self._call_off()
+            if self._term:
+                self._abdicate(self._term, INTERRUPTED, seconds)
+            raise
 
-    def resign(self) -> bool:
-        """Step down now; another candidate need not wait for a ttl. False if this node did not lead.
+    def resign(self, grace: float | None = None) -> bool:
+        """Step down now, as `stop` does; another candidate need not wait for a ttl. False if this node did not lead.
 
         Under `run` and `start` this node stands again, behind those waiting.
         """
-        return run(self._step_down())
+        return run(self._step_down(check_grace(grace)))
 
     def leader(self) -> LeaderInfo | None:
         """Who leads, as the backend knows it; None for nobody."""
@@ -191,7 +192,11 @@ class Election(Standing[Leadership]):
         return Leaders(Observer(self._kernel, self.name))
 
     def _watch_leader(self, observer: Observer) -> None:
-        self._kernel.runtime.spawn(lambda: run(self._follow(observer)), "multilock-observer")
+        try:
+            self._kernel.runtime.spawn(lambda: run(self._follow(observer)), "multilock-observer")
+        except RuntimeError as error:  # the process can have no more threads now: no reason not to stand
+            logger.error("no thread yet to tell who leads %r: %s", self.name, error)
+            self._kernel.later(lambda: None if observer.closed else self._watch_leader(observer))
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
         call_in_thread(callback, *args)
@@ -201,30 +206,34 @@ class Election(Standing[Leadership]):
             return
         try:
             if self._on_elected:
-                self._on_elected(term.leadership)
+                with inside(term.elected):
+                    self._on_elected(term.leadership)
         except BaseException:  # sys.exit() too: this thread is ours
             term.failed = True
             logger.exception("on_elected of the election %r raised: this node resigns", self.name)
-        self._elected_ended(term)
-        if term.failed:
-            run(self._resign(term.leadership))
+        self._part_ended(term, term.elected)
+        if term.failed and not term.over():
+            self._abdicate(term, "its on_elected raised")
 
     def _run_lost(self, term: Term[Leadership], loss: Loss) -> None:
         if not self._lost_begins(term):
             return
         kernel = self._kernel
-        if term.begun_at and not term.elected_done and (rest := term.begun_at + HEAD_START - kernel.now()) > 0:
+        if term.begun_at and not term.elected.done and (rest := term.begun_at + HEAD_START - kernel.now()) > 0:
             kernel.runtime.event().wait(rest)
         if self._on_lost:
-            call_in_thread(self._on_lost, loss)
-        self._lost_ended(term)
+            with inside(term.lost):
+                call_in_thread(self._on_lost, loss)
+        self._part_ended(term, term.lost)
 
     async def _do_work(self, term: Term[Leadership], work: Callable[[Leadership], Any]) -> Any:
-        self._push(term.leadership, self._scope())
         try:
-            return work(term.leadership)
+            with inside(term.work):
+                self._push(term.leadership, self._scope())
+                return work(term.leadership)
         finally:
             term.leadership._leave_scope()
+            self._part_ended(term, term.work)
 
     def __enter__(self) -> Election:
         self.start()

@@ -15,6 +15,7 @@ __all__ = [
     "Event",
     "LeaderChanged",
     "Lost",
+    "NotAcquired",
     "Released",
     "RenewFailed",
     "Renewed",
@@ -45,10 +46,25 @@ class Acquired(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NotAcquired(Event):
+    """A call of acquire() ended without the lock.
+
+    ``result``: ``"taken"`` (the time was over), ``"unavailable"``, ``"rejected"``, ``"closed"``, ``"cancelled"`` (also
+    by an interrupt, or because an election was stopped).
+    """
+
+    result: str
+    waited: float  #: seconds from the call of acquire()
+
+
+@dataclass(frozen=True, slots=True)
 class Renewed(Event):
     """A renewal was acknowledged; the proof now lasts until ``valid_until``."""
 
     valid_until: float
+    ttl: float  #: seconds granted
+    slack: float  #: seconds for which the lease would have gone on without it
+    took: float  #: seconds from the send of the request to its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +83,10 @@ class AtRisk(Event):
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """The lease ended without being released."""
+    """The lease ended without being released. ``held_for`` is the seconds from the grant to that."""
 
     loss: Loss
+    held_for: float
 
 
 @dataclass(frozen=True, slots=True)

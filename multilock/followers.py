@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
+
+from multilock.runtime import call_inside
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel
     from multilock.monitor import Wakeable
 
 __all__ = ["Followers"]
-
-logger = logging.getLogger("multilock")
 
 POLL = 0.5  # seconds between looks where the backend does not push
 PUSHED = 10.0  # seconds between looks where it does: a push is a hint, never a promise
@@ -26,8 +26,8 @@ class Followers:
         self._kernel = kernel
         self._bells: dict[str, list[Wakeable]] = {}
         self._dropped: deque[tuple[str, Wakeable]] = deque()
-        self._lock = threading.Lock()
-        self._workers = kernel.runtime.workers("multilock-follow", 1)
+        self._lock = threading.RLock()
+        self._workers = kernel.runtime.workers("multilock-follow", 1, kernel.later)
         self._pushed: frozenset[str] = frozenset()
 
     def add(self, name: str, bell: Wakeable) -> None:
@@ -56,6 +56,9 @@ class Followers:
             except IndexError:  # another thread was first
                 return
 
+    def wanted(self) -> bool:
+        return bool(self._bells)
+
     def look_again_in(self, name: str) -> float:
         """Seconds after which to look without a push."""
         return PUSHED if name in self._pushed else POLL
@@ -80,7 +83,7 @@ class Followers:
         if names == self._pushed or self._kernel.finished:
             return
         try:
-            pushed = self._kernel.backend.follow(names, self._kernel.request_timeout())
+            pushed = call_inside(self._kernel.backend.follow, names, self._kernel.request_timeout())
         except Exception as error:
             logger.debug("%s does not report changes yet: %s", self._kernel.scheme, error)
             pushed = False

@@ -14,21 +14,35 @@ from multilock.errors import BackendUnavailable
 if TYPE_CHECKING:
     from multilock.acquire import Waiter
 
-__all__ = ["Gate", "Line"]
+__all__ = ["SHORT", "Gate", "Line"]
+
+SHORT = 0.05  # a request that had less than this many seconds says nothing about the backend by its silence
 
 
 class Line:
-    """The waiters for one name, the one at the server first, and since when that server is silent."""
+    """The waiters for one name, the one at the server first, and what was heard of that server."""
 
-    __slots__ = ("silence", "silent_since", "waiters")
+    __slots__ = ("answered_at", "asked_at", "silence", "silent_since", "waiters")
 
     def __init__(self) -> None:
         self.waiters: list[Waiter] = []
+        self.asked_at = self.answered_at = -math.inf  # for the last time
         self.silent_since: float | None = None
         self.silence: BackendUnavailable | None = None
 
-    def answered(self) -> None:
+    def answered(self, now: float) -> None:
+        self.answered_at = now
         self.silent_since = self.silence = None
+
+    def heard_since(self, started: float) -> bool:
+        return self.answered_at >= started
+
+    def unheard(self, started: float, now: float) -> bool:
+        """Whether nothing at all says to a waiter that came at ``started`` that the name is taken: no answer since, and
+        a request under way that had time for one; before the very first answer, any."""
+        if self.heard_since(started):
+            return False
+        return self.answered_at == -math.inf or now - SHORT >= self.asked_at > self.answered_at
 
     def unanswered(self, sent_at: float, silence: BackendUnavailable) -> None:
         self.silence = silence
@@ -43,7 +57,7 @@ class Line:
 class Gate:
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def enter(self, name: str, waiter: Waiter) -> Line:
         """Take a place. The first in ``line.waiters`` may talk to the server; the others are woken when they are it."""
@@ -69,6 +83,16 @@ class Gate:
                 del self._lines[name]
             else:
                 line.waiters[0].set()
+
+    def behind(self) -> list[str]:
+        """The name of each waiter that is not the first of its line."""
+        with self._lock:
+            return [name for name, line in self._lines.items() for _ in line.waiters[1:]]
+
+    def clear(self) -> None:
+        """Who waits here never wakes. Should one of them leave all the same, it finds no place to give up."""
+        with self._lock:
+            self._lines.clear()
 
     def wake_all(self) -> None:
         with self._lock:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from multilock import lease as rules
 from multilock.errors import CapabilityMissing, LockLost, NotHeld
+from multilock.foreign import NamesOurs
 from multilock.model import Claim, Granted, LeaseState, Loss
+from multilock.process import OfThisProcess
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
@@ -22,7 +24,7 @@ __all__ = ["Holding"]
 HELD, RELEASING, RELEASED, LOST = range(4)  # what is stored; AT_RISK is computed
 
 
-class Holding:
+class Holding(OfThisProcess, NamesOurs):
     """One holding of a lock, from its grant until it is released or lost; it is never held again after that.
 
     Nothing here asks the backend: ``is_held()``, ``remaining()``, ``state`` and ``check()`` compare the clock with the
@@ -45,6 +47,7 @@ class Holding:
         "_lost_at",
         "_renew_at",
         "_renewing",
+        "_rest_until",
         "_scope",
         "_state",
         "_unsure",
@@ -57,7 +60,7 @@ class Holding:
         self._want = want
         self._claim = claim
         self._unsure = unsure  # a request of this id has no answer: its cancel must be final
-        self._state = HELD
+        self._state = RELEASED  # until the kernel has adopted it: an interrupt before that leaves nothing that is held
         self._loss: Loss | None = None
         self._count = 1  # how often a reentrant lock was acquired
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
@@ -67,6 +70,7 @@ class Holding:
         self._armed = not kernel.push_loss
         self._renewing = False
         self._granted_at = kernel.now()
+        self._rest_until = self._granted_at + want.hold_at_least if want.hold_at_least else None
         self._accept(granted)
 
     def _accept(self, granted: Granted) -> None:

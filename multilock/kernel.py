@@ -11,15 +11,17 @@ import logging
 import math
 import os
 import threading
+import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from multilock import lease as rules
-from multilock import process
+from multilock import process, telling
 from multilock.cleanup import Cleanup
 from multilock.config import Settings, default_identity
 from multilock.decorate import gives
@@ -37,37 +39,42 @@ from multilock.holding import HELD, RELEASED, RELEASING, Holding
 from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, owner_text
 from multilock.monitor import Monitor
 from multilock.names import check_identity, check_name, check_seconds, check_timeout
-from multilock.runtime import wait_until
+from multilock.runtime import call_inside, wait_until
 from multilock.subscribers import Events
+from multilock.telling import logger
 from multilock.timers import Timers
 from multilock.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from multilock.acquire import Face
-    from multilock.backend import Backend
+    from multilock.backend import Backend, Rests
     from multilock.runtime import Runtime, Ticker
 
-__all__ = ["Kernel", "Want"]
+__all__ = ["Ending", "Kernel", "Want"]
 
-logger = logging.getLogger("multilock")
-
-
-def _complete(record: logging.LogRecord) -> bool:
-    """A format may name these in every record: None where it is about no lock, or about none that is held."""
-    for field in ("lock_name", "lock_owner", "lock_token"):
-        record.__dict__.setdefault(field, None)
-    return True
-
-
-logger.addFilter(_complete)
 
 R = TypeVar("R")
 PAGE = 100  # locks listed in one go …
 PAGE_WITHIN = 60.0  # … and seconds for that: it may be many requests, each with its own limit
+LOOK_AGAIN = 5.0  # seconds between looks at whether a dropped client can end
+SOON = 0.1  # seconds until a thread that was refused is asked for again
+BRIEFLY = 0.1  # seconds for which a finalizer waits for the lock of a client, under which nothing is waited for
+TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have what was said
 
 
-class Forkable(Protocol):
+class Candidate(Protocol):
+    @property
+    def name(self) -> str: ...
+    def is_leader(self) -> bool: ...
+    def _stands(self) -> bool: ...
     def _forked(self) -> None: ...
+
+
+class Ending(NamedTuple):
+    """What an election says to the client that closes."""
+
+    at: float  # when it has given back what it holds, at the latest
+    awaits_caller: bool  # who closes is itself what it waits for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +88,7 @@ class Want:
     renew: bool
     reentrant: bool
     fair: bool
+    hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
     on_lost: Callable[[Loss], object] | None
     identity: str | None
     outage_timeout: float
@@ -105,16 +113,20 @@ class Kernel:
         self.closed = False  # no new work
         self.finished = False  # no old work either
         self.died = False  # the watchdog did, once
+        self._dropped = False  # by its user, and not ended yet
+        self._told_of_ttl = False  # that another one was granted
         self._make_face = make_face
-        self.closers: dict[Callable[[], None], None] = {}  # what runs elections, stopped first by close()
-        self.elections: weakref.WeakSet[Forkable] = weakref.WeakSet()
+        self.closers: dict[Callable[[], Ending], None] = {}  # what runs elections, stopped first by close()
+        self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
+        self.lost: weakref.WeakSet[Holding] = weakref.WeakSet()  # a forked child must not believe it lost them
         self.events = Events(self.check_callback)
         self._start()
         process.register(self)
 
     def _start(self) -> None:
         """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may come while its thread is inside; see `release`
+        self._late: deque[Holding] = deque()
         self.held: dict[str, Holding] = {}
         self._ticker: Ticker | None = None
         self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
@@ -144,6 +156,7 @@ class Kernel:
         renew: bool = True,
         reentrant: bool = False,
         fair: bool = False,
+        hold_at_least: float = 0.0,
         on_lost: Callable[[Loss], object] | None = None,
         identity: str | None = None,
         patient: bool = False,
@@ -165,6 +178,7 @@ class Kernel:
                 name=name,
                 backend=self.scheme,
             )
+        rest = self.check_hold_at_least(hold_at_least, name)
         if identity is not None:
             check_identity(identity)
         patience = check_timeout(self.settings.outage_timeout)
@@ -177,12 +191,32 @@ class Kernel:
             renew,
             reentrant,
             fair,
+            rest,
             on_lost,
             identity,
             math.inf if patient or patience is None else patience,
             self.request_timeout(grant),
             make,
         )
+
+    def check_hold_at_least(self, seconds: float, name: str) -> float:
+        """Raise CapabilityMissing where the client would have to live for it."""
+        if seconds == 0 and not isinstance(seconds, bool):
+            return 0.0
+        checked = check_seconds(seconds, "hold_at_least")
+        if not self.backend.capabilities.hold_at_least:
+            raise CapabilityMissing(
+                f"{self.scheme} cannot keep a released name taken by its own clock: use another backend, or let the "
+                "holder wait before it releases",
+                name=name,
+                backend=self.scheme,
+            )
+        if checked > self.backend.capabilities.ttl_max:
+            raise ValueError(
+                f"hold_at_least is {checked:g} s: {self.scheme} keeps a name for "
+                f"{self.backend.capabilities.ttl_max:g} s at most with these options"
+            )
+        return checked
 
     def check_callback(self, what: str, callback: object) -> None:
         """Raise TypeError for what nobody could call with one argument, or await."""
@@ -215,16 +249,31 @@ class Kernel:
         return Claim(want.name, want.kind, claim_id, owner, want.grant, want.renew, want.fair, identity)
 
     def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding | None:
-        """A grant becomes a lease, and is looked after from now on; None: it is over already."""
-        lease = want.make(self, want, claim, granted, unsure)
-        if lease._granted_at >= lease._lost_at:
-            return None
+        """A grant becomes a lease, and is looked after from now on; None: it is over already.
+
+        Only here is a lease made: one that is refused was never anybody's, and its lock never says that it is held.
+        """
         with self.lock:
             if self.closed:
                 raise self._closed_error()
-            self.held[claim.id] = lease
+            granted = self.watchdog.as_known(claim, granted)
+            until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
+            if self.now() >= rules.lost_at(until, granted.ttl):
+                return None
+            lease = self.held[claim.id] = want.make(self, want, claim, granted, unsure)
+            lease._state = HELD
             due = self.watchdog.adopt(lease)
         self.poke(due)
+        if granted.ttl != want.ttl and not self._told_of_ttl:
+            self._told_of_ttl = True
+            logger.warning(
+                "the lock %r has a ttl of %g s, where %g s were asked for: %s grants no other (said once a client)",
+                claim.name,
+                granted.ttl,
+                want.ttl,
+                self.scheme,
+                extra=self.extra(lease),
+            )
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("acquired the lock %r", claim.name, extra=self.extra(lease))
         if self.events.listened:
@@ -243,6 +292,9 @@ class Kernel:
 
     async def release(self, lease: Holding) -> bool:
         """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
+        if process.in_the_middle():
+            return self._release_from_within(lease)
+        self.face.forget_closed_loop()
         released_at = self.now()
         try:
             with self.lock:
@@ -261,7 +313,13 @@ class Kernel:
                 lease._leave_scope()
                 return False
             within = lease._want.request_timeout
-            ours = await self.face.request(within, self.backend.release, lease._claim, lease._granted, lease._unsure)
+            if lease._rest_until is None:
+                ours = await self.face.request(
+                    within, self.backend.release, lease._claim, lease._granted, lease._unsure
+                )
+            else:
+                call, *args = self.giving_back(lease._claim, lease._granted, lease._unsure, lease._rest_until)
+                ours = await self.face.request(within, call, *args)
         except BaseException as error:
             if lease._state != RELEASING:  # interrupted before it began
                 raise
@@ -282,11 +340,52 @@ class Kernel:
             self._answered(lease, ours, released_at)
             raise
 
+    def giving_back(
+        self, claim: Claim, granted: Granted | None, unsure: bool, rest_until: float | None
+    ) -> tuple[Any, ...]:
+        """The call that gives a claim back, without its last argument: how long it may take."""
+        if rest_until and granted and (seconds := rest_until - self.now()) > 0:
+            return cast("Rests", self.backend).rest, claim, granted, unsure, seconds
+        return self.backend.release, claim, granted, unsure
+
+    def _release_from_within(self, lease: Holding) -> bool:
+        """By a finalizer, or a signal handler, that came `process.in_the_middle`: what this thread holds would be
+        waited for, for ever. The ticking thread does it."""
+        # Who has this lock may wait in the same way for that of another client, which we have: then it ends there.
+        if not self.lock.acquire(timeout=BRIEFLY):
+            self._late.append(lease)
+        else:
+            try:
+                if lease._state != HELD or self.now() >= lease._lost_at:
+                    return False
+                if lease._count > 1:
+                    lease._count -= 1
+                    return True
+                lease._state = RELEASING
+                self._late.append(lease)
+            finally:
+                self.lock.release()
+        if ticker := self._ticker:
+            ticker.poke(self.now())
+        return True
+
+    def _release_late(self, lease: Holding) -> None:
+        with self.lock:
+            if lease._state == HELD:
+                lease._count -= 1
+                if lease._count == 0:
+                    lease._state = RELEASING
+            if lease._state != RELEASING:
+                return
+            self.watchdog.drop(lease)
+        self.cleanup.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
+        self._released(lease, self.now())
+
     def _unanswered(self, lease: Holding, released_at: float) -> None:
         """A release goes on in the background. Twice is harmless."""
         with self.lock:
             self.forget(lease)
-        self.cleanup.add(lease._claim, lease._granted, unsure=True)
+        self.cleanup.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
         self._released(lease, released_at)
 
     def _answered(self, lease: Holding, ours: bool, released_at: float) -> bool:
@@ -295,7 +394,12 @@ class Kernel:
             self._released(lease, released_at)
         else:
             self.monitor.lose(
-                lease, LossReason.TAKEN, "it was gone when it was released", confirmed=True, give_back=False
+                lease,
+                LossReason.TAKEN,
+                "it was gone when it was released",
+                confirmed=True,
+                give_back=False,
+                state=RELEASING,
             )
             lease._leave_scope()
         return ours
@@ -306,9 +410,13 @@ class Kernel:
             if lease._state != HELD:
                 return
             lease._state = RELEASING
-            self.watchdog.drop(lease)
-        self.cleanup.add(lease._claim, lease._granted, lease._unsure)
-        self._released(lease, self.now())
+        self._release_late(lease)
+
+    def take_back(self, lease: Holding) -> None:
+        """The same for one that its acquire, interrupted, could not hand out: nothing was done for which the name
+        would rest."""
+        lease._rest_until = None
+        self.release_later(lease)
 
     def _released(self, lease: Holding, released_at: float) -> None:
         with self.lock:
@@ -339,12 +447,43 @@ class Kernel:
                 self.forget(lease)
                 lease._state = RELEASED
 
+    def drop_waiters(self) -> None:
+        """The event loop of all that wait was closed, and nothing there unwinds: the background does it for them.
+
+        No acquire or release has begun on another loop yet.
+        """
+        self.gate.clear()
+        waiting = self.monitor.waiting
+        for claim_id in list(waiting):
+            claim, _ = waiting.pop(claim_id)
+            self.cleanup.add(claim, None, unsure=True)
+        for lease in list(self.held.values()):
+            if lease._state == RELEASING:
+                self._unanswered(lease, self.now())
+
     # The ticking thread
+
+    def ready(self) -> None:
+        """Before anything is sent that would have to be looked after. Raises BackendUnavailable."""
+        if self._ticker is None:
+            try:
+                self._start_ticker()
+            except RuntimeError as error:
+                raise BackendUnavailable(f"the watchdog has no thread: {error}", unknown=False) from error
 
     def poke(self, at: float) -> None:
         """See to it that the ticking thread looks at ``at`` at the latest."""
-        if ticker := self._ticker or self._start_ticker():
+        try:
+            ticker = self._ticker or self._start_ticker()
+        except RuntimeError as error:  # what is planned waits for whoever pokes next
+            logger.error("no thread for the watchdog: %s", error)
+            return
+        if ticker:
             ticker.poke(at)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Soon, on the ticking thread."""
+        self.timers.at(self.now() + SOON, call)
 
     def _start_ticker(self) -> Ticker | None:
         """None: the client has ended, and what is still planned in it is not done."""
@@ -361,17 +500,43 @@ class Kernel:
 
     def _step(self) -> float:
         now = self.now()
-        return min(self.watchdog.step(now), self.timers.step(now))
+        while self._late:
+            self._release_late(self._late.popleft())
+        following = min(self.watchdog.step(now), self.timers.step(now))
+        return min(following, now + self._end_if_dropped()) if self._dropped else following
 
     def _watchdog_died(self, error: BaseException) -> None:
-        logger.critical("the watchdog died; every lease of this client is lost", exc_info=error)
         self.died = True
         self._ticker = None  # what follows needs a clock; the client stays unhealthy
-        self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {error!r}")
+        try:
+            self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
+        finally:
+            logger.critical("the watchdog died; every lease of this client is lost", exc_info=error)
 
     def is_healthy(self) -> bool:
         ticker = self._ticker
         return not (self.closed or self.died) and (ticker is None or ticker.late() <= self.settings.ttl / 10)
+
+    # What a dashboard asks, at any moment and from any thread
+
+    def held_names(self) -> list[str]:
+        """Of what is held and proven to be; what is over by the clock is not."""
+        now = self.now()
+        return [lease.name for lease in list(self.held.values()) if lease._state == HELD and now < lease._lost_at]
+
+    def waiting_names(self) -> list[str]:
+        """Of the calls of acquire() that are under way."""
+        asking = [claim.name for claim, _ in list(self.monitor.waiting.values()) if claim.id not in self.held]
+        return asking + self.gate.behind()
+
+    def watchdog_late(self) -> float:
+        ticker = self._ticker
+        return math.inf if self.died else ticker.late() if ticker else 0.0
+
+    def candidacies(self) -> list[tuple[str, bool]]:
+        """The elections in which this client stands, and whether it leads."""
+        standing = [election for election in list(self.elections) if election._stands()]
+        return [(election.name, election.is_leader()) for election in standing]
 
     # The end
 
@@ -383,20 +548,20 @@ class Kernel:
         return ClientClosed("this client is closed: make a new one with multilock.connect()", backend=self.scheme)
 
     def close(self) -> None:
-        """Blocking, bounded: callbacks and answers get one request timeout each. See ``Client.close``."""
+        """Blocking, bounded: callbacks and answers get one request timeout each, elections their grace if that is more.
+        See ``Client.close``."""
         with self.lock:
             if self.closed:
                 return
             self.closed = True
         budget = self.request_timeout()
-        for stop in list(self.closers):
-            stop()
+        endings = [end() for end in list(self.closers)]
         self.monitor.wake(None)
         self.gate.wake_all()
         self.followers.changed(None)
         leases = list(self.held.values())
         for lease in leases:
-            if lease.is_held():  # a leadership is not any more: it was resigned, and is kept until on_lost has ended
+            if lease.is_held():  # a leadership is not any more: it was resigned, and is kept until its work has ended
                 self.monitor.lose(
                     lease,
                     LossReason.CLOSED,
@@ -404,17 +569,47 @@ class Kernel:
                     confirmed=False,
                     give_back=False,
                 )
+        until = max((ending.at for ending in endings), default=0.0)
+        if process.in_the_middle() or any(ending.awaits_caller for ending in endings):
+            self.runtime.spawn(lambda: self._give_all_back(leases, budget, until), "multilock-close")
+        else:
+            self._give_all_back(leases, budget, until)
+
+    def _give_all_back(self, leases: list[Holding], budget: float, until: float) -> None:
         try:
             self.callbacks.wait(budget)
         finally:
             for lease in leases:
                 if lease._loss:
-                    self.cleanup.add(lease._claim, lease._granted, lease._unsure)
-                else:
+                    self.cleanup.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
+        try:  # elections give back what they hold: this is no shorter, in case a timer of theirs is late
+            wait_until(self.runtime, lambda: all(lease._state != HELD for lease in leases), until + budget - self.now())
+        finally:
+            for lease in leases:
+                if not lease._loss:
                     self.release_later(lease)
         self._wait_for_requests(budget)
         self.cleanup.wait(budget)
         self._finish()
+        telling.flush(TELL_WITHIN)
+
+    def dropped(self) -> None:
+        """Nobody has the client any more, and nobody closed it: its threads and connections end when nothing needs
+        them. A lease keeps its client, so none is held."""
+        self._dropped = True
+        self.poke(self.now())
+        warnings.warn(f"a client of {self.scheme} was dropped: close() it, or use it in a with", ResourceWarning, 1)
+
+    def _end_if_dropped(self) -> float:
+        """Seconds after which to look again."""
+        if self.held or self.monitor.waiting or self.closers or not self.cleanup.wait(0) or self.followers.wanted():
+            return LOOK_AGAIN
+        try:
+            self.runtime.spawn(self.close, "multilock-close")
+        except RuntimeError:  # the process has no thread for it now
+            return LOOK_AGAIN
+        self._dropped = False
+        return math.inf
 
     def _wait_for_requests(self, budget: float) -> None:
         """Of acquires, which hand their claims to the background cancel on their way out, and of releases."""
@@ -441,25 +636,31 @@ class Kernel:
             waiting = [claim for claim, _ in self.monitor.waiting.copy().values() if claim.id not in self.held]
         if self.finished:
             return False
-        self._give_back([*((claim, None, True) for claim in waiting), *self.cleanup.take()], deadline)
+        self._give_back([*((claim, None, True, None) for claim in waiting), *self.cleanup.take()], deadline)
         return True
 
     def exit(self, deadline: float) -> None:
         """Then give back what is held, in this thread: no callbacks, nothing past ``deadline``."""
         with self.lock:
-            leases = [lease for lease in self.held.values() if lease._state == HELD]
+            leases = list(self.held.values())
+            # A release under way may not have sent anything yet, and its thread ends with this process.
+            claims = [
+                (lease._claim, lease._granted, lease._unsure or lease._state == RELEASING, lease._rest_until)
+                for lease in leases
+            ]
             for lease in leases:
                 lease._state = RELEASED
                 self.forget(lease)
-        self._give_back([(lease._claim, lease._granted, lease._unsure) for lease in leases], deadline)
+        self._give_back([*claims, *self.cleanup.take()], deadline)
         self._finish()
 
-    def _give_back(self, claims: Iterable[tuple[Claim, Granted | None, bool]], deadline: float) -> None:
-        for claim, granted, unsure in claims:
+    def _give_back(self, claims: Iterable[tuple[Claim, Granted | None, bool, float | None]], deadline: float) -> None:
+        for claim, granted, unsure, rest_until in claims:
             if (left := deadline - self.now()) <= 0:
                 break
             try:
-                self.backend.release(claim, granted, unsure, min(left, self.request_timeout(claim.ttl)))
+                call, *args = self.giving_back(claim, granted, unsure, rest_until)
+                call_inside(call, *args, min(left, self.request_timeout(claim.ttl)))
             except Exception as error:
                 logger.warning("the lock %r could not be given back at exit: %s", claim.name, error)
                 if isinstance(error, BackendUnavailable):
@@ -467,24 +668,41 @@ class Kernel:
 
     def forked(self) -> None:
         """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
-        self.lock = threading.Lock()  # another thread may have held it, also that of a closed client
-        for lease in list(self.held.values()):
+        self.lock = threading.RLock()  # another thread may have held it, also that of a closed client
+        for lease in [*self.held.values(), *self.lost]:
             lease._state = RELEASED
-            lease._callbacks = lease._hooks = None
+            lease._loss = lease._callbacks = lease._hooks = None
+        self.lost.clear()
         for election in list(self.elections):
             election._forked()
-        if not self.closed:
+        if self.closed:
+            self.finished = True  # what its parent still gives back, it does without us
+        else:
             self.closers.clear()
             self.died = False
             self._start()
 
     # For messages
 
-    def still_taken(self, name: str, timeout: float | None) -> LockTimeout:
+    def still_taken(self, name: str, timeout: float | None, by_itself: bool) -> LockTimeout:
+        """``by_itself``: who asks holds it."""
+        remedy = "see who holds it with inspect(), or wait for it with a timeout"
+        if by_itself:
+            remedy = "who asks holds it: release it first, or make the lock with reentrant=True"
+        elif timeout:
+            remedy = "wait longer, or see who holds it with inspect()"
         return LockTimeout(
-            f"lock {name!r} is still taken after {timeout:g} s: wait longer, or see who holds it with inspect()",
+            f"lock {name!r} is {f'still taken after {timeout:g} s' if timeout else 'taken'}: {remedy}",
             name=name,
             backend=self.scheme,
+        )
+
+    def warn_of_itself(self, name: str) -> None:
+        logger.warning(
+            "this %s waits for the lock %r, which it holds: make the lock with reentrant=True, or release it first",
+            "task" if self.face.asynchronous else "thread",
+            name,
+            extra={"lock_name": name},
         )
 
     def not_held(self, name: str, who: str) -> NotHeld:
@@ -530,6 +748,8 @@ class Kernel:
         within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
         try:
             [answer] = await self.face.request(within, self.backend.renew, granted.group, [(lease._claim, granted)])
+            if answer is granted:
+                raise BackendUnavailable("the backend could not tell whether it is still ours", unknown=False)
         except MultilockError as error:
             self.watchdog.unanswered([lease], error)
             self.name_error(error, lease.name)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from itertools import count
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Never, Protocol, Self, runtime_checkable
 
 from multilock.acquire import acquire, run
-from multilock.errors import NotHeld
+from multilock.errors import MultilockError, NotHeld
+from multilock.foreign import NamesOurs, refuse
 from multilock.holding import HELD, LOST, Holding
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
+from multilock.process import OfThisProcess
+from multilock.scopes import Entered, Entry
 
 if TYPE_CHECKING:
     from multilock.client import Client
@@ -61,23 +65,43 @@ class Lease(Holding):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._release_surely()
+        count = self._count
+        try:
+            self.release()
+        except BaseException:
+            self._release_after_interrupt(count)
+            raise
         if self._is_lost():
             self._raise_lost(error)
 
     def _release_surely(self) -> None:
         """Release it also where an interrupt comes before that has begun: nobody else would."""
+        count = self._count
         try:
             self.release()
         except BaseException:
-            if self._count == 1:
-                self._kernel.release_later(self)
+            self._release_after_interrupt(count)
             raise
+
+    def _release_after_interrupt(self, count: int) -> None:
+        """``count``: how often it had been acquired before a release that may not have begun."""
+        if self._count != count:
+            return
+        if count > 1:
+            self.release()  # only counts down
+        else:
+            self._kernel.release_later(self)
 
 
 @runtime_checkable
 class DistributedLock(Protocol):
-    """A name in a place. Making one does no I/O; ``with lock as lease:`` waits for it and releases it at the end."""
+    """A name in a place. Making one does no I/O; ``with lock as lease:`` waits for it and releases it at the end.
+
+    Each ``with lock`` ends the lease that it began, in whatever thread its end runs (that of a generator may run in
+    another). An exit stack that was given the lock object, or an ``__exit__`` called by hand, can only guess: what its
+    thread entered last, else a lost lease, else the only one; NotHeld where there are several. Give it a lease:
+    ``stack.enter_context(lock.acquire())``.
+    """
 
     @property
     def name(self) -> str: ...
@@ -118,14 +142,14 @@ class DistributedLock(Protocol):
     ) -> None: ...
 
 
-class Lock:
+class Lock(OfThisProcess, NamesOurs):
     """A mutex; what `Client.lock` returns."""
 
     def __init__(self, client: Client, name: str, **options: Any) -> None:
         self._client = client
         self._kernel = client._kernel
         self._want = self._kernel.want(name, self._make, **options)
-        self._entered: dict[int, list[Lease]] = {}  # by thread; a `threading.local` takes 740 bytes
+        self._entered: Entered[Lease] = Entered()
         self._newest: Lease | None = None
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Lease:
@@ -141,13 +165,17 @@ class Lock:
     def ttl(self) -> float:
         return self._want.ttl
 
-    def acquire(self, timeout: float | None = None) -> Lease:
+    def acquire(self, timeout: float | None = None, **theirs: Never) -> Lease:
+        if theirs:
+            raise refuse("acquire", theirs)
         seconds = check_timeout(timeout)
         if lease := self._acquire(seconds):
             return lease
-        raise self._kernel.still_taken(self.name, seconds)
+        raise self._kernel.still_taken(self.name, seconds, self._client._scope().holds(self.name))
 
-    def try_acquire(self, timeout: float = 0) -> Lease | None:
+    def try_acquire(self, timeout: float = 0, **theirs: Never) -> Lease | None:
+        if theirs:
+            raise refuse("try_acquire", theirs)
         return self._acquire(check_timeout(timeout))
 
     def _acquire(self, timeout: float | None) -> Lease | None:
@@ -157,14 +185,14 @@ class Lock:
             if not self.is_held():  # else it holds this one, or a newer one of another thread
                 self._newest = held
             return held
-        lease = run(acquire(self._kernel, want, timeout))
+        lease = run(acquire(self._kernel, want, timeout, scope=scope))
         if lease is None:
             return None
         try:
             assert isinstance(lease, Lease)
             scope.push(lease)
         except BaseException:  # interrupted: nobody has it to release it
-            self._kernel.release_later(lease)
+            self._kernel.take_back(lease)
             raise
         return lease
 
@@ -184,15 +212,17 @@ class Lock:
         return ThreadingLock(self)
 
     def __enter__(self) -> Lease:
+        frame = sys._getframe(1)
         lease = self.acquire()
+        entry: Entry[Lease] | None = None
         try:
-            self._entered.setdefault(threading.get_ident(), []).append(lease)
+            entry = Entry(lease, frame)
+            self._entered.add(entry)
         except BaseException:  # interrupted: a `with` that has not begun releases nothing
-            entered = self._entered.get(threading.get_ident(), [])
-            if entered[-1:] == [lease]:
-                entered.pop()
+            if entry:
+                self._entered.discard(entry)
             if lease._count == 1:
-                self._kernel.release_later(lease)
+                self._kernel.take_back(lease)
             else:
                 lease.release()  # only counts down
             raise
@@ -201,24 +231,31 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        thread: int | None = threading.get_ident()
-        if thread not in self._entered:  # it began in another, as that of an ExitStack may
-            thread = next(reversed(self._entered), None)
-            if thread is None:
-                raise self._kernel.not_held(self.name, "thread")
-        leases = self._entered[thread]
+        entry: Entry[Lease] | None = None
+        count = 0
         try:
-            leases[-1].__exit__(kind, error, trace)
+            frame = sys._getframe(1)
+            entry = self._entered.leave(frame, self._client._scope())
+            if entry is None:
+                raise self._kernel.not_held(self.name, "thread")
+            count = entry.lease._count
+            entry.lease.__exit__(kind, error, trace)
+        except MultilockError:
+            raise
+        except BaseException:  # interrupted, perhaps before the release has begun: nobody else would do it
+            entry = entry or self._entered.begun_by(sys._getframe(1))
+            if entry:
+                entry.lease._release_after_interrupt(count or entry.lease._count)
+            raise
         finally:
-            leases.pop()
-            if not leases:
-                del self._entered[thread]
+            if entry:
+                self._entered.discard(entry)
 
     def __repr__(self) -> str:
         return f"<Lock {self.name!r} in {self._kernel.scheme} ttl={self.ttl:g}{' held' if self.is_held() else ''}>"
 
 
-class ThreadingLock:
+class ThreadingLock(OfThisProcess):
     """`threading.Lock` over a distributed lock: any thread may release. `threading.RLock` over a reentrant one.
 
     A lock that was lost is not passed off as held: ``release()`` and the end of ``with`` raise LockLost, in the thread
@@ -231,7 +268,7 @@ class ThreadingLock:
         self._numbers = count()
         # One for each acquire that was not released. There may be more than the holder's: a thread that lost its lease
         # hears of it only when it releases.
-        self._taken: dict[_Key, Lease] = {}
+        self._taken: dict[_Key, Entry[Lease]] = {}
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if not isinstance(timeout, (int, float)):
@@ -240,13 +277,18 @@ class ThreadingLock:
             raise ValueError("can't specify a timeout for a non-blocking call")
         if timeout < 0 and timeout != -1:
             raise ValueError("timeout value must be a non-negative number")
-        wait: float | None = 0 if not blocking else None if timeout == -1 else timeout
+        if timeout > threading.TIMEOUT_MAX:
+            raise OverflowError("timeout value is too large")
+        return self._take(0 if not blocking else None if timeout == -1 else timeout)
+
+    def _take(self, timeout: float | None, frame: FrameType | None = None) -> bool:
+        """``frame``: of the ``with`` statement."""
         key = threading.get_ident(), next(self._numbers)
-        lease = self._lock._acquire(check_timeout(wait))
+        lease = self._lock._acquire(check_timeout(timeout))
         if lease is None:
             return False
         try:
-            self._taken[key] = lease
+            self._taken[key] = Entry(lease, frame)
         except BaseException:  # interrupted: nobody has it to release it
             self._taken.pop(key, None)
             lease._release_surely()
@@ -261,27 +303,30 @@ class ThreadingLock:
         return self._is_held() or self._lock.is_locked()
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        return self._take(None, sys._getframe(1))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pop().__exit__(kind, error, trace)
+        self._pop(sys._getframe(1)).__exit__(kind, error, trace)
 
-    def _mine(self) -> list[tuple[_Key, Lease]]:
-        """What this thread took, newest first. Where it took nothing: of a plain lock what any thread took last."""
+    def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, Entry[Lease]]]:
+        """What the ``with`` statement of this frame took; where there is none, what this thread took, newest first; and
+        where it took nothing, of a plain lock what any thread took: one that is lost before the one that is held."""
         taken = list(self._taken.items())[::-1]
         thread = threading.get_ident()
-        mine = [(key, lease) for key, lease in taken if key[0] == thread]
+        mine = [(key, entry) for key, entry in taken if frame and entry.frame is frame]
+        mine = mine or [(key, entry) for key, entry in taken if key[0] == thread]
         if mine or self._reentrant:
             return mine
-        return [(key, lease) for key, lease in taken if lease._state in (HELD, LOST)][:1]
+        others = [(key, entry) for key, entry in taken if entry.lease._state in (HELD, LOST)]
+        return ([(key, entry) for key, entry in others if entry.lease._is_lost()] or others)[:1]
 
-    def _pop(self) -> Lease:
+    def _pop(self, frame: FrameType | None = None) -> Lease:
         """Before it is given back: two threads that release at the same time do not release the same."""
-        for key, _ in self._mine():
-            if lease := self._taken.pop(key, None):
-                return lease
+        for key, _ in self._mine(frame):
+            if entry := self._taken.pop(key, None):
+                return entry.lease
         raise NotHeld(
             f"release of the lock {self._lock.name!r}, which is not acquired",
             name=self._lock.name,
@@ -294,7 +339,7 @@ class ThreadingLock:
             raise lease._lock_lost()
 
     def _is_held(self) -> bool:
-        return any(lease.is_held() for lease in list(self._taken.values()))
+        return any(entry.lease.is_held() for entry in list(self._taken.values()))
 
     def __repr__(self) -> str:
         held = " held" if self._is_held() else ""
@@ -309,8 +354,8 @@ class ThreadingLock:
         """Give back every level. The leases stay in ``_taken`` until they are replaced: where a wait() does not get the
         lock back, its ``with`` still ends with what is its own, and not with the lease of another thread."""
         mine = self._mine()
-        for _, lease in mine:
-            self._give_back(lease)
+        for _, entry in mine:
+            self._give_back(entry.lease)
         return [key for key, _ in mine]
 
     def _acquire_restore(self, keys: list[_Key]) -> None:

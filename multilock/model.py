@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -114,6 +114,7 @@ class Capabilities:
     takeover_bound: float  #: seconds until another can hold the lock of a killed holder, with the client's ttl
     lock_delay: float = 0.0  #: seconds the server itself waits after a holder's session ended
     ttl_floor: float | None = None  #: seconds; where ``ttl_min`` is a server's default: what less may be asked of it
+    hold_at_least: bool = False  #: the server itself can keep a released name taken for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,9 @@ class LockInfo:
     ttl: float | None = None  #: seconds granted
     since: datetime | None = None
     waiting: int | None = None  #: upper bound
+    resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
+    #: seconds until the server ends it, unless it is renewed before
+    remaining: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

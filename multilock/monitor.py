@@ -6,21 +6,19 @@ from the server, a release that finds the lock gone.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
 from multilock import lease as rules
 from multilock.callbacks import Once
-from multilock.holding import HELD, LOST, RELEASING, Holding
+from multilock.holding import HELD, LOST, Holding
 from multilock.model import Claim, Loss, LossReason
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel
 
 __all__ = ["Monitor", "Wakeable"]
-
-logger = logging.getLogger("multilock")
 
 
 class Wakeable(Protocol):
@@ -51,6 +49,17 @@ class Monitor:
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         self._kernel.watchdog.add_session(group, ttl, renew_every)
 
+    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
+        kernel = self._kernel
+        before = kernel.watchdog.shorten(group, ttl, valid_until, renew_every)
+        if before is not None:
+            logger.warning(
+                "%s grants sessions of %g s instead of %g s from now on: what is held is valid for that much less",
+                kernel.scheme,
+                ttl,
+                before,
+            )
+
     def group_gone(self, group: Hashable, message: str) -> None:
         self._kernel.watchdog.drop_session(group)
         for lease in self._kernel.leases_of(group):
@@ -78,15 +87,27 @@ class Monitor:
         self.lose(lease, reason, message, confirmed=False)
 
     def lose(
-        self, lease: Holding, reason: LossReason, message: str, *, confirmed: bool, give_back: bool = True
+        self,
+        lease: Holding,
+        reason: LossReason,
+        message: str,
+        *,
+        confirmed: bool,
+        give_back: bool = True,
+        state: int = HELD,
     ) -> bool:
-        """HELD → LOST, once. ``give_back=False``: the caller releases it, or its release is what found it lost."""
+        """``state`` → LOST, once. ``give_back=False``: the caller releases it.
+
+        RELEASING is the state for its release only, which found it gone: whatever else comes while a release is under
+        way is no loss, for that release returns True.
+        """
         kernel = self._kernel
         loss: Loss | None = None
         try:
             with kernel.lock:
-                if lease._state != HELD and not (lease._state == RELEASING and not give_back):
+                if lease._state != state:
                     return False
+                kernel.lost.add(lease)
                 lease._callbacks = [Once(callback) for callback in lease._callbacks or ()]
                 lease._loss = loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
                 lease._state = LOST
@@ -108,17 +129,18 @@ class Monitor:
         for hook in list(lease._hooks or ()):
             hook()
         lease._callbacks = lease._hooks = None
-        logger.warning(
-            "lost the lock %r (%s): %s", lease.name, loss.reason.value, loss.message, extra=kernel.extra(lease)
-        )
-        if kernel.events.listened:
-            from multilock import events
-
-            kernel.events.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss))
         if give_back:
             # What may still stand at the server is given back, but not while the callback has its time.
             not_before = None if loss.confirmed else lease._valid_until
             kernel.cleanup.add(lease._claim, lease._granted, lease._unsure, not_before=not_before)
+        if kernel.events.listened:
+            from multilock import events
+
+            held_for = loss.detected_at - lease._granted_at
+            kernel.events.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss, held_for))
+        logger.warning(
+            "lost the lock %r (%s): %s", lease.name, loss.reason.value, loss.message, extra=kernel.extra(lease)
+        )
 
     def lose_all(self, reason: LossReason, message: str) -> None:
         for lease in list(self._kernel.held.values()):

@@ -73,6 +73,16 @@ def check_timeout(value: object) -> float | None:
     return None if seconds > FOREVER else seconds
 
 
+def check_grace(value: object) -> float | None:
+    """Seconds for an orderly end, inf for as long as it takes; None means the usual."""
+    if value is None:
+        return None
+    seconds = _number(value, "grace")
+    if seconds < 0:
+        raise ValueError(f"grace is {seconds:g}: give seconds, 0 for none, or math.inf for as long as it takes")
+    return seconds
+
+
 @lru_cache(maxsize=16384)
 def escape(name: str) -> str:
     """The part of a key that stands for ``name``: injective, so distinct names never collide, and readable.

@@ -7,37 +7,72 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import weakref
 from collections.abc import Iterator
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from multilock.runtime import now
+from multilock import telling
+from multilock.runtime import inside, now
 
-__all__ = ["register"]
+__all__ = ["OfThisProcess", "in_the_middle", "register"]
 
-EXIT_TIME = 2.0  # seconds for all clients together
+EXIT_TIME = 2.0  # seconds for all clients together …
+FAREWELL = 0.5  # … of which the last are for closing connections and ending sessions
+TELL_WITHIN = 0.5  # … and then for the log handlers
+
+
+class OfThisProcess:
+    """What has a meaning in its process only, and is refused where it would be carried into another."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled: it belongs to its process. Connect in the child, and pass it "
+            "the URL and the name"
+        )
 
 
 class Process(Protocol):
+    @property
+    def lock(self) -> threading.RLock: ...
     def withdraw(self, deadline: float) -> bool: ...
     def exit(self, deadline: float) -> None: ...
     def forked(self) -> None: ...
 
 
-_kernels: weakref.WeakSet[Process] = weakref.WeakSet()
+_kernels: dict[weakref.ref[Process], None] = {}  # a WeakSet cannot be looked through while another thread adds to it
 
 
 def register(kernel: Process) -> None:
-    _kernels.add(kernel)
+    _kernels[weakref.ref(kernel, lambda gone: _kernels.pop(gone, None))] = None
+
+
+def _living() -> list[Process]:
+    return [kernel for reference in list(_kernels) if (kernel := reference())]
+
+
+def in_the_middle() -> bool:
+    """Whether this thread is inside a backend or a client, any of them: who is called by the garbage collector, or by a
+    signal, must not wait there. What it would wait for may be its own, and what it has keeps the time of a client."""
+    if threading.get_ident() in inside:
+        return True
+    for reference in list(_kernels):
+        kernel = reference()
+        if kernel is not None and kernel.lock._is_owned():  # type: ignore[attr-defined]
+            return True
+    return False
 
 
 def _at_exit() -> None:
     began = now()
-    kernels = list(_kernels)
+    kernels = _living()
     shares = _shares(len(kernels), began + EXIT_TIME / 2)
     still_open = [kernel for kernel in kernels if kernel.withdraw(next(shares))]
-    for kernel, deadline in zip(still_open, _shares(len(still_open), began + EXIT_TIME), strict=True):
+    for kernel, deadline in zip(still_open, _shares(len(still_open), began + EXIT_TIME - FAREWELL), strict=True):
         kernel.exit(deadline)
+    telling.at_exit(TELL_WITHIN)
 
 
 def _shares(count: int, end: float) -> Iterator[float]:
@@ -47,7 +82,7 @@ def _shares(count: int, end: float) -> Iterator[float]:
 
 
 def _after_fork_in_child() -> None:
-    for kernel in list(_kernels):
+    for kernel in _living():
         kernel.forked()
 
 

@@ -41,6 +41,22 @@ OURS: Mapping[str, Ours] = {
     "zk": Ours("multilock_zookeeper", "zookeeper", "kazoo"),
 }
 
+# What is planned, and what to use until then. Not "did you mean rediss://?", which is something else.
+NOT_THERE_YET: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("redlock", "redlocks"),
+        "give redis:// with one of these servers, or use etcd:// or zookeeper:// for a lock that outlives a server",
+    ),
+    **dict.fromkeys(
+        ("redis+sentinel", "rediss+sentinel"),
+        "give redis:// with the address of the primary, or use etcd:// or zookeeper:// for a lock that outlives it",
+    ),
+    **dict.fromkeys(
+        ("redis+cluster", "rediss+cluster"),
+        "give redis:// with a primary that is in no cluster, or use etcd:// or zookeeper://",
+    ),
+}
+
 _registered: dict[str, OpenBackend] = {}
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
@@ -134,6 +150,8 @@ def _load(point: EntryPoint) -> OpenBackend:
 
 
 def _unknown(scheme: str, known: list[str]) -> ConfigurationError:
+    if scheme in NOT_THERE_YET:
+        return ConfigurationError(f"{scheme}:// is not there yet: {NOT_THERE_YET[scheme]}")
     from difflib import get_close_matches
 
     near = get_close_matches(scheme, known, 1)

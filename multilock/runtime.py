@@ -7,16 +7,33 @@ drive the clock by hand and a simulator can run the whole library in virtual tim
 from __future__ import annotations
 
 import math
+import os
 import random
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from multilock.errors import BackendUnavailable
 from multilock.workers import ThreadWorkers
 
-__all__ = ["Bell", "Event", "Runtime", "Threads", "Ticker", "Workers", "now", "wait_until"]
+__all__ = [
+    "Bell",
+    "Event",
+    "Runtime",
+    "Threads",
+    "Ticker",
+    "Workers",
+    "call_inside",
+    "inside",
+    "now",
+    "wait_until",
+]
+
+R = TypeVar("R")
+
+LONGEST_WAIT = 1.0  # seconds of a ticker at a time: those for which the machine sleeps do not count for the system
 
 # time.monotonic() stops while the machine sleeps, and a server's clock does not.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -37,8 +54,8 @@ class Bell(Protocol):
     """Wakes the one thread that waits for it. A ring between two waits is not lost; several are one."""
 
     def set(self) -> None: ...
-    def wait(self, seconds: float) -> None:
-        """At most so many seconds, which may be inf."""
+    def wait(self, seconds: float) -> bool:
+        """At most so many seconds, which may be inf; whether it rang."""
 
 
 class Workers(Protocol):
@@ -67,8 +84,30 @@ class Runtime(Protocol):
     def bell(self) -> Bell: ...
     def uniform(self, low: float, high: float) -> float: ...
     def spawn(self, run: Callable[[], None], name: str) -> None: ...
-    def workers(self, name: str, limit: int) -> Workers: ...
+    def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers: ...
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker: ...
+
+
+inside: set[int] = set()
+"""Threads that call a backend now, and so may hold what is its own, and those that keep time."""
+os.register_at_fork(after_in_child=inside.clear)
+
+
+def call_inside(call: Callable[..., R], *args: Any) -> R:
+    """The only way into a backend. That the process can have no more threads (one of the backend's own, before its
+    request or after) is BackendUnavailable."""
+    thread = threading.get_ident()
+    if thread in inside:
+        return call(*args)
+    try:
+        inside.add(thread)  # within: an interrupt just after it must not leave this thread marked for ever
+        return call(*args)
+    except RuntimeError as error:
+        if "new thread" not in str(error):
+            raise
+        raise BackendUnavailable(str(error)) from error
+    finally:
+        inside.discard(thread)
 
 
 def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> bool:
@@ -98,8 +137,8 @@ class Threads:
     def spawn(self, run: Callable[[], None], name: str) -> None:
         threading.Thread(target=run, name=name, daemon=True).start()
 
-    def workers(self, name: str, limit: int) -> Workers:
-        return ThreadWorkers(self.spawn, name, limit)
+    def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers:
+        return ThreadWorkers(self.spawn, name, limit, later)
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
         return _ThreadTicker(self, step, died, name)
@@ -121,8 +160,8 @@ class _LockBell:
         except RuntimeError:
             return  # it has rung already
 
-    def wait(self, seconds: float) -> None:
-        self._lock.acquire(timeout=max(min(seconds, threading.TIMEOUT_MAX), 0.0))
+    def wait(self, seconds: float) -> bool:
+        return self._lock.acquire(timeout=max(min(seconds, threading.TIMEOUT_MAX), 0.0))
 
 
 class _ThreadTicker:
@@ -133,7 +172,7 @@ class _ThreadTicker:
         self._planned = math.inf  # what a poke is compared with; inf while the step decides, so that none is lost
         self._due = now()  # when the present or next step should have begun
         self._closed = False
-        self._spawn = partial(runtime.spawn, self._run, name)
+        self._spawn = partial(runtime.spawn, partial(call_inside, self._run), name)  # a finalizer must not wait in it
 
     def start(self) -> None:
         self._spawn()
@@ -160,9 +199,11 @@ class _ThreadTicker:
                 self._planned = math.inf
                 at = self._step()
                 self._planned = self._due = at
-                if (rest := at - now()) > 0:
-                    self._wakeup.wait(rest)
-                    self._due = min(at, now())
+                while (rest := at - now()) > 0:
+                    # A machine that wakes up goes on with the wait that it slept in, and ours may be over.
+                    if self._wakeup.wait(rest if rest == math.inf else min(rest, LONGEST_WAIT)):
+                        self._due = min(at, now())
+                        break
         except BaseException as error:
             self._due = -math.inf
             if not self._closed:

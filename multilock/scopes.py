@@ -1,16 +1,19 @@
-"""The leases of one thread or task, so that it can ask for its innermost one, and acquire one again (reentrant)."""
+"""The leases of one thread or task, so that it can ask for its innermost one, and acquire one again (reentrant); and
+those of the ``with`` statements over one lock object, so that each ends its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from multilock.holding import HELD, LOST, Holding
 
 if TYPE_CHECKING:
     from multilock.kernel import Want
 
-__all__ = ["Scope"]
+__all__ = ["Entered", "Entry", "Scope"]
 
 L = TypeVar("L", bound=Holding)
 
@@ -20,11 +23,13 @@ class Scope(Generic[L]):
 
     def __init__(self) -> None:
         self._leases: dict[str, L] = {}
+        self._newest_of: dict[str, L] = {}  # by name: at most one of a name is valid, and it is the one made last
         self._tidy_at = 64
 
     def push(self, lease: L) -> None:
         lease._scope = self
         self._leases[lease._claim.id] = lease
+        self._newest_of[lease._claim.name] = lease
         if len(self._leases) >= self._tidy_at:  # leases that were lost and never released by their owner
             for old in list(self._leases.values()):
                 if old._state == LOST:
@@ -33,6 +38,8 @@ class Scope(Generic[L]):
 
     def discard(self, lease: Holding) -> None:
         self._leases.pop(lease._claim.id, None)
+        if self._newest_of.get(lease._claim.name) is lease:
+            self._newest_of.pop(lease._claim.name, None)
 
     def reenter(self, want: Want) -> L | None:
         """Acquire once more what is held here of a reentrant lock."""
@@ -43,9 +50,84 @@ class Scope(Generic[L]):
         """What a release through the lock object of ``want`` is about: its newest lease, lost ones included."""
         return self.newest(lambda lease: lease._want is want or lease._may_reenter(want))
 
+    def holds(self, name: str) -> bool:
+        """Whether a lease of that name was taken here and is still valid: who waits for it waits for itself."""
+        newest = self._newest_of.get(name)
+        return newest is not None and newest.is_held()
+
     def newest(self, suits: Callable[[L], bool]) -> L | None:
         return next((lease for lease in self if suits(lease)), None)
 
     def __iter__(self) -> Iterator[L]:
         """Newest first, without those that were released."""
         return (lease for lease in reversed(list(self._leases.values())) if lease._state in (HELD, LOST))
+
+
+class Entry(Generic[L]):
+    """What one ``with lock`` began: its lease, and the frame it stands in, which is the same at its end.
+
+    That is so in whatever thread or task the end comes: the frame of a generator (a fixture, a dependency of FastAPI)
+    goes with it. The frame of an exit stack's method, or of any other helper that entered for somebody, is another at
+    the end; kept here, none can be mistaken for it.
+    """
+
+    __slots__ = ("_open", "body", "frame", "lease")
+
+    def __init__(self, lease: L, frame: FrameType | None) -> None:
+        self.lease = lease
+        self.frame = frame
+        self.body: Any = None  # asyncio: what is cancelled when the lease is lost
+        self._open = [True]
+
+    def close(self) -> bool:
+        """Take it to its end. False: somebody else did."""
+        try:
+            return self._open.pop()
+        except IndexError:
+            return False
+
+    def is_open(self) -> bool:
+        return bool(self._open)
+
+
+class Entered(Generic[L]):
+    """What was entered through one lock object, and not left. Any thread may ask; no lock is taken, which a fork could
+    leave taken."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry[L]] = []
+
+    def add(self, entry: Entry[L]) -> None:
+        self._entries.append(entry)
+
+    def discard(self, entry: Entry[L]) -> None:
+        with suppress(ValueError):
+            self._entries.remove(entry)
+
+    def leave(self, frame: FrameType | None, scope: object) -> Entry[L] | None:
+        """Which of them ends here; the caller ends it, and discards it then. None: none does, as far as can be told."""
+        while (entry := self._ending(frame, scope)) is not None:
+            if entry.close():
+                return entry
+        return None
+
+    def begun_by(self, frame: FrameType) -> Entry[L] | None:
+        """What the ``with`` statement of this frame entered, whoever may be about to end it."""
+        return next((entry for entry in self._entries[::-1] if entry.frame is frame), None)
+
+    def _ending(self, frame: FrameType | None, scope: object) -> Entry[L] | None:
+        """The ``with`` statement of this frame. Where there is none, it was entered by an exit stack or by hand, and
+        nothing tells which: the newest that this thread or task entered, else one whose end harms nobody, the lost
+        first, so that the loss is told. Another's that is held only if it is the only one."""
+        entries = [entry for entry in self._entries[::-1] if entry.is_open()]
+
+        def newest(suits: Callable[[Entry[L]], bool]) -> Entry[L] | None:
+            return next((entry for entry in entries if suits(entry)), None)
+
+        return (
+            (newest(lambda entry: entry.frame is frame) if frame else None)
+            or (newest(lambda entry: entry.lease._scope is scope) if scope else None)
+            or newest(lambda entry: entry.lease._is_lost())
+            or newest(lambda entry: not entry.lease._alive())
+            or (entries[0] if len({entry.lease for entry in entries}) == 1 else None)
+        )

@@ -28,7 +28,7 @@ class Events:
         self._callbacks: Callbacks | None = None
         self.listened = False  #: whether making an event is worth it
         self._subscribers: tuple[_Subscriber, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
         if callback is None:
@@ -49,7 +49,7 @@ class Events:
     def begin(self, callbacks: Callbacks) -> None:
         """At the start of the client, and again in a forked child, where nobody is draining."""
         self._callbacks = callbacks
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for subscriber in self._subscribers:
             subscriber.begin()
 
@@ -71,7 +71,7 @@ class _Subscriber:
     def begin(self) -> None:
         self._events: deque[Event] = deque(maxlen=BACKLOG)
         self._draining = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def put(self, event: Event) -> bool:
         """Whether somebody must be started to drain."""

@@ -16,7 +16,7 @@ class Timers:
         self._poke = poke
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         with self._lock:

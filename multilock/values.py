@@ -1,6 +1,7 @@
 """The value that a lock's key has on Consul, etcd and ZooKeeper: one line of JSON that says who holds or waits.
 
-Nothing decides by it: it is for people, `inspect()` and `leader()`. Other tools' values are shown as they are.
+It is for people, `inspect()` and `leader()`. A backend that looks for its own claim reads whose it is, and whether it
+was released and rests; nothing else decides by it. Other tools' values are shown as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import lru_cache
 
 from multilock.model import Claim, LockInfo, owner_text, parse_owner
 
-__all__ = ["VALUE_BYTES", "decode_value", "encode_value"]
+__all__ = ["VALUE_BYTES", "decode_value", "encode_resting", "encode_value"]
 
 VALUE_BYTES = 512
 VERSION = 1
@@ -29,8 +30,19 @@ def _host_and_pid(asker: str) -> tuple[str | None, int | None]:
 
 def encode_value(claim: Claim) -> bytes:
     """``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}`` in at most 512 bytes of UTF-8."""
+    return _encode(_said(claim)).encode()
+
+
+def encode_resting(claim: Claim, token: int | None, seconds: float) -> bytes:
+    """… of a name that was released, and stays taken for so long. Since when it was held is not known any more."""
+    said = _said(claim)
+    del said["since"]
+    return _encode({**said, "token": token, "resting_until": round(time.time() + seconds, 3)}).encode()
+
+
+def _said(claim: Claim) -> dict[str, object]:
     host, pid = _host_and_pid(claim.owner.removeprefix(claim.id))
-    value = {
+    return {
         "v": VERSION,
         "id": claim.id,
         "kind": claim.kind,
@@ -40,7 +52,6 @@ def encode_value(claim: Claim) -> bytes:
         "since": int(time.time()),
         "ttl": claim.ttl,
     }
-    return _encode(value).encode()
 
 
 def decode_value(value: bytes) -> LockInfo:
@@ -51,9 +62,21 @@ def decode_value(value: bytes) -> LockInfo:
         if said["v"] != VERSION:
             raise ValueError("not a value of ours")
         owner = owner_text(said["id"], said["kind"], said["host"], said["pid"], said["who"], said["ttl"])
-        since = datetime.fromtimestamp(said["since"], UTC)
         return LockInfo(
-            "", said["kind"], owner, said["who"], said["host"], said["pid"], ttl=float(said["ttl"]), since=since
+            "",
+            said["kind"],
+            owner,
+            said["who"],
+            said["host"],
+            said["pid"],
+            token=said.get("token"),
+            ttl=float(said["ttl"]),
+            since=_moment(said.get("since")),
+            resting_until=_moment(said.get("resting_until")),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError):
         return LockInfo("", identity=value.decode(errors="replace") or None)
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

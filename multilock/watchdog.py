@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -18,15 +17,15 @@ from typing import TYPE_CHECKING
 from multilock import lease as rules
 from multilock.errors import BackendUnavailable, MultilockError
 from multilock.holding import HELD, Holding
-from multilock.model import Granted, LossReason
+from multilock.model import Claim, Granted, LossReason
+from multilock.runtime import call_inside
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel
     from multilock.runtime import Workers
 
 __all__ = ["Watchdog"]
-
-logger = logging.getLogger("multilock")
 
 CARRIERS = 4  # threads per group: a renewal that hangs must not keep the next from being tried
 WATCHERS = 2
@@ -38,13 +37,31 @@ Batch = tuple[Hashable, float, int]  # group, request timeout, urgency
 class _Session:
     """A group that is renewed as one: a server's session or lease with all its locks, also when it has none."""
 
-    __slots__ = ("due", "failures", "renew_every", "ttl")
+    __slots__ = ("due", "failures", "proof", "renew_every", "ttl", "valid_until")
 
     def __init__(self, ttl: float, renew_every: float) -> None:
         self.ttl = ttl
         self.renew_every = renew_every
+        self.valid_until = math.inf  # of what was granted before the server cut the ttl, if it did
+        self.proof: Granted | None = None  # as the last renewal gave it to its leases
         self.due = 0.0
         self.failures = 0
+
+    def proved(self, granted: Granted) -> Granted:
+        """A grant that counts from an older proof than a renewal has brought since."""
+        if self.proof is None or self.proof.sent_at <= granted.sent_at:
+            return granted
+        return granted._replace(sent_at=self.proof.sent_at, valid_for=self.proof.valid_for)
+
+    def cut(self, granted: Granted) -> Granted:
+        """A grant of before the cut, which may come after it, for as long as it is worth since."""
+        if granted.renew_every <= self.renew_every:
+            return granted
+        return granted._replace(
+            ttl=min(granted.ttl, self.ttl),
+            valid_for=min(granted.valid_for, self.valid_until - granted.sent_at),
+            renew_every=self.renew_every,
+        )
 
 
 class Watchdog:
@@ -54,10 +71,18 @@ class Watchdog:
         self._stale = 0
         self._numbers = itertools.count()
         self._carriers: dict[Hashable, Workers] = {}
-        self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS)
+        self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS, kernel.later)
         self._sessions: dict[Hashable, _Session] = {}
 
     # Called by the kernel under its lock
+
+    def as_known(self, claim: Claim, granted: Granted) -> Granted:
+        """A grant, with what became known of its session while it was under way."""
+        session = self._sessions.get(granted.group)
+        if session is None:
+            return granted
+        granted = session.cut(granted)
+        return session.proved(granted) if claim.renew else granted
 
     def adopt(self, lease: Holding) -> float:
         """Look after this lease from now on; when it is looked at first.
@@ -188,7 +213,9 @@ class Watchdog:
     def _carry(self, group: Hashable, job: Callable[[], None]) -> None:
         carriers = self._carriers.get(group)
         if carriers is None:
-            carriers = self._carriers[group] = self._kernel.runtime.workers("multilock-renew", CARRIERS)
+            carriers = self._carriers[group] = self._kernel.runtime.workers(
+                "multilock-renew", CARRIERS, self._kernel.later
+            )
         carriers.submit(job)
 
     # The carriers
@@ -199,13 +226,15 @@ class Watchdog:
             lease._alive()  # a deadline that passed on the way here is noticed first
         leases = [lease for lease in leases if lease._state == HELD]
         if leases:
-            self._request(group, leases, min(self._kernel.request_timeout(lease.ttl) for lease in leases))
+            within = min(self._kernel.request_timeout(lease.ttl) for lease in leases)
+            first = min(lease._lost_at for lease in leases)
+            self._request(group, leases, min(within, first - self._kernel.now()))
 
     def _request(self, group: Hashable, leases: Sequence[Holding], within: float) -> MultilockError | None:
         kernel = self._kernel
-        within = min([within, *(lease._lost_at - kernel.now() for lease in leases)])
         try:
-            answers = kernel.backend.renew(group, [(lease._claim, lease._granted) for lease in leases], within)
+            held = [(lease._claim, lease._granted) for lease in leases]
+            answers = call_inside(kernel.backend.renew, group, held, within)
         except Exception as error:
             self.unanswered(leases, error)
             return error if isinstance(error, MultilockError) else MultilockError(str(error))
@@ -226,14 +255,20 @@ class Watchdog:
             lease._renewing = False
             if lease._state != HELD or now >= lease._lost_at:
                 return
-            if answer.sent_at >= lease._granted.sent_at:
-                lease._accept(answer)
+            slack = lease._lost_at - now
+            if proved := answer is not lease._granted:  # else it said nothing new of this one
+                if session := self._sessions.get(answer.group):
+                    answer = session.cut(answer)
+                if answer.sent_at >= lease._granted.sent_at:
+                    lease._accept(answer)
             due = self._plan(lease)
         kernel.poke(due)
-        if kernel.events.listened:
+        if proved and kernel.events.listened:
             from multilock import events
 
-            kernel.events.emit(events.Renewed(lease.name, lease.owner, now, lease._valid_until))
+            kernel.events.emit(
+                events.Renewed(lease.name, lease.owner, now, lease._valid_until, lease.ttl, slack, now - answer.sent_at)
+            )
 
     def unanswered(self, leases: Sequence[Holding], error: Exception) -> None:
         kernel = self._kernel
@@ -268,7 +303,8 @@ class Watchdog:
         held = [(lease._claim, lease._granted) for lease in leases if lease._state == HELD]
         try:
             if held:
-                kernel.backend.watch(group, held, min(kernel.request_timeout(claim.ttl) for claim, _ in held))
+                within = min(kernel.request_timeout(claim.ttl) for claim, _ in held)
+                call_inside(kernel.backend.watch, group, held, within)
         except Exception as error:
             # Only the early notice is missing: the next renewal tells, and the watch is tried again.
             logger.debug("no watch on %d locks yet: %s", len(held), error)
@@ -281,10 +317,36 @@ class Watchdog:
         session = self._sessions[group] = _Session(ttl, renew_every)
         self._plan_session(group, session, renew_every * self._kernel.runtime.uniform(0.9, 1.0))
 
+    def shorten(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> float | None:
+        """See `multilock.backend.Notices.shortened`. The ttl that it had until now."""
+        kernel = self._kernel
+        due = math.inf
+        with kernel.lock:
+            session = self._sessions.get(group)
+            if session is None or ttl >= session.ttl:
+                return None
+            before = session.ttl
+            session.ttl, session.valid_until, session.renew_every = ttl, valid_until, renew_every
+            session.proof = None  # it was reckoned under the ttl of before
+            for lease in kernel.leases_of(group):
+                if lease._state != HELD:
+                    continue
+                failures = lease._failures
+                lease._accept(session.cut(lease._granted))
+                lease._failures = failures  # it is no proof
+                due = min(due, self._plan(lease))
+        kernel.poke(due)
+        self.hurry(group)
+        return before
+
     def drop_session(self, group: Hashable) -> None:
         self._sessions.pop(group, None)
         if carriers := self._carriers.pop(group, None):
             carriers.close()
+
+    def renews(self, group: Hashable | None) -> bool:
+        """Whether this session is kept alive; None: any of them."""
+        return group in self._sessions if group is not None else bool(self._sessions)
 
     def hurry(self, group: Hashable) -> None:
         """Renew at once: what kept this group alive broke."""
@@ -310,15 +372,44 @@ class Watchdog:
         self._kernel.timers.at(when, due)
 
     def _renew_session(self, group: Hashable, session: _Session) -> None:
+        """Its timeout is that of the leases which it renews: it ends before the last deadline among them. One that is
+        about to end by itself (renew=False), or whose own proof is older, must not cut it short for all the others."""
         kernel = self._kernel
         leases = [lease for lease in kernel.leases_of(group) if lease._alive()]
-        error = self._request(group, leases, kernel.request_timeout(session.ttl))
+        within = kernel.request_timeout(session.ttl)
+        if renewed := [lease._lost_at for lease in leases if lease._claim.renew]:
+            within = min(within, max(renewed) - kernel.now())
+        error = self._request(group, leases, within)
         if self._sessions.get(group) is not session:
             return
+        if not error:
+            self._prove(group, session, leases)
         session.failures = session.failures + 1 if error else 0
         jitter = kernel.runtime.uniform(0.9, 1.1)
         pause = session.renew_every * jitter if not error else rules.retry_in(session.failures, session.ttl, jitter)
         self._plan_session(group, session, pause)
+
+    def _prove(self, group: Hashable, session: _Session, renewed: Sequence[Holding]) -> None:
+        """What was granted while the renewal of these was under way lives in the same session, and counts from the
+        proof before it: of two periods ago when the next one comes, and that is too late where looks at many keys, or
+        a long way, delay its answer."""
+        kernel = self._kernel
+        due = math.inf
+        with kernel.lock:
+            proofs = [lease._granted for lease in renewed if lease._claim.renew and lease._state == HELD]
+            if not proofs:
+                return
+            session.proof = max(proofs, key=lambda granted: granted.sent_at)
+            known = set(map(id, renewed))  # one of these without the proof is none that it counts for
+            for lease in kernel.leases_of(group):
+                if id(lease) in known or not lease._claim.renew or lease._state != HELD:
+                    continue
+                proved = session.proved(lease._granted)
+                if proved is not lease._granted and kernel.now() < lease._lost_at:
+                    lease._accept(proved)
+                    due = min(due, self._plan(lease))
+        if due < math.inf:
+            kernel.poke(due)
 
     def close(self) -> None:
         self._sessions.clear()

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import hypothesis
 import pytest
+from _pytest.logging import LogCaptureHandler
 
+from multilock import telling
 from tests.servers import RedisServer, address
 
 
@@ -24,6 +26,22 @@ def pytest_configure() -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("beside servers")
+
+
+class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]
+    """Whoever looks has first all told that was said before: handlers are called by a thread of their own."""
+
+    @property
+    def handler(self) -> LogCaptureHandler:
+        telling.flush(10)
+        return super().handler
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    telling.flush(10)  # what other tests said is none of this one's
+    caplog.__class__ = _Told
+    return caplog
 
 
 @pytest.fixture(scope="session")

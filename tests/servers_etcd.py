@@ -5,17 +5,20 @@ Of Debian 12 (3.4.23), or of the Debian release that ``MULTILOCK_TEST_ETCD_RELEA
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+import time
 import urllib.request
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tests.servers import Cluster, Server, free_port, unavailable
 
-__all__ = ["EtcdCluster", "EtcdServer", "etcdctl"]
+__all__ = ["EtcdCluster", "EtcdProxy", "EtcdServer", "etcdctl", "learner"]
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "etcd.sh"
 # Elections within 0.2 s, so that a test of a failover need not wait. The smallest ttl granted is then 1 s.
@@ -94,6 +97,13 @@ class EtcdServer(Server):
             return getattr(error, "code", None) in (400, 401, 403)  # it asks who we are
         return True
 
+    def learns(self) -> bool:
+        """Whether it runs as a learner."""
+        try:
+            return bool(self.post("maintenance/status", {}, 1.0).get("isLearner"))
+        except OSError:
+            return False
+
     def post(self, path: str, body: dict[str, Any], within: float = 5.0) -> dict[str, Any]:
         """A request to its JSON gateway: a client that is none of ours. Bytes are base64."""
         request = urllib.request.Request(
@@ -108,6 +118,50 @@ class EtcdServer(Server):
         with urllib.request.urlopen(f"http://{self.endpoint}/metrics", timeout=5.0) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@contextlib.contextmanager
+def learner(server: EtcdServer) -> Iterator[EtcdServer]:
+    """A member that has not been promoted yet, beside this one."""
+    new = EtcdServer("--initial-cluster-state", "existing", member="learner")
+    new.take_ports()
+    etcdctl(server.endpoint, "member", "add", new.member, "--learner", "--peer-urls", new.peer)
+    new.initial = f"{server.initial},{new.initial}"
+    try:
+        new.launch()
+        until = time.monotonic() + new.start_within
+        while not new.learns():
+            assert time.monotonic() < until, "the learner did not start"
+            time.sleep(0.02)
+        yield new
+    finally:
+        new.stop()
+
+
+class EtcdProxy(Server):
+    """``etcd grpc-proxy`` in front of this member."""
+
+    name = program = "etcd"
+    start_within = 20.0
+
+    def __init__(self, server: EtcdServer) -> None:
+        super().__init__()
+        self._server = server
+
+    def command(self, folder: Path) -> list[str]:
+        named = {
+            "--endpoints": self._server.endpoint,
+            "--listen-addr": self.endpoint,
+            "--data-dir": str(folder / "data"),
+        }
+        return [program(), "grpc-proxy", "start", *(word for pair in named.items() for word in pair)]
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.endpoint}/health", timeout=1.0):
+                return True
+        except OSError:
+            return False
 
 
 class EtcdCluster(Cluster[EtcdServer]):

@@ -203,6 +203,7 @@ class ConsulBackend:
             takeover_bound=2 * longest + lock_delay(longest) + DELAY_SEEN,
             lock_delay=lock_delay(ttl),
             ttl_floor=TTL_FLOOR,
+            hold_at_least=True,
         )
 
     def __repr__(self) -> str:
@@ -232,6 +233,10 @@ class ConsulBackend:
         # What of this claim has no answer is known here better than by the kernel's word for it.
         self._listener.forget(claim.id)
         return self._recipe.release(claim, granted, within)
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        self._listener.forget(claim.id)
+        return self._recipe.rest(claim, granted, seconds, within)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         return self._recipe.renew(group, held, within)
@@ -264,7 +269,7 @@ class ConsulBackend:
     def close(self) -> None:
         self._listener.close()
         until = self._agents.now() + CLOSE_WITHIN
-        for session in self._sessions.all():
+        for session in self._sessions.close():
             if (left := until - self._agents.now()) <= 0:
                 break
             with suppress(MultilockError):  # it ends by itself

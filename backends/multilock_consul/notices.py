@@ -8,7 +8,6 @@ and renewals find out what no push told.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import selectors
@@ -23,13 +22,13 @@ from dataclasses import dataclass, field
 from multilock.backend import Notices
 from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
 from multilock.model import Claim, LossReason
+from multilock.telling import logger
 from multilock_consul.http1 import Reading, Response
 from multilock_consul.recipe import Keys, entry_of
+from multilock_consul.sessions import shows
 from multilock_consul.transport import Agents, Wire, judged
 
 __all__ = ["Listener"]
-
-logger = logging.getLogger("multilock")
 
 QUERIES = 64  # open at once: an agent takes 200 connections of one address
 HELD = 8  # of these for keys that are held; the others' loss is found by the next renewal
@@ -41,10 +40,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after a failure
 REFUSED_PAUSE = 30.0  # … after a refusal: an operator would have to change something
 PACE = 0.01  # seconds: one query is not asked more often, however much changes
 FREE_PACE = 0.1  # … for a key that was free and is: the server answers whenever some key near it changes
+FREE_EACH = 0.04  # … and all such keys together not more often than one in this time
 LOST_RACE = 1.0  # seconds after a wake-up within which a waiter that comes back was not the only one
 CONTESTED = 60.0  # seconds for which that is remembered
 SPREAD = 0.02  # seconds over which the waiters of different processes are spread then
 EXPLAIN_WITHIN = 0.1  # seconds that finding out the reason of a loss may take: its notice must not wait longer
+
+ANSWER_MAX = 2 << 20  # bytes of one key, whose value is half a MiB at most; else nobody else would be told meanwhile
 
 KEY, SESSION = "key", "session"
 
@@ -323,7 +325,7 @@ class Listener:
         except OSError as error:
             self._failed(query, error)
             return
-        query.reading = Reading()
+        query.reading = Reading(ANSWER_MAX)
         query.asked_at = self._now()
         query.due = query.asked_at + PATIENCE
         self._selector.register(query.wire.sock, selectors.EVENT_READ, query)
@@ -405,19 +407,19 @@ class Listener:
             if query.followed and changed:  # taken and given back between two queries, it looks the same as before
                 self._notices.changed(query.subject)
             self._drop_unwanted(query)
-        elif not response.json():
+        elif not shows(response, query.subject):
             self._unseen.append(query.subject)
             self._explain(lambda: self._ended(query.subject, EXPLAIN_WITHIN))
 
     def _look_at_key(self, query: Query, response: Response) -> None:
-        entry, _ = entry_of(response)
+        entry, _ = entry_of(response, self._keys.of(query.subject))
         for claim_id, session_id in list(query.held.items()):
             if entry is None or not entry.held_by(claim_id, session_id):
                 self._forget(claim_id)
                 self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))  # type: ignore[misc]
         was_free, query.free = query.free, not (entry and entry.session)
         if query.free and was_free:
-            query.due = query.asked_at + FREE_PACE
+            query.due = query.asked_at + max(FREE_PACE, FREE_EACH * sum(each.free for each in self._queries.values()))
         if query.free and query.waiting:
             self._wake(query)
 

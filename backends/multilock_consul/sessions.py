@@ -3,33 +3,40 @@
 A session is what keeps a lock: putting or locking a key does not renew it. A session is never revived, and it is not
 used any more once its proof is too old: whoever comes then gets a new one.
 
-What has no answer is remembered here, because it may still be executed while its session lives: an acquire whose answer
-was lost, or is not here yet. Once nobody wants it, either its session ends, which is final, or (others hold locks in
-it) its key is looked at with each renewal for a while.
+What may still be executed while its session lives is remembered here: an acquire whose answer was lost, or is not here
+yet, and a release that was refused. Once nobody wants it, either its session ends, which is final, or (others hold
+locks in it) its key is looked at with each renewal, until that has shown for a while that nothing of ours is there.
+Answered acquires are remembered too, after their release: a proxy may repeat any PUT, and we renew what that locks.
+
+A name that rests is locked by a session that nobody remembers: it is not renewed, not destroyed by `close`, and ends by
+the server's clock. Until a name has moved to it, the session that holds the name must neither end nor be swept.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from multilock.backend import Notices
-from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
 from multilock.model import Claim
 from multilock_consul.http1 import Response
 from multilock_consul.transport import Agents, judged
 
-__all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Session", "Sessions", "safe_delay"]
+__all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Session", "Sessions", "safe_delay", "shows"]
 
 OWN = "own sessions"
 """The group of all locks that are not renewed: each has a session of its own."""
 
 LOOKED_AT = 60.0  # seconds after a cancel (or 2 × ttl) for which renewals look: a stopped server may execute it later
+RELEASED_MAX = 512  # names of answered releases that are looked at so long, the newest: eight requests
+RELEASED_EVERY = 5.0  # seconds between two looks at those; nothing is known to be left there
 LOCK_DELAY_MAX = 60.0  # the server's
 REMOVED_AFTER = 5.0  # seconds for which a node stands still before the others can take it out (seen: 9 to 13)
 HEARD_WITHIN = 1.0  # seconds; a holder whose session was ended hears of it in milliseconds, as a rule
@@ -49,8 +56,14 @@ class Session:
     purpose: float | str  #: the ttl that was asked for, or the id of the one claim that it is for
     ended: bool = False  # nobody begins anything in it any more
     held: set[str] = field(default_factory=set)  # ids of claims
+    leaving: set[str] = field(default_factory=set)  # … that are being given back just now
     open: list[str] = field(default_factory=list)  # ids, one for each request that is under way or has no answer
-    cancelled: dict[str, tuple[str, float]] = field(default_factory=dict)  # id nobody wants -> name, looked at until
+    cancelled: dict[str, float] = field(default_factory=dict)  # id in `open` that nobody wants -> may come until
+    left: dict[str, float] = field(default_factory=dict)  # name that may be locked for nobody -> looked at until
+    rests: dict[str, float] = field(default_factory=dict)  # id that is to rest, and may not do so yet -> until
+    released: dict[str, float] = field(default_factory=dict)  # … and only if something repeats requests; oldest first
+    released_due: float = 0.0  # when to look at those
+    unseen: dict[str, None] = field(default_factory=dict)  # names that the last look did not come to
 
     @property
     def shared(self) -> bool:
@@ -58,7 +71,8 @@ class Session:
 
     def idle(self) -> bool:
         """Whether nobody would miss it."""
-        return not self.held and all(claim_id in self.cancelled for claim_id in self.open)
+        wanted = self.held or self.rests
+        return not wanted and all(claim_id in self.cancelled for claim_id in (*self.open, *self.leaving))
 
 
 def safe_delay(ttl: float) -> float:
@@ -94,7 +108,9 @@ class Sessions:
         self._open: dict[str, list[Session]] = {}  # by claim id, those that have it in `Session.open`
         self._holding: dict[str, Session] = {}  # by claim id
         self._cancelled: dict[str, float] = {}  # claim id -> when, the oldest first; an attempt may still begin
+        self._beginning: set[str] = set()  # ids of claims whose own session is being made
         self._over: deque[str] = deque(maxlen=REMEMBERED)
+        self._closed = False
 
     # What a claim is tried in
 
@@ -130,7 +146,7 @@ class Sessions:
         while True:
             session = self._find(claim)
             if session is None:
-                session = self._make(claim, until) if claim.renew else self._create(claim.ttl, claim.id, until)
+                session = self._make(claim, until) if claim.renew else self._make_own(claim, until)
             elif not claim.renew and self._now() > session.proved_at + FRESH * session.ttl:
                 # Its time begins with the lock, and not with the wait for it.
                 self.renew(session, until - self._now())
@@ -179,26 +195,58 @@ class Sessions:
         self._notices.group(session.id, session.ttl, session.ttl / 3)
         return session
 
+    def _make_own(self, claim: Claim, until: float) -> Session:
+        """Not for a claim that was cancelled: nobody would end it. `release` waits for one that is being made."""
+        with self._lock:
+            if claim.id in self._cancelled:
+                raise BackendUnavailable("it was given up", unknown=False, backend="consul")
+            self._beginning.add(claim.id)
+        try:
+            return self._create(claim.ttl, claim.id, until)
+        finally:
+            with self._lock:
+                self._beginning.discard(claim.id)
+
     def _create(self, ttl: float, purpose: float | str, until: float) -> Session:
+        session_id, ttl, sent_at = self._new(ttl, self._lock_delay, until)
+        session = Session(session_id, ttl, sent_at, purpose)
+        with self._lock:
+            closed = session.ended = self._closed  # if so nobody was told of it
+            self._current[purpose] = self._by_id[session.id] = session
+        if closed:
+            self.destroy(session, until - self._now())
+            raise BackendUnavailable("the client was closed", unknown=False, backend="consul")
+        return session
+
+    def new_rest(self, seconds: float, until: float) -> tuple[str, float]:
+        """The id of a session that keeps a name for so long, and for how long it really does, at least."""
+        session_id, ttl, _ = self._new(math.ceil(seconds * 1000) / 1000, lambda ttl: 0.0, until)
+        return session_id, ttl
+
+    def end_rest(self, session_id: str, within: float) -> None:
+        """If it cannot be told, the server ends it in its time."""
+        with suppress(MultilockError):
+            self._agents.call("PUT", self._agents.target(f"/v1/session/destroy/{session_id}"), within)
+
+    def _new(self, ttl: float, lock_delay: Callable[[float], float], until: float) -> tuple[str, float, float]:
+        """Its id, its ttl as the server granted it, and when it was asked for."""
         ttl = max(ttl, self._ttl_min)
-        response, sent_at = self._ask_for(ttl, until - self._now())
+        response, sent_at = self._ask_for(ttl, lock_delay(ttl), until - self._now())
         if least := _least_ttl(response):
             self._ttl_min = least
             ttl = max(ttl, least)
-            response, sent_at = self._ask_for(ttl, until - self._now())
+            response, sent_at = self._ask_for(ttl, lock_delay(ttl), until - self._now())
         try:
-            session = Session(judged(response).json()["ID"], ttl, sent_at, purpose)
+            return str(judged(response).json()["ID"]), ttl, sent_at
         except (ValueError, LookupError, TypeError) as error:
-            raise BackendUnavailable(f"Consul made no session: {response.text}", backend="consul") from error
-        with self._lock:
-            self._current[purpose] = self._by_id[session.id] = session
-        return session
+            who = "Consul" if "json" in response.headers.get("content-type", "") else "an HTTP server that is no Consul"
+            raise BackendUnavailable(f"{who} made no session: {response.text}", backend="consul") from error
 
-    def _ask_for(self, ttl: float, within: float) -> tuple[Response, float]:
+    def _ask_for(self, ttl: float, lock_delay: float, within: float) -> tuple[Response, float]:
         wanted = {
             "Name": f"multilock {self._who}",
             "TTL": f"{round(ttl * 1000)}ms",
-            "LockDelay": f"{round(self._lock_delay(ttl) * 1000)}ms",
+            "LockDelay": f"{round(lock_delay * 1000)}ms",
             "Behavior": "delete",  # a free lock has no key
             "NodeChecks": [],  # not the node's health: a short hiccup of gossip would take all its locks away
             "ServiceChecks": [],
@@ -219,13 +267,13 @@ class Sessions:
         until = self._now() + within
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         response, sent_at = self._agents.call("PUT", target, within)
-        if response.status == 404 and "ession" in response.text:
+        if response.status == 404 and session.id in response.text:
             # A server that has just become the leader may say so before it has read the whole of its log.
             if self.exists(session.id, until - self._now()):
                 raise BackendUnavailable("Consul has not read its log yet", unknown=False, backend="consul")
             self.gone(session, "the server does not know it any more")
             return False
-        if response.status != 200:
+        if response.status != 200 or not shows(response, session.id):
             raise BackendUnavailable(f"no answer of Consul ({response.status}): {response.text}", backend="consul")
         with self._lock:
             session.proved_at = max(session.proved_at, sent_at)
@@ -235,10 +283,7 @@ class Sessions:
         """Whether the server knows it. Raises as `Backend` says."""
         target = self._agents.target(f"/v1/session/info/{session_id}", consistent="")
         response, _ = self._agents.call("GET", target, within)
-        try:
-            return bool(response.json())
-        except ValueError as error:
-            raise BackendUnavailable(f"no answer of Consul: {response.text}", backend="consul") from error
+        return shows(response, session_id)
 
     def is_gone(self, session: Session, within: float) -> bool:
         """Whether it ended, when the server showed none.
@@ -249,13 +294,12 @@ class Sessions:
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         try:
             response, _ = self._agents.call("PUT", target, within)
+            if response.status == 200 and shows(response, session.id):
+                return False
         except BackendRejected:
             return False
         except BackendUnavailable:
             pass
-        else:
-            if response.status == 200:
-                return False
         self.gone(session, "the server ended it")
         return True
 
@@ -276,6 +320,8 @@ class Sessions:
             for claim_id in session.open:
                 self._forget_open(session, claim_id)
             session.open.clear()
+            for claim_id in session.held | session.leaving:
+                self._holding.pop(claim_id, None)
 
     def end_if_idle(self, session: Session) -> bool:
         """Whether it is over, now or since long."""
@@ -315,16 +361,58 @@ class Sessions:
         return self._current.get(claim.id)
 
     def cancel(self, claim: Claim, *, granted: bool) -> list[Session]:
-        """Nobody wants this claim any more. The sessions in which a request of it may still be executed, or was."""
+        """Nobody wants this claim any more. The sessions in which a request of it may still be executed, or was.
+
+        Followed by `left`, however the release ends.
+        """
         with self._lock:
             doubtful = list(dict.fromkeys(self._open.get(claim.id, ())))
             for session in doubtful:
                 self._look_after(session, claim)
-            if holding := self._holding.pop(claim.id, None):
+            if holding := self._holding.get(claim.id):
                 holding.held.discard(claim.id)
+                holding.leaving.add(claim.id)
             if not granted:
                 self._note_cancelled(claim.id)
         return [*doubtful, holding] if holding and holding not in doubtful else doubtful
+
+    def will_rest(self, claim: Claim, seconds: float) -> None:
+        """Until this is answered its name stays locked, or the one who asks again would find nothing to let rest."""
+        with self._lock:
+            if holding := self._holding.get(claim.id):
+                holding.rests[claim.id] = self._now() + seconds
+
+    def left(self, claim: Claim, *, answered: bool) -> None:
+        """Its release has ended. Without an answer, what it holds is looked for with each renewal."""
+        with self._lock:
+            if holding := self._holding.get(claim.id):
+                holding.leaving.discard(claim.id)
+                holding.unseen.pop(claim.name, None)
+                if not answered:
+                    holding.left[claim.name] = max(self._now(), holding.rests.get(claim.id, 0.0))
+                    return
+                holding.rests.pop(claim.id, None)
+                del self._holding[claim.id]
+            session = holding or self._current.get(claim.ttl)  # it may have waited only
+            if session and session.shared and claim.renew:
+                session.released.pop(claim.name, None)
+                session.released[claim.name] = self._now() + LOOKED_AT
+                if len(session.released) > RELEASED_MAX:
+                    del session.released[next(iter(session.released))]
+
+    def wanted(self, session: Session, claim_id: str | None) -> bool:
+        """Whether what this claim has locked is held, may become so, or is being given back. None: who knows?"""
+        with self._lock:
+            if claim_id is None or claim_id in session.held or claim_id in session.leaving:
+                return True
+            if session.rests.get(claim_id, 0.0) > self._now():
+                return True
+            return claim_id in session.open and claim_id not in session.cancelled
+
+    def is_beginning(self, claim: Claim) -> bool:
+        """Whether its own session is being made just now."""
+        with self._lock:
+            return claim.id in self._beginning
 
     def _note_cancelled(self, claim_id: str) -> None:
         now = self._now()
@@ -333,23 +421,61 @@ class Sessions:
         self._cancelled[claim_id] = now
 
     def _look_after(self, session: Session, claim: Claim) -> None:
-        session.cancelled[claim.id] = (claim.name, self._now() + max(LOOKED_AT, 2 * session.ttl))
+        session.cancelled[claim.id] = session.left[claim.name] = self._now() + max(LOOKED_AT, 2 * session.ttl)
 
-    def to_look_at(self, session: Session) -> dict[str, str]:
-        """Ids and names of its cancelled claims, those whose time is over for the last time."""
+    def to_look_at(self, session: Session, held: Iterable[str]) -> dict[str, bool]:
+        """Names, in the order in which to look at them, and whether their keys should be there or may well be.
+
+        First what may be locked for nobody, then what is held, of that first what the last look did not come to.
+        """
         now = self._now()
         with self._lock:
-            found = {claim_id: name for claim_id, (name, _) in session.cancelled.items()}
-            for claim_id in [claim_id for claim_id, (_, until) in session.cancelled.items() if until <= now]:
+            names = dict.fromkeys(session.left, True)
+            rest = dict.fromkeys(held, True)
+            if session.released and now >= session.released_due:
+                session.released_due = now + RELEASED_EVERY
+                rest = {**dict.fromkeys(session.released, False), **rest}
+            names.update((name, True) for name in session.unseen if name in rest and name not in names)
+            names.update((name, likely) for name, likely in rest.items() if name not in names)
+        return names
+
+    def looked_at(self, session: Session, names: Iterable[str], clean: Set[str]) -> None:
+        """Of these names, ``clean`` are not locked for nobody; what is not in there will be looked at again first."""
+        now = self._now()
+        with self._lock:
+            for name in names:
+                if name in clean:
+                    session.unseen.pop(name, None)
+                else:
+                    session.unseen[name] = None
+            for remembered in (session.left, session.released):
+                for name in [name for name, until in remembered.items() if until <= now and name in clean]:
+                    del remembered[name]
+            for claim_id in [claim_id for claim_id, until in session.rests.items() if until <= now]:
+                del session.rests[claim_id]
+            for claim_id in [claim_id for claim_id, until in session.cancelled.items() if until <= now]:
                 del session.cancelled[claim_id]
                 while claim_id in session.open:
                     session.open.remove(claim_id)
                     self._forget_open(session, claim_id)
-        return found
 
-    def all(self) -> list[Session]:
+    def close(self) -> list[Session]:
+        """Those that are to be destroyed. One that is being made just now ends itself, and one that keeps a name which
+        could not be told to rest keeps it for what is left of its ttl."""
         with self._lock:
-            return list(self._by_id.values())
+            self._closed = True
+            return [session for session in self._by_id.values() if not session.rests]
+
+
+def shows(response: Response, session_id: str) -> bool:
+    """Whether this list has the session; that of another one answers another question. Raises BackendUnavailable."""
+    try:
+        shown = [str(session["ID"]) for session in response.json()]
+    except (ValueError, LookupError, TypeError) as error:
+        raise BackendUnavailable(f"no answer of Consul: {response.text}", backend="consul") from error
+    if shown not in ([], [session_id]):
+        raise BackendUnavailable(f"not what was asked for: {response.text}", backend="consul")
+    return bool(shown)
 
 
 def _least_ttl(response: Response) -> float | None:

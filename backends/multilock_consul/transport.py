@@ -19,6 +19,7 @@ import consul
 import consul.base
 
 from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.strangers import NO_TLS, who_answered
 from multilock_consul.http1 import Reading, Response
 
 __all__ = ["Address", "Agents", "Answer", "Wire", "judged"]
@@ -26,7 +27,6 @@ __all__ = ["Address", "Agents", "Answer", "Wire", "judged"]
 Answer = tuple[Response, float]
 """What the agent said, and when the request was sent."""
 
-FRESH = 0.05  # seconds; a connection idle for longer may have been closed by the agent, which costs a poll to see
 SPARE = 4  # idle connections that are kept: an agent takes 200 of one address
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -44,13 +44,15 @@ class Wire:
     """One connection to one agent, used by one thread at a time. It closes itself when it breaks, or when a call is
     interrupted: an answer that comes later must never be taken for that of another request."""
 
-    __slots__ = ("_head", "_now", "address", "alive", "sock", "used")
+    __slots__ = ("_first", "_head", "_now", "_poll", "address", "alive", "sock")
 
     def __init__(self, sock: socket.socket, address: Address, headers: str, now: Callable[[], float]) -> None:
         self.sock = sock
         self.address = address
         self.alive = True
-        self.used = 0.0  # when the last request was sent
+        self._first = b""  # what it said first of all
+        self._poll = select.poll()  # select() takes no descriptor above 1023
+        self._poll.register(sock, select.POLLIN)
         self._head = f" HTTP/1.1\r\nHost: {address}\r\n{headers}".encode()
         self._now = now
 
@@ -63,7 +65,7 @@ class Wire:
         deadline = self._now() + within
         try:
             self.sock.settimeout(max(within, 0.001))
-            self.used = sent_at = self._now()
+            sent_at = self._now()
             # If this fails the request did not leave whole, so that it cannot be executed.
             self.sock.sendall(request)
             sent = True
@@ -71,7 +73,8 @@ class Wire:
         except (OSError, ValueError) as error:
             self.close()
             said = "did not answer" if sent else "cannot be reached"
-            raise BackendUnavailable(f"{self.address} {said}: {error}", unknown=sent, backend="consul") from error
+            why = f"{self.address} {said}: {error}{self._hint(error)}"
+            raise BackendUnavailable(why, unknown=sent, backend="consul") from error
         except BaseException:
             self.close()
             raise
@@ -79,9 +82,17 @@ class Wire:
             self.close()
         return response, sent_at
 
+    def _hint(self, error: Exception) -> str:
+        if who := who_answered(self._first):
+            return "" if "HTTP server" in who else f" ({who}: it is no agent of Consul, or one of consuls://)"
+        if not self._first and isinstance(error, ConnectionError) and not isinstance(self.sock, ssl.SSLSocket):
+            return " (it never said a word: is it an agent of Consul? One that speaks TLS has a URL with consuls://)"
+        return ""
+
     def stale(self) -> bool:
         """Something arrived that nobody asked for: as a rule the agent's end of the connection."""
-        return bool(select.select((self.sock,), (), (), 0)[0])
+        waiting = isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()
+        return bool(waiting or self._poll.poll(0))
 
     def close(self) -> None:
         self.alive = False
@@ -93,6 +104,7 @@ class Wire:
         while True:
             if not (data := self.sock.recv(65536)):
                 raise ConnectionError("it ended the connection")
+            self._first = self._first or data[:16]
             if response := reading.feed(data):
                 return response
             if (left := deadline - self._now()) <= 0:
@@ -227,13 +239,12 @@ class Agents:
             self._first += 1
 
     def _take(self, within: float) -> Wire:
-        start = self.now()
         while True:
             try:
                 wire = self._idle.pop()
             except IndexError:
                 return self.connect(within)
-            if wire.address == self._address() and (wire.used > start - FRESH or not wire.stale()):
+            if wire.address == self._address() and not wire.stale():
                 return wire
             wire.close()
 
@@ -252,7 +263,12 @@ class Agents:
         where = ", ".join(map(str, self._addresses))
         if isinstance(error, ssl.SSLCertVerificationError):
             return BackendRejected(f"{where} is not trusted: {error} (see ca=)", backend="consul")
-        return BackendUnavailable(f"{where} cannot be reached: {error}", unknown=False, backend="consul")
+        hint = ""
+        if NO_TLS in str(error):
+            hint = " (what listens there does not speak TLS: the URL is consul://)"
+        elif self._tls and isinstance(error, (ssl.SSLError, TimeoutError, ConnectionResetError)):
+            hint = " (is it TLS that is spoken there? Else the URL is consul://)"
+        return BackendUnavailable(f"{where} cannot be reached: {error}{hint}", unknown=False, backend="consul")
 
 
 def _close_late(result: SimpleQueue[Wire | BaseException]) -> None:
@@ -274,6 +290,8 @@ def judged(response: Response) -> Response:
     if status == 429:
         raise BackendUnavailable(f"Consul is overloaded (429): {said}", unknown=False, backend="consul")
     hint = " (give token= the rights that multilock's page on Consul lists)" if status in (401, 403, 500) else ""
+    if status == 400 and "HTTPS server" in said:
+        hint = " (it speaks TLS: the URL is consuls://)"
     raise BackendRejected(f"Consul refused ({status}): {said}{hint}", backend="consul")
 
 

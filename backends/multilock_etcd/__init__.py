@@ -69,6 +69,7 @@ class EtcdBackend:
             ttl_max=TTL_MAX,
             ttl_step=1.0,
             takeover_bound=max(ttl, TTL_MIN) + EXPIRY,
+            hold_at_least=True,
         )
 
     def open(self, notices: Notices) -> None:
@@ -85,6 +86,9 @@ class EtcdBackend:
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
         return self._recipe.release(claim, granted, unsure, within)
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        return self._recipe.rest(claim, granted, unsure, seconds, within)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         return self._recipe.renew(group, held, within)
@@ -117,7 +121,7 @@ class EtcdBackend:
 
     def close(self) -> None:
         self._watcher.close()
-        self._sessions.revoke_all()
+        self._recipe.close()
         self._requests.close()
 
 

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from multilock.errors import MultilockError
 from multilock.model import Finding
 from multilock_etcd import messages as m
+from multilock_etcd.sessions import ACKNOWLEDGES_NOTHING
 from multilock_etcd.transport import Cluster, Transport, calls
 
 __all__ = ["diagnose"]
+
+NOBODYS = 1  # the id of a lease that does not exist: asked for, it is a question that changes nothing
 
 Version = tuple[int, int, int]
 
@@ -23,12 +26,15 @@ def diagnose(transport: Transport, cluster: Cluster, within: float) -> list[Find
     """Ask every endpoint of the URL, and the cluster for its members. Raises if nobody answers."""
     findings: list[Finding] = []
     silent: list[Exception] = []
-    for target, said in transport.each(calls.STATUS, m.StatusRequest(), within):
+    for target, said in transport.each(calls.STATUS, m.StatusRequest(), within / 2):
         if isinstance(said, Exception):
             silent.append(said)
             findings.append(_endpoint_silent(target, said))
         else:
             findings += _about_member(target, said)
+    for target, said in transport.each(calls.KEEP_ALIVE, m.LeaseKeepAliveRequest(ID=NOBODYS), within / 2):
+        if isinstance(said, Exception) and ACKNOWLEDGES_NOTHING in str(said):
+            findings.append(_grpc_proxy(target))
     if len(silent) == len(cluster.targets):
         raise silent[0]
     try:
@@ -44,6 +50,15 @@ def _endpoint_silent(target: str, error: Exception) -> Finding:
         "warning",
         f"the endpoint {target} does not answer: {error}",
         "start this member, or take it out of the URL",
+    )
+
+
+def _grpc_proxy(target: str) -> Finding:
+    return Finding(
+        "etcd-grpc-proxy",
+        "error",
+        f"{target} acknowledges no renewal, as an etcd grpc-proxy does not: no lock can be held through it",
+        "name the members of the cluster in the URL",
     )
 
 

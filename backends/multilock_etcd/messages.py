@@ -16,6 +16,7 @@ __all__ = [
     "CREATE",
     "DELETE",
     "DESCEND",
+    "MODIFY",
     "NOPUT",
     "SORT_BY_CREATION",
     "AuthenticateRequest",
@@ -49,7 +50,7 @@ __all__ = [
 
 ASCEND, DESCEND = 1, 2  # RangeRequest.sort_order
 SORT_BY_CREATION = 2  # RangeRequest.sort_target
-CREATE = 1  # Compare.target: the create_revision
+CREATE, MODIFY = 1, 2  # Compare.target: the create_revision, the mod_revision
 DELETE = 1  # Event.type
 NOPUT = 0  # WatchCreateRequest.filters: only deletions
 
@@ -69,7 +70,8 @@ _FIELDS = {
     "RequestOp": "RangeRequest request_range 1, PutRequest request_put 2, DeleteRangeRequest request_delete_range 3",
     "ResponseOp": "RangeResponse response_range 1, PutResponse response_put 2, "
     "DeleteRangeResponse response_delete_range 3",
-    "Compare": "int32 result 1, int32 target 2, bytes key 3, int64 create_revision 5, bytes range_end 64",
+    "Compare": "int32 result 1, int32 target 2, bytes key 3, int64 create_revision 5, int64 mod_revision 6, "
+    "bytes range_end 64",
     "TxnRequest": "repeated Compare compare 1, repeated RequestOp success 2, repeated RequestOp failure 3",
     "TxnResponse": "ResponseHeader header 1, bool succeeded 2, repeated ResponseOp responses 3",
     "LeaseGrantRequest": "int64 TTL 1, int64 ID 2",

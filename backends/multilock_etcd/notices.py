@@ -3,13 +3,13 @@
 One watch stream per client, opened when it is first needed, read by a thread. Each watch begins at the revision at
 which its key was last seen, so it also reports what happened before it was armed. A push is a hint and never proof:
 whoever is woken looks again. After the stream broke, or etcd compacted what a watch had still to read, everything is
-looked at once, and watched from there on.
+looked at, in steps, and watched from there on.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Hashable, Mapping
@@ -20,6 +20,7 @@ from typing import Any
 from multilock.backend import Notices
 from multilock.errors import BackendUnavailable, MultilockError
 from multilock.model import LossReason
+from multilock.telling import logger
 from multilock_etcd import lookup
 from multilock_etcd import messages as m
 from multilock_etcd.sessions import ENDED, Sessions
@@ -27,11 +28,11 @@ from multilock_etcd.transport import Transport
 
 __all__ = ["Watcher"]
 
-logger = logging.getLogger("multilock")
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to open the stream again
-LOOK_WITHIN = 2.0
-REASON_WITHIN = 0.1  # seconds that a loss may wait for its reason
+LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
+DENIED_AGAIN = 5.0  # seconds; a watch that is denied with a token that is no older is denied for good
+REASON_WITHIN = 0.1  # seconds that losses in a row may wait for their reasons, all together …
+IN_A_ROW = 1.0  # … which is what comes within so many seconds
 
 
 class _Watch:
@@ -83,7 +84,10 @@ class Watcher:
         self._outbox: SimpleQueue[Any] | None = None
         self._call: Any = None
         self._started = False
-        self._denied = False  # a watch was, with a token that is new
+        self._denied_at = -math.inf  # when a watch was, and the token thrown away for it
+        self._denial_told = False
+        self._explained_at = -math.inf  # when the reason of a loss was asked for last
+        self._patience = 0.0  # for further ones
         self._closed = threading.Event()
 
     # ---- what is watched
@@ -150,7 +154,7 @@ class Watcher:
         return watch
 
     def _arm(self, claim_id: str, holder: _Holder, start: int) -> None:
-        holder.watch = self._add(holder.key, b"", start, partial(self._lost, claim_id))
+        holder.watch = self._add(holder.key, b"", start, lambda event: self._lost(claim_id, event.kv.mod_revision))
 
     def _arm_followed(self, name: str, start: int) -> None:
         changed = partial(self._notices.changed, name)
@@ -215,74 +219,95 @@ class Watcher:
                 self._notices.silent(lease)
 
     def _look_at_everything(self) -> bool:
-        """Whether the server has told how things are now. They are watched from there on."""
-        with self._lock:
-            unwatched = {
-                claim_id: holder
-                for claim_id, holder in self._holding.items()
-                if holder.watch is None or holder.watch.id not in self._watches
-            }
+        """Whether the server has told how things are now. They are watched from there on.
+
+        Thousands of keys take many requests. What was looked at stays so when a later one has no answer.
+        """
         try:
-            keys = [(holder.key, holder.revision) for holder in unwatched.values()]
-            gone, revision = lookup.missing(self._transport, keys, LOOK_WITHIN, self._notices.now)
-            revision = revision or lookup.revision(self._transport, LOOK_WITHIN)
+            revision = lookup.revision(self._transport, LOOK_WITHIN)
+            with self._lock:
+                for name in self._followed:
+                    if self._following[name].id not in self._watches:
+                        self._arm_followed(name, revision + 1)
+            self._notices.changed(None)
+            self._notices.wake(None)  # they look again, and so say what they wait for
+            for lease in self._sessions.leases():  # of a lease that has ended no key need be looked at
+                self._sessions.look(lease, revision, LOOK_WITHIN)
+            while step := self._unwatched():
+                self._look_at(step)
         except MultilockError as error:
             logger.debug("the watch stream cannot be opened again yet: %s", error)
             return False
-        with self._lock:
-            lost = []
-            for claim_id, holder in unwatched.items():
-                if self._holding.get(claim_id) is holder:
-                    if holder.key in gone:
-                        lost.append(claim_id)
-                    else:
-                        self._arm(claim_id, holder, revision + 1)
-            for name in self._followed:
-                if self._following[name].id not in self._watches:
-                    self._arm_followed(name, revision + 1)
-        for claim_id in lost:
-            self._lost(claim_id, None)
-        self._notices.changed(None)
-        self._notices.wake(None)  # they look again, and so say what they wait for
         return True
+
+    def _unwatched(self) -> dict[str, _Holder]:
+        """Some of the keys that are held and that no stream watches, nor the next one will."""
+        with self._lock:
+            unwatched = (
+                (claim_id, holder)
+                for claim_id, holder in self._holding.items()
+                if holder.watch is None or holder.watch.id not in self._watches
+            )
+            return dict(itertools.islice(unwatched, lookup.AT_ONCE))
+
+    def _look_at(self, holders: Mapping[str, _Holder]) -> None:
+        """Watch those that are there; tell of the others."""
+        keys = [(holder.key, holder.revision, holder.lease) for holder in holders.values()]
+        gone, revision = lookup.missing(self._transport, keys, LOOK_WITHIN)
+        with self._lock:
+            for claim_id, holder in holders.items():
+                if self._holding.get(claim_id) is holder and holder.key not in gone:
+                    self._arm(claim_id, holder, revision + 1)
+        for claim_id, holder in holders.items():
+            if holder.key in gone:
+                self._lost(claim_id, revision)
 
     def _hear(self, answer: Any) -> None:
         watch = self._watches.get(answer.watch_id)
-        if watch is None:
-            return
-        if answer.canceled:
+        if answer.canceled and (watch or answer.watch_id < 0):
             self._cancelled(watch, answer)
-            return
-        if answer.created:
-            watch.confirmed = True
-            self._denied = False
-        if answer.events and watch.once:
-            with self._lock:
-                self._drop([watch])
-        for event in answer.events:
-            watch.tell(event)
+        elif watch:
+            if answer.created:
+                watch.confirmed = True
+            if answer.events and watch.once:
+                with self._lock:
+                    self._drop([watch])
+            for event in answer.events:
+                watch.tell(event)
 
-    def _cancelled(self, watch: _Watch, answer: Any) -> None:
-        with self._lock:
-            self._watches.pop(watch.id, None)
+    def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
+        """What is refused from the first carries no number of ours: it may be any that is not confirmed."""
+        if watch:
+            with self._lock:
+                self._watches.pop(watch.id, None)
         if answer.compact_revision:
             raise BackendUnavailable(f"what happened before revision {answer.compact_revision} was compacted")
-        if not self._denied:
-            self._denied = True
+        now = self._notices.now()
+        if now >= self._denied_at + DENIED_AGAIN:
+            # A stream keeps the token that it was opened with, and that may have expired since.
+            self._denied_at, self._denial_told = now, False
             self._transport.token_over()
             raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
-        logger.warning(
-            "etcd does not let us watch (%s): waiters are woken and losses found by timers only", answer.cancel_reason
-        )
+        if not self._denial_told:
+            self._denial_told = True
+            logger.warning(
+                "etcd does not let us watch (%s): waiters are woken and losses found by timers only",
+                answer.cancel_reason,
+            )
 
-    def _lost(self, claim_id: str, event: Any) -> None:
-        """The key of a holder is gone. Its reason is worth one question, and a moment."""
+    def _lost(self, claim_id: str, revision: int) -> None:
+        """The key of a holder was gone at this revision. Its reason is worth one question, and a moment."""
         with self._lock:
             holder = self._holding.pop(claim_id, None)
         if holder is None:
             return
-        revision = event.kv.mod_revision if event else holder.revision
-        if self._sessions.look(holder.lease, revision, REASON_WITHIN):
+        began = self._notices.now()
+        if began > self._explained_at + IN_A_ROW:
+            self._patience = REASON_WITHIN
+        ended = self._sessions.look(holder.lease, revision, self._patience)
+        self._explained_at = self._notices.now()
+        self._patience -= self._explained_at - began
+        if ended:
             self._notices.gone(claim_id, LossReason.SESSION_LOST, ENDED)
         else:
             self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted")

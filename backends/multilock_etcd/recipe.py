@@ -8,12 +8,12 @@ service): a contender is a key ``<prefix><name>/<id>`` on a lease, and the one w
 * nobody holds before its own key was seen, at its own revision, in the same transaction that saw no predecessor;
 * a cancel is final: it leaves ``<prefix>!gone/<id>`` on the same lease, and a join compares that to be absent, so a
   request that a stopped server executes after its cancel finds that it is too late;
-* validity is that of the lease, from the sending of its last acknowledged keep-alive: a put moves nothing.
+* validity is that of the lease, from the sending of its last acknowledged keep-alive: a put moves nothing;
+* a name that is to rest has its key put on a lease of its own: it stays first in the queue until that has ended.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -22,23 +22,25 @@ from itertools import groupby
 from typing import Any
 
 from multilock.backend import Held, Notices
-from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
 from multilock.model import Busy, Claim, Granted, LockInfo, LossReason
 from multilock.names import escape, unescape
-from multilock.values import decode_value, encode_value
+from multilock.telling import logger
+from multilock.values import decode_value, encode_resting, encode_value
 from multilock_etcd import lookup
 from multilock_etcd import messages as m
+from multilock_etcd.lookup import AT_ONCE
 from multilock_etcd.notices import Watcher
-from multilock_etcd.sessions import ENDED, Session, Sessions
+from multilock_etcd.sessions import ENDED, RENEWALS, REVOKE_WITHIN, Session, Sessions
 from multilock_etcd.transport import LeaseMissing, Transport, calls
 
 __all__ = ["Keyspace", "Recipe"]
 
-logger = logging.getLogger("multilock")
-
 TOMBSTONE = 600.0  # seconds; longer than any request can lie in a buffer of a connection that was closed
-AT_ONCE = 100  # operations in a transaction; etcd takes 128
+CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
 PAGE = 500  # keys read at once when all locks are listed
+FRESH = 0.05  # of the ttl: an own lease older than that is renewed before its claim looks again
+TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is more: a waiter looks again although no watch fired
 
 
@@ -83,9 +85,10 @@ class _Place:
     """Where a claim stands. ``lease``: a request that puts its key there may have been executed. ``revision``: of its
     key, once seen."""
 
-    __slots__ = ("cancelled", "lease", "revision", "session")
+    __slots__ = ("cancelled", "claim", "lease", "revision", "session")
 
-    def __init__(self) -> None:
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
         self.session: Session | None = None
         self.lease: int | None = None
         self.revision: int | None = None
@@ -111,7 +114,8 @@ class Recipe:
         self._now: Callable[[], float] = notices.now
         self._places: dict[str, _Place] = {}
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
-        self._lock = threading.Lock()  # of the places and the cancelled
+        self._rests: dict[str, Hashable] = {}  # of those the claims that are to rest, and their lease until they do
+        self._lock = threading.Lock()  # of the places, the cancelled and the resting
         self._tombstones: deque[_Tombstone] = deque()
 
     # ---- acquire
@@ -121,19 +125,31 @@ class Recipe:
         with self._lock:
             if claim.id in self._cancelled:  # this very call comes late
                 return self._busy(claim)
-            place = self._places.setdefault(claim.id, _Place())
+            place = self._places.setdefault(claim.id, _Place(claim))
         answer = None
         try:
+            self._keep_own_session(claim, place, deadline)
             if place.revision:
                 answer = self._stand(claim, place, deadline)
             while answer is None:
                 answer = self._enter(claim, place, join, deadline)
         finally:
-            if place.cancelled or isinstance(answer, Granted):
+            if place.cancelled:
+                self._watcher.stop(claim.id)
+                # Its release ended the own lease that there was then; a later one is nobody's.
+                self._end_own_session(claim, place, self._now() + REVOKE_WITHIN)
+            elif isinstance(answer, Granted):
                 self._watcher.stop(claim.id)
             elif place.lease is None or (answer and not place.revision):
                 self._refused(claim, place, deadline)
         return answer
+
+    def _keep_own_session(self, claim: Claim, place: _Place, deadline: float) -> None:
+        """The ttl of a lock that is not renewed counts from its grant: while it waits, its lease is kept, and whoever
+        is woken looks with a new one."""
+        session = place.session
+        if session is not None and not claim.renew and self._now() > session.sent_at + FRESH * session.ttl:
+            self._sessions.keep_alive(session.lease, self._left(deadline))
 
     def _enter(self, claim: Claim, place: _Place, join: bool, deadline: float) -> Granted | Busy | None:
         """Ask once, on a lease that is alive. None: it was not, or our key vanished; nothing is written, ask again."""
@@ -209,7 +225,7 @@ class Recipe:
         return self._busy(claim)
 
     def _busy(self, claim: Claim) -> Busy:
-        return Busy(max(SAFETY_TIMER, claim.ttl))
+        return Busy(max(SAFETY_TIMER, claim.ttl) if claim.renew else claim.ttl / RENEWALS)
 
     def _granted(self, claim: Claim, place: _Place) -> Granted:
         session = place.session
@@ -232,7 +248,7 @@ class Recipe:
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
         deadline = self._now() + within
         with self._lock:
-            place = self._places.get(claim.id) or _Place()
+            place = self._places.get(claim.id) or _Place(claim)
             place.cancelled = True  # an attempt that runs now in another thread sends nothing more
             lease = place.lease if granted is None else granted.group
             if unsure:
@@ -240,50 +256,206 @@ class Recipe:
         self._watcher.stop(claim.id)
         if lease is None or not self._sessions.is_alive(lease):  # never sent, or the server has deleted all of it
             deleted = False
+        elif claim.id in self._rests:
+            deleted = self._delete_unless_it_rests(claim, lease, unsure, deadline)
         elif unsure:
             deleted = self._cancel(claim, lease, deadline)
         else:
             request = m.DeleteRangeRequest(key=self._keys.own(claim))
             deleted = self._transport.call(calls.DELETE, request, within)[0].deleted == 1
+        self._given_back(claim, place, deadline)
+        return deleted
+
+    def _given_back(self, claim: Claim, place: _Place, deadline: float) -> None:
         with self._lock:
             self._places.pop(claim.id, None)
+            if claim.id in self._rests:
+                self._rests[claim.id] = None
         self._end_own_session(claim, place, deadline)
-        return deleted
 
     def _cancel_here(self, claim_id: str) -> None:
         now = self._now()
         while self._cancelled and next(iter(self._cancelled.values())) < now:
-            del self._cancelled[next(iter(self._cancelled))]
+            oldest = next(iter(self._cancelled))
+            del self._cancelled[oldest]
+            self._rests.pop(oldest, None)
         self._cancelled[claim_id] = now + TOMBSTONE
 
     def _cancel(self, claim: Claim, lease: Any, deadline: float) -> bool:
         """Delete our key, and leave a tombstone for the join that may still come."""
-        gone = self._keys.gone(claim)
-        tombstone = {"request_put": {"key": gone, "lease": lease}}
         try:
-            said, _ = self._txn([], [tombstone, _delete(self._keys.own(claim))], [], deadline)
+            said, _ = self._txn([], [self._tombstone(claim, lease), _delete(self._keys.own(claim))], [], deadline)
         except LeaseMissing:  # what comes later names a lease that does not exist
             self._sessions.end(lease)
             return False
-        self._tombstones.append(_Tombstone(gone, lease, self._now() + TOMBSTONE))
+        except BackendRejected:  # etcd is out of space, and takes no tombstone. But the lock can be free.
+            self._txn([], [_delete(self._keys.own(claim))], [], deadline)
+            raise
+        self._remember_tombstone(claim, lease)
         return bool(said.responses[1].response_delete_range.deleted)
+
+    def _tombstone(self, claim: Claim, lease: Any) -> _Part:
+        return {"request_put": {"key": self._keys.gone(claim), "lease": lease}}
+
+    def _remember_tombstone(self, claim: Claim, lease: Any) -> None:
+        self._tombstones.append(_Tombstone(self._keys.gone(claim), lease, self._now() + TOMBSTONE))
+
+    # ---- rest
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        deadline = self._now() + within
+        with self._lock:
+            place = self._places.get(claim.id) or _Place(claim)
+            place.cancelled = True
+            self._cancel_here(claim.id)
+            self._rests[claim.id] = granted.group
+        self._watcher.stop(claim.id)
+        if self._sessions.is_alive(granted.group):
+            ours = self._rest(claim, granted, unsure, seconds, deadline)
+        else:  # it moved before, or was lost
+            row = self._own_row(claim, deadline)
+            ours = row is not None and _rests(row)
+        self._given_back(claim, place, deadline)
+        return ours
+
+    def _rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, deadline: float) -> bool:
+        """Put the key on a lease that only the server's clock ends.
+
+        If the answer to that is lost, the lease is left alone: the key may still be put there, and whoever asks again
+        finds that it was.
+        """
+        lease, seconds = self._sessions.new_rest(seconds, self._left(deadline))
+        try:
+            try:
+                found = self._move(claim, granted, unsure, lease, seconds, deadline)
+            except LeaseMissing:
+                if not unsure:
+                    raise
+                # It may be the tombstone's, which needs none then.
+                found = self._move(claim, granted, False, lease, seconds, deadline)
+        except LeaseMissing as error:  # this process stood still for longer than it lived
+            raise BackendUnavailable("it was to rest, too late", unknown=False) from error
+        except BackendRejected:
+            self._sessions.end_rest(lease, self._left(deadline))
+            raise
+        if found != lease:
+            self._sessions.end_rest(lease, self._left(deadline))
+        return found is not None
+
+    def _move(
+        self, claim: Claim, granted: Granted, unsure: bool, lease: int, seconds: float, deadline: float
+    ) -> int | None:
+        """On which lease the key rests now: this one, or an earlier one. None: it was not this claim's any more."""
+        own = self._keys.own(claim)
+        put = {"request_put": {"key": own, "value": encode_resting(claim, granted.token, seconds), "lease": lease}}
+        tombstone = [self._tombstone(claim, granted.group)] if unsure else []
+        revision = granted.token
+        for _ in range(TRIES):
+            said, _ = self._txn([_modified(own, revision)], [put, *tombstone], [_read(own), *tombstone], deadline)
+            if tombstone:
+                self._remember_tombstone(claim, granted.group)
+            if said.succeeded:
+                return lease
+            rows = said.responses[0].response_range.kvs
+            if not rows or rows[0].create_revision != granted.token:
+                return None
+            if _rests(rows[0]):
+                earlier: int = rows[0].lease
+                return earlier
+            revision = rows[0].mod_revision  # an operator wrote the key
+        raise self._restless(claim)
+
+    def _delete_unless_it_rests(self, claim: Claim, lease: Any, unsure: bool, deadline: float) -> bool:
+        """A rest that was asked for had no answer, and its time is over; or it came before."""
+        row = self._own_row(claim, deadline)
+        own = self._keys.own(claim)
+        ours = row is not None and not _rests(row)
+        still, delete = ([_modified(own, row.mod_revision)], [_delete(own)]) if ours else ([], [])
+        tombstone = [self._tombstone(claim, lease)] if unsure else []
+        try:
+            said, _ = self._txn(still, [*delete, *tombstone], [], deadline)
+        except LeaseMissing:  # and with it the key, meanwhile
+            self._sessions.end(lease)
+            return False
+        if not said.succeeded:
+            raise self._restless(claim)
+        if tombstone:
+            self._remember_tombstone(claim, lease)
+        return ours
+
+    def _own_row(self, claim: Claim, deadline: float) -> Any:
+        request = m.RangeRequest(key=self._keys.own(claim))
+        said, _ = self._transport.call(calls.RANGE, request, self._left(deadline))
+        return said.kvs[0] if said.kvs else None
+
+    def _restless(self, claim: Claim) -> BackendUnavailable:
+        return BackendUnavailable(f"the key {self._keys.own(claim).decode()!r} changes all the time", unknown=False)
+
+    def close(self) -> None:
+        """Nothing is held any more: what there was no time to release goes with its lease. A lock that is not renewed
+        has one of its own, and a thousand are not revoked in a moment; so their keys are deleted before that."""
+        if self._transport.silent:
+            return
+        deadline = self._now() + CLOSE_WITHIN
+        # What could not be told to rest keeps its name for what is left of its ttl.
+        unheard = {claim_id: lease for claim_id, lease in self._rests.copy().items() if lease}
+        places = [place for id_, place in self._places.copy().items() if id_ not in unheard]
+        left = [place.claim for place in places if not place.claim.renew and place.lease]
+        try:
+            for start in range(0, len(left), AT_ONCE):
+                deletes = [_delete(self._keys.own(claim)) for claim in left[start : start + AT_ONCE]]
+                self._txn([], deletes, [], deadline)
+        except MultilockError as error:
+            logger.debug("locks that are not renewed are left to their ttl: %s", error)
+        else:
+            self._sessions.revoke_all(deadline, keep=set(unheard.values()))
 
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """One keep-alive for all. Keys that no watch covers are looked at as well."""
+        """One keep-alive for all, which is the proof for all. Keys that no watch covers are looked at as well."""
         deadline = self._now() + within
         session = self._sessions.keep_alive(group, within)
-        if session is None:
+        one = len(held) == 1  # it may be `Lease.renew()`, which asks whether the lock is still ours
+        doubtful = [pair for pair in held if one or not self._watcher.covers(pair[0].id)]
+        gone, revision = self._missing(session, doubtful, deadline, within) if session else (set(), 0)
+        if session is None or (gone and self._sessions.look(group, revision, self._left(deadline))):
             for claim, _ in held:
                 self._notices.gone(claim.id, LossReason.SESSION_LOST, ENDED)
             return [None] * len(held)
         self._forget_tombstones(deadline)
-        one = len(held) == 1  # it may be `Lease.renew()`, which asks whether the lock is still ours
-        doubtful = [pair for pair in held if one or not self._watcher.covers(pair[0].id)]
-        keys = [(self._keys.own(claim), granted.token) for claim, granted in doubtful]
-        gone, _ = lookup.missing(self._transport, keys, self._left(deadline), self._now)
         return [None if self._keys.own(claim) in gone else session.granted(granted.token) for claim, granted in held]
+
+    def _missing(
+        self, session: Session, doubtful: Sequence[Held], deadline: float, within: float
+    ) -> tuple[set[bytes], int]:
+        """Those of these keys that are gone, as far as there was time to look at them; and a revision at which they
+        were. A single one is looked at, or this raises; of many the others are looked at the next time: they need no
+        look to be ours, and an answer that comes too late is no proof of any."""
+        gone: set[bytes] = set()
+        revision = 0
+        longest = 0.0
+        turn = session.turn % len(doubtful) if doubtful else 0
+        in_turn = [*doubtful[turn:], *doubtful[:turn]]
+        keys = [(self._keys.own(claim), granted.token, granted.group) for claim, granted in in_turn]
+        if len(keys) > 1:
+            deadline -= within / 4
+        for start in range(0, len(keys), AT_ONCE):
+            began = self._now()
+            if start and deadline - began < 2 * longest:  # cut short, it would say that the server is silent
+                break
+            try:
+                missing, revision = lookup.missing(self._transport, keys[start : start + AT_ONCE], deadline - began)
+            except MultilockError as error:
+                if len(keys) == 1:
+                    raise
+                logger.debug("keys that no watch covers are looked at later: %s", error)
+                break
+            gone |= missing
+            if len(keys) > 1:
+                session.turn = turn + start + AT_ONCE
+            longest = max(longest, self._now() - began)
+        return gone, revision
 
     def _forget_tombstones(self, deadline: float) -> None:
         old: list[_Tombstone] = []
@@ -292,9 +464,9 @@ class Recipe:
         if old:
             try:
                 self._txn([], [_delete(each.key) for each in old], [], deadline)
-            except BackendUnavailable as silence:
+            except MultilockError as error:
                 self._tombstones.extendleft(reversed(old))
-                logger.debug("old tombstones are deleted later: %s", silence)
+                logger.debug("old tombstones are deleted later: %s", error)
 
     # ---- looking
 
@@ -337,6 +509,8 @@ class Recipe:
             first = said.kvs[0]
             said, _ = self._txn([_created(first.key, first.create_revision)], [_delete(first.key)], [], deadline)
             if said.succeeded:
+                if _rests(first):
+                    self._sessions.end_rest(first.lease, self._left(deadline))
                 return True
 
     # ---- requests
@@ -364,6 +538,10 @@ def _created(key: bytes, revision: int) -> _Part:
     return {"target": m.CREATE, "key": key, "create_revision": revision}
 
 
+def _modified(key: bytes, revision: int | None) -> _Part:
+    return {"target": m.MODIFY, "key": key, "mod_revision": revision}
+
+
 def _put(key: bytes, claim: Claim, session: Session) -> _Part:
     return {"request_put": {"key": key, "value": encode_value(claim), "lease": session.lease}}
 
@@ -374,6 +552,10 @@ def _delete(key: bytes) -> _Part:
 
 def _range(key: bytes) -> _Part:
     return {"request_range": {"key": key, "keys_only": True}}
+
+
+def _read(key: bytes) -> _Part:
+    return {"request_range": {"key": key}}
 
 
 def _last_of(queue: bytes, limit: int, before: int = 0) -> _Part:
@@ -396,3 +578,8 @@ def _first_of(queue: bytes) -> Any:
     return m.RangeRequest(
         key=queue, range_end=end_of(queue), limit=1, sort_order=m.ASCEND, sort_target=m.SORT_BY_CREATION
     )
+
+
+def _rests(row: Any) -> bool:
+    """Its claim was released, and left the name taken for a while."""
+    return bool(row.lease) and decode_value(row.value).resting_until is not None

@@ -3,37 +3,43 @@
 A lease is asked for under a new id each time, never again under one whose answer was lost: so a lease that has ended
 cannot come back by a late grant, and whatever names it later is refused. An unanswered grant leaves a lease without
 keys, which ends by itself.
+
+The lease of a name that rests is not among them: nobody renews it, and no end of ours revokes it.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable
+from collections import deque
+from collections.abc import Callable, Container, Hashable
+from contextlib import suppress
 
 from multilock.backend import Notices
-from multilock.errors import BackendUnavailable, MultilockError
+from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
 from multilock.model import Claim, Granted
 from multilock_etcd import messages as m
 from multilock_etcd.transport import LeaseMissing, Transport, calls
 
-__all__ = ["ENDED", "Session", "Sessions"]
+__all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "RENEWALS", "REVOKE_WITHIN", "Session", "Sessions"]
 
 ENDED = "its etcd lease expired or was revoked"
 RENEWALS = 3  # in one ttl
-REVOKE_WITHIN = 0.5  # seconds; a lease that is not revoked ends by itself
+ACKNOWLEDGES_NOTHING = "UNKNOWN: context canceled"  # as an etcd grpc-proxy answers a renewal
+REVOKE_WITHIN = 0.5  # seconds for one lease
 
 
 class Session:
     """One lease. ``sent_at`` is when the newest request that was acknowledged to keep it alive was sent."""
 
-    __slots__ = ("lease", "seen_at", "sent_at", "ttl")
+    __slots__ = ("lease", "seen_at", "sent_at", "ttl", "turn")
 
     def __init__(self, lease: int, ttl: float, sent_at: float) -> None:
         self.lease = lease
         self.ttl = ttl
         self.sent_at = sent_at
         self.seen_at = 0  # a revision at which it was alive
+        self.turn = 0  # of its keys that no watch covers, the one to begin the next look with
 
     def granted(self, revision: int | None) -> Granted:
         """What a key of this revision on this lease is worth now."""
@@ -47,8 +53,10 @@ class Sessions:
         self._now: Callable[[], float] = notices.now
         self._alive: dict[Hashable, Session] = {}
         self._shared: dict[float, Session] = {}  # by the ttl of the claims
+        self._unwanted: deque[int] = deque()  # leases without keys whose revocation had no answer
         self._lock = threading.Lock()
         self._granting = threading.Lock()
+        self._acknowledges = False  # the server, renewals: it has
 
     def of(self, claim: Claim, within: float) -> Session:
         """The lease for this claim's key; made where there is none. Raises as a request does."""
@@ -111,14 +119,35 @@ class Sessions:
             self._notices.group_gone(lease, ENDED)
 
     def revoke(self, session: Session, within: float) -> None:
-        """End a lease that nothing needs any more; an answer is not important."""
-        if self._forget(session.lease):
-            self._try_revoke(session.lease, within)
+        """End a lease that nothing needs any more. Without an answer it is done with the next one."""
+        if not self._forget(session.lease):
+            return
+        deadline = self._now() + min(within, REVOKE_WITHIN)
+        if not self._try_revoke(session.lease, deadline):
+            self._unwanted.append(session.lease)
+        elif self._unwanted:
+            with suppress(IndexError):  # another thread may have taken it
+                old = self._unwanted.popleft()
+                if not self._try_revoke(old, deadline):
+                    self._unwanted.append(old)
 
-    def revoke_all(self) -> None:
-        for session in list(self._alive.values()):
-            self._forget(session.lease)
-            if not self._try_revoke(session.lease, REVOKE_WITHIN):
+    def new_rest(self, seconds: float, within: float) -> tuple[int, float]:
+        """A lease that keeps a name for so long, and for how long it really does, at least."""
+        said, _ = self._transport.call(calls.GRANT, m.LeaseGrantRequest(TTL=math.ceil(seconds)), within)
+        return said.ID, float(said.TTL)
+
+    def end_rest(self, lease: int, within: float) -> None:
+        """If it cannot be told, the server ends it in its time."""
+        self._try_revoke(lease, self._now() + min(within, REVOKE_WITHIN))
+
+    def revoke_all(self, deadline: float, keep: Container[Hashable] = ()) -> None:
+        """Those first that many locks live on. What there is no time for ends by itself, and so does ``keep``."""
+        shared = list(self._shared.values())
+        leases = [session.lease for session in [*shared, *self._alive.copy().values()]]
+        self._shared.clear()
+        self._alive.clear()
+        for lease in dict.fromkeys([*leases, *self._unwanted]):
+            if lease not in keep and not self._try_revoke(lease, deadline):
                 return
 
     def _renewed_or_new(self, ttl: float, deadline: float) -> Session:
@@ -139,7 +168,25 @@ class Sessions:
         said, sent_at = self._transport.call(calls.GRANT, m.LeaseGrantRequest(TTL=math.ceil(ttl)), within)
         session = Session(said.ID, float(said.TTL), sent_at)
         self._alive[session.lease] = session
+        if not self._acknowledges:
+            self._check(session, sent_at + within)
         return session
+
+    def _check(self, session: Session, deadline: float) -> None:
+        """Once, before anything is held: an etcd grpc-proxy ends the stream of a renewal unanswered, and so every lock
+        would be lost after its first ttl. (Where it answers, the answer may be to an earlier renewal of its own.) At
+        most half of the time is used: the request to come needs the rest."""
+        try:
+            self.keep_alive(session.lease, (deadline - self._now()) / 2)
+        except BackendUnavailable as silence:
+            if ACKNOWLEDGES_NOTHING not in str(silence):
+                return  # silence is the business of the request to come, and of the renewals
+            self.revoke(session, deadline - self._now())
+            raise BackendRejected(
+                f"{self._transport.name} acknowledges no renewal, as an etcd grpc-proxy does not: "
+                "name the members of the cluster in the URL"
+            ) from silence
+        self._acknowledges = True
 
     def _forget(self, lease: Hashable) -> bool:
         with self._lock:
@@ -149,9 +196,9 @@ class Sessions:
                     del self._shared[ttl]
         return session is not None
 
-    def _try_revoke(self, lease: int, within: float) -> bool:
+    def _try_revoke(self, lease: int, deadline: float) -> bool:
         try:
-            self._transport.call(calls.REVOKE, m.LeaseRevokeRequest(ID=lease), min(within, REVOKE_WITHIN))
+            self._transport.call(calls.REVOKE, m.LeaseRevokeRequest(ID=lease), deadline - self._now())
         except LeaseMissing:
             return True
         except MultilockError:

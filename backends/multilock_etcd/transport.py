@@ -8,6 +8,7 @@ here.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -23,6 +24,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 import grpc
 
 from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError, MultilockError
+from multilock.strangers import NO_TLS
 from multilock_etcd import messages
 
 __all__ = ["Cluster", "LeaseMissing", "Method", "Transport", "calls"]
@@ -30,6 +32,7 @@ __all__ = ["Cluster", "LeaseMissing", "Method", "Transport", "calls"]
 Code = grpc.StatusCode
 
 SILENT_AFTER = 0.1  # seconds; a request that had less says nothing about the endpoint by its silence
+SILENCE_COUNTS = 5.0  # seconds; for so long nobody waits for a silent endpoint only to say goodbye
 PREPARE_WITHIN = 5.0  # seconds for a login where the request itself has no limit
 
 _OPTIONS = (
@@ -44,8 +47,13 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 )
-# What says that the request was never sent; gRPC has no code of its own for it.
-_NOT_SENT = ("failed to connect to all addresses", "dns resolution failed", "name resolution")
+# What says that the request was never sent, for which gRPC has no code of its own, or that a learner sent it back.
+_NOT_SENT = (
+    "failed to connect to all addresses",
+    "dns resolution failed",
+    "name resolution",
+    "not supported for learner",
+)
 _UNTRUSTED = (
     "CERTIFICATE_VERIFY_FAILED",
     "Ssl handshake failed",
@@ -143,6 +151,10 @@ class _Traffic:
             self._changed.notify_all()
 
 
+class _BehindALogin(BackendUnavailable):
+    """Another thread's login took all the time that this request had."""
+
+
 class LeaseMissing(Exception):
     """The lease that a put names does not exist; nothing was written."""
 
@@ -181,6 +193,15 @@ class Transport:
         """The endpoint in use, for messages."""
         return f"etcd {self._cluster.targets[self._current]}"
 
+    @property
+    def silent(self) -> bool:
+        """Whether the endpoint in use has just left a question open, ours or that of another client of this process,
+        and told us nothing since."""
+        number = self._current
+        line = self._lines[number]
+        heard_at = line.answered_at if line and line.answered_at else -math.inf
+        return _silent_at.get(self._cluster.targets[number], -math.inf) > max(heard_at, self._now() - SILENCE_COUNTS)
+
     def call(self, method: Method, request: Any, within: float) -> tuple[Any, float]:
         """The answer, and when the request was sent that was answered.
 
@@ -200,6 +221,8 @@ class Transport:
                 answer = line.invoke(method, request, deadline - sent_at, metadata)
                 line.answered_at = self._now()
                 return answer, sent_at
+            except _BehindALogin as error:  # which says nothing about the endpoint
+                raise BackendUnavailable(str(error), unknown=False) from None
             except (grpc.RpcError, BackendUnavailable) as error:
                 if relogin and self._login.is_over(error):
                     relogin = False
@@ -276,7 +299,11 @@ class Transport:
         known = self._login.known
         if known is not None:
             return known
-        return self._login.metadata(lambda method, request: self._first(line, method, request, deadline - self._now()))
+
+        def ask(method: Method, request: Any) -> Any:
+            return self._first(line, method, request, deadline - self._now())
+
+        return self._login.metadata(ask, deadline - self._now())
 
     def _first(self, line: _Line, method: Method, request: Any, within: float) -> Any:
         try:
@@ -321,6 +348,8 @@ class Transport:
         # Late is not silent: others were answered meanwhile, or there was hardly any time.
         busy = late and error is not silence and (heard or self._now() - sent_at < SILENT_AFTER)
         if isinstance(silence, BackendUnavailable) and not busy:
+            if late:
+                _silent_at[line.target] = self._now()
             # One that is still connecting may be a slow one: the next request finds it further on.
             self._give_up(line, connecting=late and line.answered_at is None)
         return silence
@@ -345,6 +374,7 @@ class _Line:
     """One endpoint's channel. It is closed when it was given up and nobody uses it any more."""
 
     def __init__(self, cluster: Cluster, target: str) -> None:
+        self.target = target
         self.name = f"etcd {target}"
         self.ours = cluster.client is None
         self.answered_at: float | None = None
@@ -418,10 +448,10 @@ class _Login:
         #: What to send with each request; None where `metadata` must see first.
         self.known: tuple[tuple[str, str], ...] | None = self.base if nobody else None
 
-    def metadata(self, ask: Callable[[Method, Any], Any]) -> Sequence[tuple[str, str]]:
+    def metadata(self, ask: Callable[[Method, Any], Any], within: float) -> Sequence[tuple[str, str]]:
         if self._client is not None:
             return (*self.base, *(getattr(self._client, "metadata", None) or ()))
-        return self._authenticate(ask)
+        return self._authenticate(ask, within)
 
     def forget(self) -> None:
         if self._user is not None:
@@ -434,9 +464,9 @@ class _Login:
         self.forget()
         return True
 
-    def _authenticate(self, ask: Callable[[Method, Any], Any]) -> Sequence[tuple[str, str]]:
-        if not self._asking.acquire(timeout=PREPARE_WITHIN):
-            raise BackendUnavailable("another thread waits for etcd to tell us our token", unknown=False)
+    def _authenticate(self, ask: Callable[[Method, Any], Any], within: float) -> Sequence[tuple[str, str]]:
+        if not self._asking.acquire(timeout=max(within, 0.0)):
+            raise _BehindALogin("another thread waits for etcd to tell us our token", unknown=False)
         try:
             if (known := self.known) is None:
                 known = self.known = self.base + self._token(ask)
@@ -455,6 +485,7 @@ class _Login:
 
 
 _traffic = _Traffic()
+_silent_at: dict[str, float] = {}  # endpoint -> when it last left a question of this process open
 
 
 def _code(error: Exception) -> Any:
@@ -464,6 +495,15 @@ def _code(error: Exception) -> Any:
 
 def _details(error: Exception) -> str:
     return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
+
+
+# What grpc says of other servers: the fourth byte of their first answer, which is a frame's type in HTTP/2.
+_STRANGERS = {
+    "http1.x server": "an HTTP server listens there, no etcd",
+    f"frame type {ord('R')}": "a Redis listens there, no etcd",
+    NO_TLS: "what listens there does not speak TLS: the URL is etcd://",
+    "Handshake read failed": "is it TLS that is spoken there? Else the URL is etcd://",
+}
 
 
 def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
@@ -477,6 +517,7 @@ def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
         return BackendRejected(f"{where} is not trusted, or does not trust us: {said} (see ca=, cert=, key=)")
     if code in _REFUSED and "too many requests" not in said:
         return BackendRejected(f"{where} refused: {said} ({_REFUSED[code]})")
+    said += next((f" ({hint})" for text, hint in _STRANGERS.items() if text in said), "")
     if any(text in said.lower() for text in _NOT_SENT) or "too many requests" in said:
         return BackendUnavailable(f"{where} cannot be reached: {said}", unknown=False)
     return BackendUnavailable(f"{where} did not answer: {code.name}: {said}", unknown=sent)

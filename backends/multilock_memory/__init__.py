@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import cast
 
@@ -64,6 +64,7 @@ class MemoryBackend:
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
             takeover_bound=max(ttl, LIVENESS_MIN),
+            hold_at_least=True,
         )
 
     def open(self, notices: Notices) -> None:
@@ -86,6 +87,15 @@ class MemoryBackend:
             if unsure:
                 self._store.cancel(claim.id, now)
             was_held = self._store.leave(self._key(claim.name), claim.id, now)
+        self._store.deliver()
+        return was_held
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        now = self._notices.now()
+        with self._store.mutex:
+            if unsure:
+                self._store.cancel(claim.id, now)
+            was_held = self._store.rest(self._key(claim.name), claim.id, now + seconds, now)
         self._store.deliver()
         return was_held
 
@@ -158,6 +168,7 @@ class _Holder:
     token: int
     since: datetime
     until: float  # the lease ends
+    rests: bool = False  # nobody's any more: released, and kept until then
 
 
 @dataclass(slots=True)
@@ -173,6 +184,11 @@ class _Name:
     queue: dict[str, _Waiter] = field(default_factory=dict)  # by claim id, in order of arrival
 
     def held_by(self, claim_id: str) -> _Holder | None:
+        holder = self.holder
+        return holder if holder and not holder.rests and holder.claim.id == claim_id else None
+
+    def kept_by(self, claim_id: str) -> _Holder | None:
+        """Its holder, or who released it and lets it rest."""
         return self.holder if self.holder and self.holder.claim.id == claim_id else None
 
     def turn_of(self, claim: Claim) -> bool:
@@ -235,6 +251,20 @@ class _Store:
         self._settle(key, name)
         return was_held
 
+    def rest(self, key: str, claim_id: str, until: float, now: float) -> bool:
+        """Nobody holds it, and nobody may have it until then. True: the name was this claim's."""
+        name = self.look(key, now)
+        holder = name.kept_by(claim_id)
+        if holder is None:
+            return False
+        if holder.rests:
+            holder.until = min(holder.until, until)  # sent again: its first answer was lost
+            return True
+        holder.rests, holder.until = True, until
+        self._tell_followers(key)
+        self._wake_first(name)
+        return True
+
     def cancel(self, claim_id: str, now: float) -> None:
         """A call with this id may still be on its way, in a thread that was stopped: it must find nothing to take."""
         for old in [old for old, until in self._cancelled.items() if until <= now]:
@@ -245,7 +275,8 @@ class _Store:
         name = self.look(key, now)
         if name.holder is None:
             return False
-        self._tell_gone(name.holder, "it was released by force")
+        if not name.holder.rests:
+            self._tell_gone(name.holder, "it was released by force")
         self._vacate(key, name)
         self._settle(key, name)
         return True
@@ -254,11 +285,14 @@ class _Store:
         name = self.look(key, now)
         if name.holder is None:
             return None
+        holder = name.holder
         return replace(
-            parse_owner(name.holder.claim.owner),
-            token=name.holder.token,
-            since=name.holder.since,
+            parse_owner(holder.claim.owner),
+            token=holder.token,
+            since=holder.since,
             waiting=sum(waiter.until > now for waiter in name.queue.values()),
+            resting_until=datetime.now(UTC) + timedelta(seconds=holder.until - now) if holder.rests else None,
+            remaining=holder.until - now,
         )
 
     def follow(self, notices: Notices, names: Mapping[str, str]) -> None:
@@ -290,7 +324,8 @@ class _Store:
     def _end(self, key: str, name: _Name, now: float) -> None:
         """End the lease that is over; on a free name pass over the waiters that are not known to be alive."""
         if name.holder and name.holder.until <= now:
-            self._tell_gone(name.holder, "its lease had ended")
+            if not name.holder.rests:
+                self._tell_gone(name.holder, "its lease had ended")
             self._vacate(key, name)
         if name.holder is None:
             name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.until > now}
@@ -310,10 +345,13 @@ class _Store:
         """A free name wakes its first waiter; a name without one leaves nothing."""
         if name.holder is not None:
             return
+        if not self._wake_first(name):
+            self.names.pop(key, None)
+
+    def _wake_first(self, name: _Name) -> bool:
         if first := next(iter(name.queue.values()), None):
             self._outbox.append(partial(first.notices.wake, first.claim.id))
-        else:
-            self.names.pop(key, None)
+        return first is not None
 
     def _tell_gone(self, holder: _Holder, message: str) -> None:
         self._outbox.append(partial(holder.notices.gone, holder.claim.id, LossReason.TAKEN, message))

@@ -75,6 +75,8 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
         if parts.hostname or not parts.path.strip("/"):
             raise ConfigurationError("unix:// takes the absolute path of a socket: unix:///run/redis/redis.sock")
         return Endpoint(f"unix://{settings['path']}", UnixDomainSocketConnection, settings)
+    if "," in parts.netloc.rpartition("@")[2]:
+        raise ConfigurationError(f"{scheme}:// takes one address, that of the primary: {scheme}://host:6379/0")
     settings["db"] = _database(options, parts.path.strip("/"))
     settings["host"] = unquote(parts.hostname or "localhost")
     try:
@@ -139,9 +141,9 @@ def _database(options: Mapping[str, object], path: str) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        # What stands in the path may be the rest of a password, and is not shown.
-        why = f"not {value!r:.60}" if "db" in options else "and a '/' in a password is written %2F"
-        raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0, {why}")
+        # What stands there may be (the rest of) a password, and is not shown.
+        why = "" if "db" in options else ", and a '/' in a password is written %2F"
+        raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0{why}")
     return number
 
 
@@ -173,13 +175,14 @@ class RedisBackend:
             ttl_step=0.001,
             # Its own ttl, and that of a waiter which died with it; then the next one's heartbeat, jitter included.
             takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
+            hold_at_least=True,
         )
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self._endpoint.name}>"
 
     def open(self, notices: Notices) -> None:
-        # In a forked child what the parent had is dropped: redis-py then closes the descriptor, and shuts nothing down.
+        self._endpoint.forget()
         self._now = notices.now
         self._connections = Connections(self._endpoint, notices.now)
         self._recipe = Recipe(self._keys, self._connections, self._endpoint.name, notices.now)
@@ -203,6 +206,10 @@ class RedisBackend:
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
         self._listener.unwatch(claim)  # before it is sent: what follows is no loss
         return self._recipe.release(claim, unsure, within)
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        self._listener.unwatch(claim)  # as before a release
+        return self._recipe.rest(claim, unsure, seconds, within)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         return self._listener.renew(held, within)

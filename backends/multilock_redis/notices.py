@@ -23,12 +23,11 @@ from typing import Any
 from multilock.backend import Held, Notices
 from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
 from multilock.model import Claim, Granted, LossReason
+from multilock.telling import logger
 from multilock_redis.recipe import Keyspace, Recipe
 from multilock_redis.transport import Answer, Connections, Endpoint, Wire, pack
 
 __all__ = ["Listener"]
-
-logger = logging.getLogger("multilock")
 
 INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")

@@ -9,6 +9,7 @@ in ``scripts/``, atomic and safe to send again; the invariant stands on top of e
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ __all__ = ["Exchange", "Keyspace", "Recipe", "liveness"]
 Exchange = Callable[[Sequence[bytes], float], list[Answer]]
 
 TOMBSTONE = 60_000  # ms; longer than any request can lie in a buffer of a connection that was closed
+RESTS = b"#multilock:rest:"  # before the owner of a name that was released and rests: no claim is called so
 RENEWED_AT_ONCE = 500  # locks; one script keeps the server for about 1 ms
 SCANNED_AT_ONCE = 1000  # keys looked at by one SCAN
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -56,6 +58,7 @@ class Script:
 
 ACQUIRE = Script("pass.lua", "acquire.lua", words=9, keys=5)
 RELEASE = Script("pass.lua", "release.lua", words=7, keys=5)
+REST = Script("pass.lua", "rest.lua", words=9, keys=5)
 FORCE = Script("pass.lua", "force.lua", words=4, keys=4)
 INSPECT = Script("inspect.lua", words=4, keys=4)
 RENEW = Script("renew.lua", words=0, keys=0)
@@ -146,6 +149,13 @@ class Recipe:
         keys = self._keys.of(claim.name)
         return b"".join((RELEASE.head, keys.first_four, keys.own(claim), _LAST if unsure else _ORDINARY))
 
+    def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
+        keys = self._keys.of(claim.name)
+        how = bulks(b"%d" % max(1, math.ceil(seconds * 1000)), RESTS)
+        last = _LAST if unsure else _ORDINARY
+        answer, _ = self._run(REST, b"".join((REST.head, keys.first_four, keys.own(claim), last, how)), within)
+        return bool(answer)
+
     def renew(self, held: Sequence[Held], exchange: Exchange, within: float) -> list[Granted | None]:
         chunks = [held[start : start + RENEWED_AT_ONCE] for start in range(0, len(held), RENEWED_AT_ONCE)]
         answers = self._run_all(RENEW, [self._renewal(chunk) for chunk in chunks], exchange, within)
@@ -225,10 +235,17 @@ def _checked(answers: list[Answer]) -> list[Answer]:
     return answers
 
 
-def _info(name: str, owner: bytes, token: bytes | None, waiting: int) -> LockInfo:
-    info = parse_owner(owner.decode(errors="replace"))
+def _info(name: str, owner: bytes, token: bytes | None, waiting: int, left: int) -> LockInfo:
+    rests = owner.startswith(RESTS)
+    info = parse_owner(owner.removeprefix(RESTS).decode(errors="replace"))
+    remaining = left / 1000 if left >= 0 else None  # below: a plain client's key that never ends
     if info.kind is None:
-        return replace(info, name=name, waiting=waiting)  # a plain client's: the token is that of another holder
+        return replace(
+            info, name=name, waiting=waiting, remaining=remaining
+        )  # a plain client's: the token is that of another holder
     micros = None if token is None else int(token)
     since = None if micros is None else EPOCH + timedelta(microseconds=micros)
-    return replace(info, name=name, token=micros, since=since, waiting=waiting)
+    until = datetime.now(UTC) + timedelta(milliseconds=max(0, left)) if rests else None
+    return replace(
+        info, name=name, token=micros, since=since, waiting=waiting, resting_until=until, remaining=remaining
+    )

@@ -7,6 +7,7 @@ reading those through redis-py would take a tenth of the time of the whole pair.
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import socket
@@ -24,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.strangers import NO_TLS, who_answered
 
 __all__ = ["Answer", "Connections", "Endpoint", "ScriptMissing", "Wire", "bulks", "pack"]
 
@@ -35,6 +37,8 @@ SPARE = 4  # idle connections that are kept however long they were not used …
 SPARE_FOR = 60.0  # … and seconds for which more than these are kept
 BATCH = 500  # requests written at once in a pipeline
 CHUNK = 65536  # bytes read at once
+
+CONNECTING_AT_ONCE = 32  # threads of one client; what hangs in the look-up of a name hangs for as long as it likes
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
@@ -64,6 +68,9 @@ _REFUSED = {
 }
 # Before 7.0 a server wraps what a command in a script said: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
+# What a script whose user lacks a right is told instead of NOPERM, up to 7.0 and since. What it wrote before that ends
+# by itself, and it never takes the lock.
+_LACKING = ("The user executing the script can't", "ACL failure in script")
 
 
 class ScriptMissing(Exception):
@@ -129,6 +136,8 @@ def refusal(text: str, where: str) -> Exception:
         word = inner[1] if inner and inner[1] != "ERR" else ""
     elif "unauthenticated" in text:  # what a command of more than ten words is told instead of NOAUTH
         word = "NOAUTH"
+    if any(lacking in text for lacking in _LACKING):
+        word = "NOPERM"
     if word == "NOSCRIPT":
         return ScriptMissing()
     if word in _REFUSED:
@@ -140,22 +149,44 @@ def refusal(text: str, where: str) -> Exception:
 
 class Wire:
     """One connection, used by one thread at a time. It closes itself when it breaks, or when a call is interrupted:
-    an answer that comes later must never be taken for that of another request."""
+    an answer that comes later must never be taken for that of another request.
 
-    __slots__ = ("_at", "_buffer", "_connection", "_now", "_sock", "_timeout", "_where", "alive", "used")
+    One that an event loop watches (`never_block`) only says so, and is closed by whoever has it watched: the loop must
+    hear of it first, since the number of a closed descriptor is at once that of another connection.
+    """
 
-    def __init__(self, connection: Any, where: str, now: Callable[[], float]) -> None:
+    __slots__ = (
+        "_at",
+        "_buffer",
+        "_connection",
+        "_heard",
+        "_now",
+        "_open",
+        "_sock",
+        "_timeout",
+        "_watched",
+        "_where",
+        "alive",
+        "used",
+    )
+
+    def __init__(self, connection: Any, where: str, now: Callable[[], float], among: set[Wire]) -> None:
+        """It is ``among`` the open ones until it is closed."""
         self._connection = connection
+        self._open = among
         self._where = where
         self._now = now
         self._sock: socket.socket = connection._sock  # redis-py has no public way to it
         self._timeout = 0.0
         self._buffer = b""  # what was read …
         self._at = 0  # … and up to where it was understood
+        self._heard = False  # anything at all
+        self._watched = False
         self.alive = True
         self.used = 0.0  # when the last request was sent
         # However this connection ends, bytes that did not leave are dropped and the server hears of it at once.
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        among.add(self)
 
     def call(self, request: bytes, within: float) -> Any:
         """Send one request and read its answer; ``used`` is when it was sent. Raises as `Backend` says, or
@@ -178,14 +209,14 @@ class Wire:
 
     def begin(self, request: bytes) -> bool:
         """Send one request without blocking, on a connection that was set so; `finish` reads its answer. False: it did
-        not leave whole; then this connection has ended."""
+        not leave whole; then this connection is to be closed."""
         before, self.used = self.used, self._now()
         try:
             if (before > self.used - FRESH or not self.stale()) and self._sock.send(request) == len(request):
                 return True
         except OSError:
             pass
-        self.close()
+        self._end()
         return False
 
     def finish(self) -> Any:
@@ -203,6 +234,7 @@ class Wire:
         if isinstance(self._sock, ssl.SSLSocket):
             return False
         self._sock.setblocking(False)
+        self._watched = True
         return True
 
     def fileno(self) -> int:
@@ -274,11 +306,26 @@ class Wire:
 
     def close(self) -> None:
         self.alive = False
+        self._open.discard(self)
         self._connection.disconnect()
+
+    def drop(self) -> None:
+        """In a forked child: close its descriptor and nothing else. It is the parent's, who goes on using it; but while
+        the child has it the server takes a parent that was killed for one that is alive."""
+        self.alive = False
+        with suppress(OSError):
+            os.close(self._sock.detach())
+
+    def _end(self) -> None:
+        """It is of no use any more."""
+        self.alive = False
+        if not self._watched:
+            self.close()
 
     def _read(self) -> Any:
         if self._at == len(self._buffer):
             data = self._sock.recv(CHUNK)
+            self._heard = self._heard or bool(data)
             if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2:
                 return int(data[1:-2])  # what an acquire or release is told as a rule
             self._took(data)
@@ -304,12 +351,20 @@ class Wire:
 
     def _keep_after(self, answer: object) -> None:
         if isinstance(answer, BackendUnavailable):
-            self.close()  # the server's name may lead to another one by now
+            self._end()  # the server's name may lead to another one by now
 
     def _broken(self, error: Exception, sent: bool) -> BackendUnavailable:
-        self.close()
+        self._end()
         what = "did not answer" if sent else "cannot be reached"
-        return BackendUnavailable(f"{self._where} {what}: {error}", unknown=sent, backend="redis")
+        why = f"{self._where} {what}: {error}{self._hint(error)}"
+        return BackendUnavailable(why, unknown=sent, backend="redis")
+
+    def _hint(self, error: Exception) -> str:
+        if who := who_answered(self._buffer[self._at :]):
+            return f" ({who}: {'the URL is rediss://' if 'TLS' in who else 'it is no Redis'})"
+        if not self._heard and isinstance(error, ConnectionError) and self._where.startswith("redis://"):
+            return " (it never said a word: is it a Redis? One that speaks TLS has a URL with rediss://)"
+        return ""
 
 
 class Endpoint:
@@ -327,6 +382,15 @@ class Endpoint:
             "decode_responses": False,
             "protocol": 2,
         }
+        self._open: set[Wire] = set()  # its methods are atomic: no lock
+        self._permits = _permits()
+
+    def forget(self) -> None:
+        """In a forked child: what the parent had is not used here, and not kept open."""
+        self._permits = _permits()  # the threads that have the others are not here
+        inherited, self._open = self._open, set()
+        for wire in inherited:
+            wire.drop()
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name}>"
@@ -338,23 +402,36 @@ class Endpoint:
         a limit. One that comes too late is closed.
         """
         within = max(within, 0.001)  # whoever calls may have waited too long already
+        deadline = now() + within
         result: SimpleQueue[Wire | BaseException] = SimpleQueue()
         done = threading.Event()  # nobody waits for the result any more
+        permits, permit = self._permits, list[None]()
+
+        def give_back() -> None:
+            with suppress(IndexError):
+                permits.put(permit.pop())
 
         def dial() -> None:
             try:
                 result.put(self._dial(within, now))
             except BaseException as error:
                 result.put(error)
+            finally:
+                give_back()
             if done.is_set():
                 _close_late(result)
 
+        outcome: Wire | BaseException
         try:
-            threading.Thread(target=dial, name="multilock-redis-connect", daemon=True).start()
-        except RuntimeError:  # the interpreter is exiting, and no thread can start any more
-            dial()
-        try:
-            outcome = result.get(timeout=within)
+            permit += map(permits.get, [True], [within])  # as the locks in `Listener` are taken
+            try:
+                threading.Thread(target=dial, name="multilock-redis-connect", daemon=True).start()
+            except RuntimeError:  # the interpreter is exiting, and no thread can start any more
+                dial()
+            except BaseException:
+                give_back()
+                raise
+            outcome = result.get(timeout=max(0.0, deadline - now()))
         except Empty:
             outcome = TimeoutError(f"not connected within {within:g} s")
         finally:
@@ -365,11 +442,19 @@ class Endpoint:
         raise self._not_connected(outcome) from outcome
 
     def _dial(self, within: float, now: Callable[[], float]) -> Wire:
-        connection = self._class(**self._settings, socket_timeout=within, socket_connect_timeout=within)
-        # Two round trips to tell the server which library this is.
-        connection.driver_info = connection.lib_name = connection.lib_version = None
-        connection.connect()
-        return Wire(connection, self.name, now)
+        deadline = now() + within
+        while True:
+            forks = _forks
+            connection = self._class(**self._settings, socket_timeout=within, socket_connect_timeout=within)
+            # Two round trips to tell the server which library this is.
+            connection.driver_info = connection.lib_name = connection.lib_version = None
+            connection.connect()
+            wire = Wire(connection, self.name, now, self._open)
+            if _forks == forks and forks % 2 == 0:
+                return wire
+            wire.close()  # a child may have it too, and did not know of it yet
+            if now() >= deadline:
+                raise TimeoutError("this process forks faster than a connection is made")
 
     def _not_connected(self, error: BaseException) -> Exception:
         if isinstance(error.__context__, ssl.SSLCertVerificationError):
@@ -380,7 +465,36 @@ class Endpoint:
             return BackendRejected(
                 f"{self.name} refused: {error} (check username=, password= and the database)", backend="redis"
             )
-        return BackendUnavailable(f"{self.name} cannot be reached: {error}", unknown=False, backend="redis")
+        why = f"{self.name} cannot be reached: {error}{self._hint(error)}"
+        return BackendUnavailable(why, unknown=False, backend="redis")
+
+    def _hint(self, error: BaseException) -> str:
+        if not self.name.startswith("rediss://"):
+            return ""
+        if NO_TLS in str(error):
+            return " (what listens there does not speak TLS: the URL is redis://)"
+        # A Redis without TLS waits for the end of a line.
+        silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
+        broken = isinstance(error.__context__, (ssl.SSLError, ConnectionResetError))
+        return " (is it TLS that is spoken there? Else the URL is redis://)" if silent or broken else ""
+
+
+def _permits() -> SimpleQueue[None]:
+    permits: SimpleQueue[None] = SimpleQueue()
+    for _ in range(CONNECTING_AT_ONCE):
+        permits.put(None)
+    return permits
+
+
+_forks = 0  # odd while this process forks
+
+
+def _count_forks() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_child=_count_forks)
 
 
 def _close_late(result: SimpleQueue[Wire | BaseException]) -> None:

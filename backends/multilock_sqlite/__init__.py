@@ -1,4 +1,4 @@
-"""Locks in a SQLite file, for all processes of one host: ``sqlite:///absolute/path``.
+"""Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
 recipe.py says who gets a name, layout.py what is in the file, transport.py how it is asked, host.py what the host knows
 about processes and boots, findings.py what weakens the lock here.
@@ -7,6 +7,7 @@ about processes and boots, findings.py what weakens the lock here.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -31,7 +32,7 @@ POLL_GROWTH = 1 / 8  # … of the time it has waited so far: the longest period 
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> SqliteBackend:
-    """The file of ``sqlite:///absolute/path`` (three slashes or four). It has no options of its own."""
+    """The file of ``sqlite:////absolute/path`` (or three slashes). It has no options of its own."""
     reject_unknown(options, (), "sqlite")
     return SqliteBackend(
         _path(url),
@@ -47,16 +48,24 @@ def _path(url: str) -> str:
     if not path.startswith("/") or path.endswith("/"):
         shown = url.rpartition("@")[2]  # before it may stand a password, as in other URLs
         raise ConfigurationError(
-            f"{shown!r} does not name a file by its absolute path: write sqlite:///directory/file, with three slashes",
+            f"{shown!r} does not name a file by its absolute path: write sqlite:////directory/file, with four slashes",
             backend="sqlite",
         )
-    return "/" + path.lstrip("/")
+    path = "/" + path.lstrip("/")
+    if os.path.dirname(os.path.normpath(path)) == "/":  # sqlite:///locks.db is a relative path elsewhere
+        raise ConfigurationError(
+            f"{url!r} means the file {path} in the root directory, because the path is always absolute: write "
+            "sqlite:////directory/file, with four slashes",
+            backend="sqlite",
+        )
+    return path
 
 
 class SqliteBackend:
     """One client's view of a file."""
 
     scheme = "sqlite"
+    _database: Database
 
     def __init__(self, path: str, *, prefix: str, ttl: float) -> None:
         self._path = path
@@ -75,11 +84,14 @@ class SqliteBackend:
             # A killed holder, or a killed waiter before us, is found at the next look, but one of another pid
             # namespace only when its lease or its last heartbeat ends.
             takeover_bound=max(ttl, LIVENESS_MIN) + 1.1 * POLL_LAST,
+            hold_at_least=True,
         )
 
     def open(self, notices: Notices) -> None:
         self._now = notices.now
         self._recipe = Recipe(host.boot_id(), host.Process.current())
+        if "_database" in vars(self):  # opened again: in a forked child nothing of it is open any more
+            self._database.close()
         self._database = Database(self._path, lambda sql: set_up(self._path, notices.now, sql))
         self._waiting: dict[str, tuple[float, float]] = {}  # claim id -> waits since, next heartbeat
 
@@ -103,6 +115,10 @@ class SqliteBackend:
         self._waiting.pop(claim.id, None)
         with self._database.request(within) as sql, transaction(sql):
             return self._recipe.release(sql, self._key(claim.name), claim.id, unsure, self._now())
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        with self._database.request(within) as sql, transaction(sql):
+            return self._recipe.rest(sql, self._key(claim.name), claim.id, unsure, seconds, self._now())
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         with self._database.request(within) as sql, transaction(sql):

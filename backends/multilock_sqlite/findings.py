@@ -73,6 +73,14 @@ def _about_host() -> Iterator[Finding]:
             "/proc does not show this process: when it is killed, its locks end with their ttl and not at once",
             "mount /proc for this pid namespace",
         )
+    if host.is_mount_point("/") is None:
+        yield Finding(
+            "no_mount_table",
+            "warning",
+            "/proc/self/mountinfo cannot be read: a lock file that is mounted by itself is not refused, and its users "
+            "elsewhere do not see its locks",
+            "mount /proc; mount the directory of the lock file, not the file",
+        )
     if host.clock_is_shifted():
         yield Finding(
             "time_namespace",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-__all__ = ["Process", "boot_id", "clock_is_shifted", "file_system"]
+__all__ = ["Process", "boot_id", "clock_is_shifted", "file_system", "is_mount_point"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,18 @@ def file_system(directory: str) -> str | None:
     except OSError:
         return None
     return found[1] if found else None
+
+
+def is_mount_point(path: str) -> bool | None:
+    """Whether something is mounted on ``path``, which has no symbolic links, itself.
+
+    ``os.path.ismount`` does not see that a file is: its device is that of its directory.
+    """
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            return any(_unescape(line.split(" ", 5)[4]) == path for line in file)
+    except OSError:
+        return None
 
 
 def _unescape(point: str) -> str:

@@ -1,7 +1,7 @@
 """What is in the file, and what a new boot finds there.
 
 A committed transaction survives the death of every process at once, but a power failure only later: it is not synced
-each time (``synchronous=NORMAL``), because leases end with the boot anyway. Only tokens must not return. They are
+each time (``synchronous=NORMAL``), because no holder survives one. Only tokens must not return. They are
 reserved in blocks by a ``durable`` transaction, on the disk before it ends, and each boot begins behind the last block.
 """
 
@@ -73,7 +73,12 @@ def _create(sql: Connection) -> None:
 
 
 def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
-    """Where /proc does not tell which boot this is, only what cannot be of this one ends, and tokens skip each time."""
+    """End what only an earlier boot can have left, and let tokens skip what a power failure may have undone.
+
+    Another boot id proves no boot: a container can have one of its own (systemd-nspawn, LXC), beside living holders. So
+    a row ends only if no clock of this boot can have written it. Any other ends within its ttl by this boot's clock, or
+    at once where the recipe finds that its process is gone. Where /proc does not tell the boot, this is done each time.
+    """
     boot = boot_id()
     if _boot_began(sql, boot):
         return
@@ -83,11 +88,8 @@ def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
         if _boot_began(sql, boot):
             return
         now = clock()
-        # No lease of this boot ends later than its ttl from now.
-        sql.execute(
-            "DELETE FROM locks WHERE boot <> ?1 OR (boot IS NULL OR ?1 IS NULL) AND until > ?2 + ttl", (boot, now)
-        )
-        sql.execute("DELETE FROM queue WHERE ?1 IS NOT NULL OR until > ?2", (boot, now + LIVENESS_MAX))
+        sql.execute("DELETE FROM locks WHERE (boot IS NULL OR boot IS NOT ?) AND until > ? + ttl", (boot, now))
+        sql.execute("DELETE FROM queue WHERE until > ?", (now + LIVENESS_MAX,))
         sql.execute("DELETE FROM cancelled WHERE until > ?", (now + TOMBSTONE,))
         sql.execute("UPDATE counter SET token = reserved, boot = coalesce(?, boot)", (boot,))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from multilock.model import Claim, LockInfo, parse_owner
@@ -24,6 +24,7 @@ from multilock_sqlite.transport import Connection
 
 __all__ = ["Exhausted", "Recipe", "Stand", "liveness"]
 
+RESTS = "!rests:"  # before the id of the claim that was released: no claim is called so
 RESERVE = 1000  # tokens that one fsync pays for; a reboot skips at most as many
 
 
@@ -97,6 +98,23 @@ class Recipe:
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + TOMBSTONE))
         return row is not None and row[0] > now
 
+    def rest(self, sql: Connection, key: str, claim_id: str, unsure: bool, seconds: float, now: float) -> bool:
+        """Let the name be nobody's, and taken, for so long; no process keeps it any more. True: it was this claim's."""
+        resting = RESTS + claim_id
+        row = sql.execute(
+            "SELECT id, until FROM locks WHERE key = ? AND id IN (?, ?)", (key, claim_id, resting)
+        ).fetchone()
+        if unsure:
+            sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + TOMBSTONE))
+        if row is None or row[1] <= now:
+            return False
+        again = row[0] == resting  # the first answer was lost: its end stays
+        sql.execute(
+            "UPDATE locks SET id = ?, until = ?, ttl = ?, space = NULL, pid = NULL, start = NULL WHERE key = ?",
+            (resting, min(row[1], now + seconds) if again else now + seconds, seconds, key),
+        )
+        return True
+
     def renew(self, sql: Connection, key: str, claim: Claim, now: float) -> bool:
         """Whether the name is still this claim's; then its lease starts again."""
         changed = sql.execute(
@@ -114,13 +132,20 @@ class Recipe:
 
     def inspect(self, sql: Connection, key: str, now: float) -> LockInfo | None:
         row = sql.execute(
-            "SELECT owner, token, since, until, space, pid, start FROM locks WHERE key = ?", (key,)
+            "SELECT owner, token, since, id, until, space, pid, start FROM locks WHERE key = ?", (key,)
         ).fetchone()
-        if row is None or not self._is_alive(row[3], row[4:], now):
+        if row is None or not self._is_alive(row[4], row[5:], now):
             return None
-        owner, token, since = row[:3]
+        owner, token, since, id_, until = row[:5]
         (waiting,) = sql.execute("SELECT count(*) FROM queue WHERE key = ? AND until > ?", (key, now)).fetchone()
-        return replace(parse_owner(owner), token=token, since=datetime.fromtimestamp(since, UTC), waiting=waiting)
+        return replace(
+            parse_owner(owner),
+            token=token,
+            since=datetime.fromtimestamp(since, UTC),
+            waiting=waiting,
+            resting_until=datetime.now(UTC) + timedelta(seconds=until - now) if id_.startswith(RESTS) else None,
+            remaining=until - now,
+        )
 
     def _take(self, sql: Connection, key: str, claim: Claim, durable: bool, now: float) -> int:
         token: int

@@ -4,6 +4,10 @@ A connection is used by one thread at a time, and none is open while the process
 of the process which file locks it has; a child, even on a connection that it opened itself, would believe in locks that
 only its parent has, and another process could delete the log from under it. So all connections are closed before a
 fork, and a child that was forked without that is refused.
+
+SQLite finds a file's log (``-wal``, ``-shm``) by the file's name, so two names of one file have two logs, and the users
+of one see nothing of the others. Each opening follows symbolic links first and refuses a file that has another name: a
+second hard link, or a mount of the file by itself. Once is enough: whoever comes by another name later is refused.
 """
 
 from __future__ import annotations
@@ -12,19 +16,23 @@ import contextlib
 import errno
 import os
 import sqlite3
+import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from urllib.parse import quote
 
 from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
+from multilock_sqlite import host
 
 __all__ = ["Connection", "Database", "transaction"]
 
 IDLE = 4  # connections kept open for the next requests; more threads than that seldom ask at the same moment
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another does it, SQLite fails without waiting
 FORK_WAIT = 6.0  # seconds that a fork waits for requests under way; by default none takes longer than 5 s
+FORK_STOP = 0.05  # … for which it stops the requests to all files at a time, before it finds that one of them is slow
+FORK_PAUSE = 0.001  # seconds between two looks, of a fork at the requests and of a request at the fork
 
 
 class Connection(sqlite3.Connection):
@@ -98,7 +106,10 @@ class Database:
         self._closed = True
         self.close_idle()
 
-    def close_idle(self) -> None:
+    def close_idle(self, files: Set[tuple[int, int]] | None = None) -> None:
+        """All, or nothing unless one is open on one of ``files``."""
+        if files is not None and not any(connection.file in files for connection in list(self._idle)):
+            return
         while True:
             try:
                 connection = self._idle.pop()
@@ -112,6 +123,7 @@ class Database:
     def _take(self, deadline: float) -> Connection:
         file = self._file()
         while True:
+            _wait_for_fork(file, deadline)
             try:
                 connection = self._idle.pop()
             except IndexError:
@@ -123,7 +135,8 @@ class Database:
 
     def _give_back(self, connection: Connection) -> None:
         # Kept during a fork, it would be taken again at once by another thread, and the fork would wait for long.
-        if connection.in_transaction or _forking is not None or len(self._idle) >= IDLE:
+        forking = _forking is not None or connection.file in _draining
+        if connection.in_transaction or forking or len(self._idle) >= IDLE:
             connection.close()
         else:
             self._idle.append(connection)
@@ -141,7 +154,12 @@ class Database:
         # Nobody else in this process opens the file meanwhile: closing the one that creates it would take away the
         # locks that another connection has on it.
         with _opening:
-            file = self._file() or self._create()
+            path = os.path.realpath(self._path)
+            try:
+                file = _only_name(path)
+            except FileNotFoundError:
+                _create(path)
+                file = _only_name(path)
             if file in _torn:
                 raise BackendRejected(
                     f"this process was forked while its parent had {self._path} open, and SQLite cannot go on there: "
@@ -149,7 +167,7 @@ class Database:
                     backend="sqlite",
                 )
             connection = sqlite3.connect(
-                f"file:{quote(self._path)}?mode=rw",
+                f"file:{quote(path)}?mode=rw",
                 uri=True,
                 isolation_level=None,
                 check_same_thread=False,
@@ -164,25 +182,6 @@ class Database:
             connection.close()
             raise
         return connection
-
-    def _create(self) -> tuple[int, int]:
-        """An empty file for nobody but us, whose name survives a power failure."""
-        try:
-            new = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            found = os.stat(self._path)
-            return found.st_dev, found.st_ino
-        try:
-            found = os.fstat(new)
-        finally:
-            os.close(new)
-        with contextlib.suppress(OSError):  # not every file system can, nor may everybody read the directory
-            directory = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        return found.st_dev, found.st_ino
 
     def _prepare(self, connection: Connection) -> None:
         while True:
@@ -222,12 +221,45 @@ class Database:
             if os.path.isdir(self._path):
                 return BackendRejected(f"{self._path} is a directory: name a file in it", backend="sqlite")
             try:
-                _open_files()  # SQLite does not tell that there were too many
+                _need_files()  # SQLite does not tell that there were too many
             except OSError as reason:
                 return self._system_error(reason)
         if remedy := _REJECTED.get(code):
             return BackendRejected(f"{self._path}: {error}: {remedy}", backend="sqlite")
         return BackendUnavailable(f"{self._path}: {error}", backend="sqlite")
+
+
+def _only_name(path: str) -> tuple[int, int]:
+    """The file at ``path``. Raises BackendRejected if it has another name, as far as that can be seen from here."""
+    found = os.stat(path)
+    if stat.S_ISREG(found.st_mode):
+        if found.st_nlink > 1:
+            raise BackendRejected(
+                f"{path} is a file with {found.st_nlink} names (hard links), and users of another name do not see the "
+                f"locks: delete the others (find / -xdev -inum {found.st_ino}), and share its directory instead",
+                backend="sqlite",
+            )
+        if host.is_mount_point(path):
+            raise BackendRejected(
+                f"{path} is mounted by itself, and users of the file elsewhere do not see the locks, which are in the "
+                "two files beside it: mount its directory instead",
+                backend="sqlite",
+            )
+    return found.st_dev, found.st_ino
+
+
+def _create(path: str) -> None:
+    """An empty file for nobody but us, whose name survives a power failure."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return
+    with contextlib.suppress(OSError):  # not every file system can, nor may everybody read the directory
+        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 _MAY_WRITE = "let this user read and write the file and its directory, which takes two more files beside it"
@@ -242,7 +274,7 @@ _REJECTED = {
 }
 
 
-def _open_files() -> None:
+def _need_files() -> None:
     """OSError unless a connection's database, log, shared memory and directory can be open at once."""
     with contextlib.ExitStack() as files:
         for _ in range(4):
@@ -254,6 +286,10 @@ def _primary_code(error: sqlite3.Error) -> int:
 
 
 # ---- fork
+#
+# No connection may be open while the process forks. All files are stopped for a moment; if a request is not ended by
+# then, only its file stays stopped until it is, and the others go on: a healthy file must not lose its leases because
+# another program sits on a different one.
 
 _opening = threading.Lock()  # held while a connection is opened, and while the process forks
 _databases: list[weakref.ref[Database]] = []
@@ -261,33 +297,75 @@ _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 _inherited: list[Connection] = []  # of a parent: never used, and never closed, which would touch the parent's file
 _torn: set[tuple[int, int]] = set()
 _forking: int | None = None  # the thread that holds _opening for a fork
+_draining: set[tuple[int, int]] = set()  # files that a fork waits for: no request to them begins
 
 
 def _before_fork() -> None:
-    """No connection stays open. Those in use get the time to end; a signal handler that forks would wait for itself."""
-    global _forking
+    """Wait until no request is under way; a signal handler that forks in the middle of one would wait for itself."""
     deadline = time.monotonic() + FORK_WAIT
-    if _opening.acquire(timeout=FORK_WAIT):
+    while not _stop_all(deadline):
+        slow = _open_files()
+        _draining.update(slow)
+        _go_on()
+        while (still := slow & _close_idle(slow)) and time.monotonic() < deadline:
+            _draining.intersection_update(still)  # the last one stays stopped until all are
+            time.sleep(FORK_PAUSE)
+
+
+def _stop_all(deadline: float) -> bool:
+    """Whether all is closed, or the time is over; then nothing can be opened until `_go_on`."""
+    global _forking
+    if _opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
         _forking = threading.get_ident()
-    while True:
-        for reference in list(_databases):
-            if database := reference():
-                database.close_idle()
-        if not _live or time.monotonic() >= deadline:
-            return
-        time.sleep(0.001)
+    until = min(deadline, time.monotonic() + FORK_STOP)
+    while _close_idle():
+        if time.monotonic() >= until:
+            return time.monotonic() >= deadline
+        time.sleep(FORK_PAUSE)
+    return True
 
 
 def _after_in_parent() -> None:
+    _draining.clear()
+    _go_on()
+
+
+def _go_on() -> None:
     global _forking
     if _forking == threading.get_ident():
         _forking = None
         _opening.release()
 
 
+def _close_idle(files: Set[tuple[int, int]] | None = None) -> set[tuple[int, int]]:
+    """Close connections that are in no request; the files that are open all the same."""
+    for reference in list(_databases):
+        if database := reference():
+            database.close_idle(files)
+    return _open_files()
+
+
+def _open_files() -> set[tuple[int, int]]:
+    while True:
+        with contextlib.suppress(RuntimeError):  # a set that another thread has changed meanwhile
+            return {connection.file for connection in _live}
+
+
+def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
+    while file in _draining:
+        if time.monotonic() >= deadline:
+            raise BackendUnavailable(
+                "a fork of this process waits for a request to this file, which other requests must not overtake",
+                unknown=False,
+                backend="sqlite",
+            )
+        time.sleep(FORK_PAUSE)
+
+
 def _after_in_child() -> None:
     global _opening, _forking
     _opening, _forking = threading.Lock(), None
+    _draining.clear()
     _torn.update(connection.file for connection in _live)
     _inherited.extend(_live)
     _live.clear()

@@ -3,35 +3,38 @@
 A node is watched by a watch on its children: it has none, so that fires when the node is deleted, and not when a
 renewal writes to it. Watches fire once, and end with the connection: after a reconnect everything is looked at, and
 watched, again. kazoo calls us on its callback thread and, for the session, on its connection thread, which must not
-send; so what needs a request is done by a thread of our own, which starts when it is first needed.
+send; so what needs a request is done by threads of our own, which start when they are first needed: one sets watches,
+the other tells losses, which wait for no look.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
-import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from kazoo.protocol.states import EventType
 
 from multilock.backend import Notices
-from multilock.errors import MultilockError
+from multilock.errors import BackendUnavailable, MultilockError
 from multilock.model import LossReason
+from multilock.telling import logger
 from multilock_zookeeper.session import Session
 from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 
-__all__ = ["ENDED", "Watcher"]
+__all__ = ["AT_ONCE", "ENDED", "Watcher"]
 
-logger = logging.getLogger("multilock")
+T = TypeVar("T")
 
 ENDED = "its ZooKeeper session expired or was closed"
 LOOK_WITHIN = 2.0
 REASON_WITHIN = 0.1  # seconds that a loss may wait for its reason
 LOOK_AGAIN = 1.0  # seconds after a look that failed although the connection is there
+AT_ONCE = 250  # nodes looked at in one go: a renewal waits behind no more
 
 
 class Watcher:
@@ -41,12 +44,17 @@ class Watcher:
         self._notices = notices
         self._transport: Transport
         self._lock = threading.Lock()
+        self._connection = 0  # counts them: a watch answered on the one before is none
         self._waiting: dict[str, tuple[str, str]] = {}  # claim id -> its predecessor's path and its own
         self._waiters: dict[str, set[str]] = {}  # path -> the claims that it wakes
         self._holding: dict[str, str] = {}  # path -> claim id
         self._covered: set[str] = set()  # paths held whose watch is set
+        self._lost: list[tuple[str, Session | None]] = []  # claims whose node is gone, and the session that it was in
         self._followed: dict[str, str] = {}  # path of a parent -> the name
-        self._worker = _Worker(notices.now)
+        self._unwatched: dict[str, None] = {}  # followed, and no watch is set; in order
+        self._look_planned = False
+        self._looks = _Worker(notices.now, "multilock-zookeeper-notices")
+        self._losses = _Worker(notices.now, "multilock-zookeeper-losses")
 
     def attach(self, transport: Transport) -> None:
         self._transport = transport
@@ -92,26 +100,40 @@ class Watcher:
     # ---- holders
 
     def hold(self, held: Mapping[str, str], deadline: float) -> None:
-        """Report these claims, by their paths, when their nodes are deleted, also if that has happened already."""
+        """Report these claims, by their paths, when their nodes are deleted, also if that has happened already. Raises
+        while a watch is missing; those that are set stay, so that it gets further each time."""
         with self._lock:
             self._holding.update(held)
-        answers = {path: self._transport.children(path, self._event) for path in held}
-        for path, answer in answers.items():
-            self._cover(path, answer, deadline)
+            connection = self._connection
+            uncovered = [path for path in held if path not in self._covered]
+        there, missing, unanswered = self._watch(self._transport.children, uncovered, deadline)
+        with self._lock:
+            if connection == self._connection:
+                self._covered.update(path for path in there if path in self._holding)
+        for path in missing:
+            self._deleted(path)
+        if unanswered:
+            raise unanswered
 
     def covers(self, path: str) -> bool:
         """Whether the deletion of this node will be heard of."""
         return path in self._covered
 
-    def _cover(self, path: str, answer: Answer, deadline: float) -> None:
-        try:
-            self._transport.wait(answer, deadline)
-        except NodeMissing:
-            self._deleted(path)
-            return
-        with self._lock:
-            if path in self._holding:
-                self._covered.add(path)
+    def _watch(
+        self, ask: Callable[..., Answer], paths: Sequence[str], deadline: float
+    ) -> tuple[list[str], list[str], MultilockError | None]:
+        """Watch these nodes, all at once: those that are there, those that are not, and why others are neither."""
+        there: list[str] = []
+        missing: list[str] = []
+        unanswered: MultilockError | None = None
+        for path, answer in [(path, ask(path, self._event)) for path in paths]:
+            try:
+                (missing if self._transport.wait(answer, deadline) is None else there).append(path)
+            except NodeMissing:
+                missing.append(path)
+            except MultilockError as error:
+                unanswered = error
+        return there, missing, unanswered
 
     def _deleted(self, path: str) -> None:
         with self._lock:
@@ -120,57 +142,115 @@ class Watcher:
             wake = self._waiters.pop(path, set())
             for waiter in wake:
                 self._waiting.pop(waiter, None)
+            if claim_id:
+                self._lost.append((claim_id, self._transport.present()))
         for waiter in wake:
             self._notices.wake(waiter)
         if claim_id:
-            self._worker.submit(partial(self._tell_loss, claim_id, self._transport.present()))
+            self._losses.submit(self._tell_losses)
 
-    def _tell_loss(self, claim_id: str, session: Session | None) -> None:
-        """Deleted alone, or with its session? A server that ends a session deletes its nodes, then hangs up."""
-        alive = session is not None and not session.over and self._transport.connected
-        if alive:
+    def _tell_losses(self) -> None:
+        """Deleted alone, or with their session? A server that ends a session deletes its nodes, then hangs up. One
+        question, sent now, is for all whose deletion was heard of by now."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+        if not lost:
+            return
+        connected = self._transport.connected
+        if connected and any(session and not session.over for _, session in lost):
+            asked = self._transport.exists("/")
             try:
-                self._transport.wait(self._transport.exists("/"), self._notices.now() + REASON_WITHIN)
-            except MultilockError:
-                alive = self._transport.connected  # it is only slow
-        if alive:
-            self._notices.gone(claim_id, LossReason.TAKEN, "its node was deleted")
-        else:
-            self._notices.gone(claim_id, LossReason.SESSION_LOST, ENDED)
+                self._transport.wait(asked, self._notices.now() + REASON_WITHIN)
+            except MultilockError:  # it may only be slow
+                connected = asked.error is None and self._transport.connected
+        for claim_id, session in lost:
+            if connected and session and not session.over:
+                self._notices.gone(claim_id, LossReason.TAKEN, "its node was deleted")
+            else:
+                self._notices.gone(claim_id, LossReason.SESSION_LOST, ENDED)
 
     # ---- names that are followed
 
     def follow(self, parents: Mapping[str, str], deadline: float) -> None:
-        """Report each change among the contenders for these names, and for no others."""
+        """Report each change among the contenders for these names, and for no others. Raises while a watch is missing;
+        those that are set stay, so that it gets further each time."""
         with self._lock:
-            new = parents.keys() - self._followed.keys()
+            unwatched = [path for path in parents if path in self._unwatched or path not in self._followed]
             self._followed = dict(parents)
-        for path in new:
-            self._watch_parent(path, deadline)
+            self._unwatched = dict.fromkeys(unwatched)
+        failed: MultilockError | None = None
+        for some in _steps(unwatched):
+            failed = self._watch_parents(some, deadline)[1] or failed
+            if isinstance(failed, BackendUnavailable):
+                break
+        if failed:
+            raise failed
 
-    def _watch_parent(self, path: str, deadline: float) -> None:
-        """The parent exists from the first contender on, until a while after the last."""
-        while True:
-            try:
-                self._transport.wait(self._transport.children(path, self._event), deadline)
-                return
-            except NodeMissing:
-                if self._transport.wait(self._transport.exists(path, self._event), deadline) is None:
-                    return
+    def _watch_parents(self, paths: Sequence[str], deadline: float) -> tuple[list[str], MultilockError | None]:
+        """Those that are watched now, and why others are not. A parent exists from the first contender on, until a
+        while after the last; in between its coming is watched."""
+        with self._lock:
+            for path in paths:  # first: what fires, or breaks, from here on puts them in again
+                self._unwatched.pop(path, None)
+        watched: list[str] = []
+        open_paths, unanswered = list(paths), None
+        while open_paths and not unanswered:
+            there, missing, unanswered = self._watch(self._transport.children, open_paths, deadline)
+            watched += there
+            open_paths = []
+            if missing:
+                open_paths, absent, failed = self._watch(self._transport.exists, missing, deadline)
+                watched += absent
+                unanswered = unanswered or failed
+        if unanswered:
+            known = set(watched)
+            self._unwatch(path for path in paths if path not in known)
+        return watched, unanswered
 
-    def _look_at_parent(self, path: str) -> None:
-        """Watch it again, and only then tell: what happens from here on is told again."""
-        name = self._followed.get(path)
-        if name is None:
-            return
+    def _unwatch(self, paths: Iterable[str]) -> None:
+        with self._lock:
+            self._unwatched.update((path, None) for path in paths if path in self._followed)
+
+    # ---- looking again
+
+    def _plan_look(self, pause: float = 0.0) -> None:
+        with self._lock:
+            planned, self._look_planned = self._look_planned, True
+        if not planned:
+            self._looks.at(self._notices.now() + pause, self._look)
+
+    def _look(self) -> None:
+        """Set the watches that are missing, and only then tell: what happens from here on is told again."""
+        with self._lock:
+            self._look_planned = False
+            held = [(path, claim_id) for path, claim_id in self._holding.items() if path not in self._covered]
+            unwatched = list(self._unwatched)
+        steps: list[Callable[[float], MultilockError | None]]
+        steps = [partial(self._look_at_held, dict(some)) for some in _steps(held)]
+        steps += [partial(self._look_at_parents, some) for some in _steps(unwatched)]
+        failed = False
+        for look in steps:
+            if not self._transport.connected:
+                return  # it begins anew with the connection
+            if error := look(self._notices.now() + LOOK_WITHIN):
+                logger.debug("some watches are not set again yet: %s", error)
+                failed = True
+        if failed:
+            self._plan_look(LOOK_AGAIN)
+
+    def _look_at_held(self, held: Mapping[str, str], deadline: float) -> MultilockError | None:
         try:
-            self._watch_parent(path, self._notices.now() + LOOK_WITHIN)
+            self.hold(held, deadline)
         except MultilockError as error:
-            logger.debug("not followed yet: %s", error)
-            if self._transport.present():
-                self._worker.at(self._notices.now() + LOOK_AGAIN, partial(self._look_at_parent, path))
-            return
-        self._notices.changed(name)
+            return error
+        return None
+
+    def _look_at_parents(self, paths: Sequence[str], deadline: float) -> MultilockError | None:
+        watched, unanswered = self._watch_parents(paths, deadline)
+        for path in watched:
+            if name := self._followed.get(path):
+                self._notices.changed(name)
+        return unanswered
 
     # ---- what kazoo's threads tell
 
@@ -181,64 +261,70 @@ class Watcher:
         if event.type == EventType.DELETED:
             self._deleted(path)
         if path in self._followed:
-            self._worker.submit(partial(self._look_at_parent, path))
+            self._unwatch([path])
+            self._plan_look()
 
     def began(self, session: Session) -> None:
+        """Before anything can be granted in it."""
         self._notices.group(session.number, session.ttl, session.renew_every)
         if self._followed:
-            self._worker.submit(self._look_at_everything)
+            self._plan_look()
+
+    def shortened(self, session: Session) -> None:
+        proof = session.validity()
+        self._notices.shortened(session.number, proof.ttl, proof.until, proof.renew_every)
 
     def suspended(self, session: Session) -> None:
-        with self._lock:
-            self._covered.clear()
-            self._waiting.clear()
-            self._waiters.clear()
+        self._forget_watches()
         self._notices.silent(session.number)
 
     def resumed(self, session: Session) -> None:
-        self._worker.submit(self._look_at_everything)
+        self._notices.wake(None)
+        self._plan_look()
 
     def ended(self, session: Session) -> None:
+        self._forget_watches()
         with self._lock:
-            self._covered.clear()
             self._holding.clear()
+        self._notices.group_gone(session.number, ENDED)
+        self._notices.changed(None)  # whoever looks makes the next session, in which names are followed again
+
+    def _forget_watches(self) -> None:
+        """They ended with the connection."""
+        with self._lock:
+            self._connection += 1
+            self._covered.clear()
             self._waiting.clear()
             self._waiters.clear()
-        self._notices.group_gone(session.number, ENDED)
-
-    def _look_at_everything(self) -> None:
-        """After a reconnect all that was watched is looked at once."""
-        deadline = self._notices.now() + LOOK_WITHIN
-        with self._lock:
-            held = {path: claim_id for path, claim_id in self._holding.items() if path not in self._covered}
-            followed = list(self._followed)
-        try:
-            self.hold(held, deadline)
-            for path in followed:
-                self._watch_parent(path, deadline)
-        except MultilockError as error:
-            logger.debug("the watches are not set again yet: %s", error)
-            if self._transport.present():
-                self._worker.at(self._notices.now() + LOOK_AGAIN, self._look_at_everything)
-        self._notices.changed(None)
-        self._notices.wake(None)
+            self._unwatched = dict.fromkeys(self._followed)
 
     # ---- later
 
-    def at(self, when: float, job: Callable[[], object]) -> None:
-        self._worker.at(when, job)
+    def at(self, when: float, job: Callable[[], object]) -> int:
+        return self._looks.at(when, job)
+
+    def not_at(self, number: int) -> None:
+        """What `at` was asked for is not wanted any more."""
+        self._looks.drop(number)
 
     def close(self) -> None:
-        self._worker.close()
+        self._looks.close()
+        self._losses.close()
+
+
+def _steps(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (all_of_them[start : start + AT_ONCE] for start in range(0, len(all_of_them), AT_ONCE))
 
 
 class _Worker:
     """One thread that does what is due, in order; started by the first job."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], name: str) -> None:
         self._now = now
+        self._name = name
         self._numbers = itertools.count()
         self._jobs: list[tuple[float, int, Callable[[], object]]] = []
+        self._dropped: set[int] = set()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -246,15 +332,29 @@ class _Worker:
     def submit(self, job: Callable[[], object]) -> None:
         self.at(0.0, job)
 
-    def at(self, when: float, job: Callable[[], object]) -> None:
+    def at(self, when: float, job: Callable[[], object]) -> int:
         with self._changed:
+            number = next(self._numbers)
             if self._closed:
-                return
-            heapq.heappush(self._jobs, (when, next(self._numbers), job))
-            self._changed.notify()
+                return number
+            heapq.heappush(self._jobs, (when, number, job))
+            if self._jobs[0][1] == number:
+                self._changed.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="multilock-zookeeper-notices", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # refused: by the next job, then
+                    thread.start()
+                    self._thread = thread
+            return number
+
+    def drop(self, number: int) -> None:
+        """It stays until it comes up, or until such are most of all."""
+        with self._changed:
+            self._dropped.add(number)
+            if len(self._dropped) > 64 and len(self._dropped) * 2 > len(self._jobs):
+                self._jobs = [job for job in self._jobs if job[1] not in self._dropped]
+                heapq.heapify(self._jobs)
+                self._dropped.clear()
 
     def close(self) -> None:
         with self._changed:
@@ -276,6 +376,10 @@ class _Worker:
             while not self._closed:
                 wait = self._jobs[0][0] - self._now() if self._jobs else None
                 if wait is not None and wait <= 0:
-                    return heapq.heappop(self._jobs)[2]
-                self._changed.wait(wait)
+                    _, number, job = heapq.heappop(self._jobs)
+                    if number not in self._dropped:
+                        return job
+                    self._dropped.discard(number)
+                else:
+                    self._changed.wait(wait)
             return None

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from multilock.backend import Held, Notices
@@ -25,7 +26,7 @@ from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Busy, Claim, Granted, LockInfo, LossReason
 from multilock.names import escape, unescape
 from multilock.values import decode_value, encode_value
-from multilock_zookeeper.notices import ENDED, Watcher
+from multilock_zookeeper.notices import AT_ONCE, ENDED, Watcher
 from multilock_zookeeper.session import Session
 from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeExists, NodeMissing, Transport
 
@@ -34,9 +35,11 @@ __all__ = ["STYLES", "Nodes", "Recipe"]
 STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each, and the one that does not see it
 SAFETY_TIMER = 5.0  # seconds, or the session timeout if that is more: a waiter looks again although no watch fired
 UNWATCHED = 1.0  # seconds until a waiter whose watches were not answered looks again
+END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds for deleting what is over, and until that is tried again
 REMEMBERED = 600.0  # seconds for which a cancelled id is refused
-AT_ONCE = 100  # names asked about at once when all locks are listed
+LISTED_AT_ONCE = 100  # names asked about at once when all locks are listed
 _CONTENDER = re.compile(r"(__lock__|-lock-)(\d{10}|-\d{9,10})$")
+LAST_NUMBER = 2**31 - 1  # a server that has come there gives it to everybody from then on
 _MARKS = {"__lock__": "kazoo", "-lock-": "curator"}
 
 
@@ -72,6 +75,11 @@ class Nodes:
         numbered = [(int(found[2]), child) for child in children if (found := _CONTENDER.search(child))]
         return [child for _, child in sorted(numbered)]
 
+    def is_last(self, child: str) -> bool:
+        """Whether its number is the one that all who come later get as well: no order is left among them."""
+        found = _CONTENDER.search(child)
+        return found is not None and int(found[2]) == LAST_NUMBER
+
     def stranger(self, children: Sequence[str]) -> str | None:
         """A contender of the style that ours does not exclude."""
         for child in children:
@@ -83,13 +91,15 @@ class Nodes:
 class _Place:
     """Where a claim stands. ``unsure``: a create was sent, and whether its node exists is not known."""
 
-    __slots__ = ("cancelled", "created_at", "path", "session", "token", "unsure", "value")
+    __slots__ = ("cancelled", "end", "first_at", "listed_at", "path", "session", "token", "unsure", "value")
 
     def __init__(self) -> None:
         self.path: str | None = None
         self.session: int | None = None  # that owns the node at the path
         self.token: int | None = None
-        self.created_at = 0.0  # sending of the create; of the first one where it was sent again
+        self.listed_at = 0.0  # sending of the newest listing …
+        self.first_at: float | None = None  # … and of the one that showed us first
+        self.end: int | None = None  # the deletion that is planned then
         self.value = b""
         self.unsure = False
         self.cancelled = False
@@ -147,7 +157,7 @@ class Recipe:
             node = f"{parent}/{self._nodes.begin(claim)}"
             created = self._transport.create(node, place.value, EPHEMERAL_SEQUENTIAL)
             listed = self._transport.children(parent)
-        place.created_at = created.sent_at
+        place.listed_at = listed.sent_at
         try:
             path, stat = self._transport.wait(created, deadline)
         except NodeMissing:
@@ -169,7 +179,6 @@ class Recipe:
 
     def _find(self, claim: Claim, place: _Place, session: Session, deadline: float) -> None:
         """What became of a create without an answer? What is ours now is proved to be by a write."""
-        first = place.created_at
         for path in self._own_nodes(claim, deadline):
             try:
                 _, stat = self._transport.wait(self._transport.get(path), deadline)
@@ -180,7 +189,6 @@ class Recipe:
             else:
                 self._delete(path, deadline)
         place.unsure = False
-        place.created_at = first
         if place.path is not None:
             proof = self._transport.put(place.path, place.value)
             try:
@@ -201,7 +209,9 @@ class Recipe:
 
     def _list(self, place: _Place, deadline: float) -> Sequence[str] | None:
         assert place.path is not None
-        return self._children(self._transport.children(place.path.rpartition("/")[0]), deadline) or ()
+        listed = self._transport.children(place.path.rpartition("/")[0])
+        place.listed_at = listed.sent_at
+        return self._children(listed, deadline) or ()
 
     def _children(self, listed: Answer, deadline: float) -> Sequence[str] | None:
         try:
@@ -219,6 +229,12 @@ class Recipe:
         if stranger := self._nodes.stranger(children):
             self._withdraw(claim, place, deadline)
             raise self._refusal(claim.name, stranger)
+        if self._nodes.is_last(own):
+            self._withdraw(claim, place, deadline)
+            raise BackendRejected(
+                f"{parent} has counted to {LAST_NUMBER} and cannot tell any more who came first: "
+                "delete that node while nobody holds or awaits the lock"
+            )
         queue = self._nodes.queue(children)
         if own not in queue:
             place.path = None
@@ -226,9 +242,6 @@ class Recipe:
         position = queue.index(own)
         if position == 0:
             self._watcher.stop(claim.id)
-            if not claim.renew:
-                ends = place.created_at + min(claim.ttl, session.ttl)
-                self._watcher.at(ends, partial(self._delete, place.path, ends + session.ttl))
             return self._granted(claim, place, session)
         if not join:
             self._withdraw(claim, place, deadline)
@@ -241,19 +254,38 @@ class Recipe:
         return self._busy(claim) if watched else None
 
     def _granted(self, claim: Claim, place: _Place, session: Session) -> Granted:
-        sent_at, valid_for = session.validity()
         if not claim.renew:
-            return self._granted_once(claim, place.created_at, place.token, place.path, session)
-        return Granted(place.token, session.ttl, sent_at, valid_for, session.renew_every, session.number, place.path)
+            if place.first_at is None:
+                place.first_at = place.listed_at
+                self._plan_end(claim, place, place.first_at + min(claim.ttl, session.ttl))
+            return self._granted_once(claim, place.first_at, place.token, place.path, session)
+        proof = session.validity()
+        return Granted(
+            place.token, proof.ttl, proof.sent_at, proof.valid_for, proof.renew_every, session.number, place.path
+        )
 
     def _granted_once(
-        self, claim: Claim, created_at: float, token: int | None, path: Hashable, session: Session
+        self, claim: Claim, first_at: float, token: int | None, path: Hashable, session: Session
     ) -> Granted:
-        """For ``renew=False``: its own ttl from the create on, and never longer than the session."""
-        sent_at, valid_for = session.validity()
-        ttl = min(claim.ttl, session.ttl)
-        left = min(ttl, sent_at + valid_for - created_at)
-        return Granted(token, ttl, created_at, left, session.renew_every, session.number, path)
+        """For ``renew=False``: its own ttl from when it was first, not from when it came; and within the session's."""
+        proof = session.validity()
+        ttl = min(claim.ttl, proof.ttl)
+        left = min(ttl, proof.until - first_at)
+        return Granted(token, ttl, first_at, left, proof.renew_every, session.number, path)
+
+    def _plan_end(self, claim: Claim, place: _Place, when: float) -> None:
+        """No server ends it before the session: we do, unless it is released before."""
+        with self._lock:
+            if not place.cancelled:
+                place.end = self._watcher.at(when, partial(self._end, claim, place))
+
+    def _end(self, claim: Claim, place: _Place) -> None:
+        if place.cancelled or place.path is None or not self._is_present(place.session):
+            return
+        try:
+            self._delete(place.path, self._now() + END_WITHIN)
+        except BackendUnavailable:
+            self._plan_end(claim, place, self._now() + END_AGAIN)
 
     def _busy(self, claim: Claim) -> Busy:
         return Busy(max(SAFETY_TIMER, claim.ttl))
@@ -299,7 +331,9 @@ class Recipe:
             place.cancelled = True  # an attempt that runs now in another thread sends nothing more
             if unsure:
                 self._cancel_here(claim.id)
-            path, look = place.path, place.unsure
+            path, look, end = place.path, place.unsure, place.end
+        if end is not None:
+            self._watcher.not_at(end)
         self._watcher.stop(claim.id, path)
         deleted = False
         if look:
@@ -348,11 +382,8 @@ class Recipe:
         path = str(held[0][1].key) if held else self._nodes.directory.rstrip("/") + "/!alive"
         value = encode_value(held[0][0]) if held else b""
         written = self._transport.put(path, value)
-        doubtful = {
-            str(granted.key): self._transport.exists(str(granted.key))
-            for _, granted in held[1:]
-            if not self._watcher.covers(str(granted.key))
-        }
+        uncovered = (str(granted.key) for _, granted in held[1:] if not self._watcher.covers(str(granted.key)))
+        doubtful = [(key, self._transport.exists(key)) for key in islice(uncovered, AT_ONCE)]
         missing = set()
         try:
             self._transport.wait(written, deadline)
@@ -361,14 +392,23 @@ class Recipe:
         if session.over:  # it was executed in the next one
             return self._all_lost(group, held)
         session.prove(written.sent_at)
-        missing |= {path for path, answer in doubtful.items() if self._transport.wait(answer, deadline) is None}
+        missing |= {key for key, answer in doubtful if self._is_missing(answer, deadline)}
         return [None if granted.key in missing else self._renewed(claim, granted, session) for claim, granted in held]
+
+    def _is_missing(self, answer: Answer, deadline: float) -> bool:
+        """What was not looked at in time is not lost: the session is proved by itself, and its watch tells."""
+        try:
+            return self._transport.wait(answer, deadline) is None
+        except BackendUnavailable:
+            return False
 
     def _renewed(self, claim: Claim, granted: Granted, session: Session) -> Granted:
         if not claim.renew:
             return self._granted_once(claim, granted.sent_at, granted.token, granted.key, session)
-        sent_at, valid_for = session.validity()
-        return granted._replace(sent_at=sent_at, valid_for=valid_for)
+        proof = session.validity()
+        return granted._replace(
+            ttl=proof.ttl, sent_at=proof.sent_at, valid_for=proof.valid_for, renew_every=proof.renew_every
+        )
 
     def _all_lost(self, group: Hashable, held: Sequence[Held]) -> Sequence[None]:
         self._notices.group_gone(group, ENDED)
@@ -397,8 +437,8 @@ class Recipe:
         children = self._children(self._transport.children(self._nodes.directory), deadline) or ()
         found = (self._nodes.name(child) for child in children)
         names = sorted(name for name in found if name is not None and name.startswith(prefix))
-        for start in range(0, len(names), AT_ONCE):
-            yield from self._look(names[start : start + AT_ONCE], self._now() + within).values()
+        for start in range(0, len(names), LISTED_AT_ONCE):
+            yield from self._look(names[start : start + LISTED_AT_ONCE], self._now() + within).values()
 
     def _look(self, names: Sequence[str], deadline: float) -> Mapping[str, LockInfo]:
         """Who holds each of these names; those that are free are left out."""

@@ -12,12 +12,30 @@ answers them.
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
-__all__ = ["PERIODS", "SHARE", "Session"]
+__all__ = ["PERIODS", "SHARE", "Session", "Validity"]
 
 SHARE = 2 / 3
 PERIODS = 6
 GAP = 1 / 3
+
+
+class Validity(NamedTuple):
+    """When the newest proof was sent, the seconds from then on for which nobody ends the session, and by which timeout
+    that is: a handshake may cut it at any moment, and half of before and half of after is worth nothing."""
+
+    sent_at: float
+    valid_for: float
+    ttl: float
+
+    @property
+    def until(self) -> float:
+        return self.sent_at + self.valid_for
+
+    @property
+    def renew_every(self) -> float:
+        return self.ttl / PERIODS
 
 
 class Session:
@@ -36,6 +54,15 @@ class Session:
     def renew_every(self) -> float:
         return self.ttl / PERIODS
 
+    def shorten(self, ttl: float) -> bool:
+        """A handshake granted this timeout. Whether it is less than before: then every proof is worth less, since the
+        server counts anew, and by the new timeout, from each request on."""
+        with self._lock:
+            lower = ttl < self.ttl
+            if lower:
+                self.ttl = ttl
+            return lower
+
     def touch(self, sent_at: float) -> None:
         """A handshake that was sent at this time, or later, was answered."""
         with self._lock:
@@ -53,10 +80,9 @@ class Session:
             self.proved_at = sent_at
             self._heard_at = max(self._heard_at, sent_at)
 
-    def validity(self) -> tuple[float, float]:
-        """When the newest proof was sent, and the seconds from then on for which nobody ends the session."""
+    def validity(self) -> Validity:
         with self._lock:
             valid_for = SHARE * self.ttl
             if self.proved_at - self._silent_until < GAP * self.ttl:
                 valid_for = min(valid_for, self._silent_from + self.ttl - self.proved_at)
-            return self.proved_at, valid_for
+            return Validity(self.proved_at, valid_for, self.ttl)

@@ -28,6 +28,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.telling import Teller
 from multilock_zookeeper.session import PERIODS, Session
 
 __all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "Listener", "NodeExists", "NodeMissing", "Transport"]
@@ -38,6 +39,7 @@ SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the c
 STOPPED = 0.05  # seconds; who wakes up that much too late did not run
 CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
 DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts: kazoo would give one dead host all of it
+LOG = "kazoo.client.multilock"  # heard like its parent, which kazoo takes by itself
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
@@ -98,6 +100,7 @@ class Listener(Protocol):
     """What happens to the session. Returns at once and sends nothing: kazoo's connection thread calls it."""
 
     def began(self, session: Session) -> None: ...
+    def shortened(self, session: Session) -> None: ...
     def suspended(self, session: Session) -> None: ...
     def resumed(self, session: Session) -> None: ...
     def ended(self, session: Session) -> None: ...
@@ -131,6 +134,57 @@ def _mask(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple):
         record.args = tuple(arg._replace(auth="***") if isinstance(arg, Auth) else arg for arg in record.args)
     return True
+
+
+class _Log(Teller):
+    """kazoo speaks on the threads that keep the session."""
+
+    warn = Teller.warning
+
+
+logging.getLogger(LOG).addFilter(_mask)
+_log = _Log(LOG)
+
+
+class _Greeted:
+    """A connection that remembers the session timeout with which the server greeted: kazoo keeps that to itself.
+
+    It is negotiated anew in every handshake, and a server restarted with other limits, or another server, grants less
+    to the same session. So kazoo reads through this, and it is known before the first request leaves.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._begun = b""
+        self.granted: float | None = None  # seconds
+        for name in ("fileno", "send"):
+            setattr(self, name, getattr(connection, name))
+
+    def recv(self, size: int) -> Any:
+        piece = self._connection.recv(size)
+        self._begun += piece
+        if len(self._begun) >= 12:  # length, version of the protocol, milliseconds
+            self.granted = struct.unpack_from("!i", self._begun, 8)[0] / 1000
+            self.recv = self._connection.recv  # type: ignore[method-assign]  # nothing is in between from here on
+        return piece
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def _remember_greetings(handler: Any) -> None:
+    """Of the client that was handed over: from its next connection on."""
+    dial = handler.create_connection
+    if not isinstance(dial, _Dial):  # several of ours may share it
+        handler.create_connection = _Dial(dial)
+
+
+class _Dial:
+    def __init__(self, dial: Callable[..., Any]) -> None:
+        self._dial = dial
+
+    def __call__(self, *args: Any, **options: Any) -> _Greeted:
+        return _Greeted(self._dial(*args, **options))
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -173,7 +227,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             raise
         self.error = None
         self._greeting = True
-        return connection
+        return _Greeted(connection)
 
     def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
         """Nor does it spend the session on a host that accepts and says nothing: kazoo would, on the only one."""
@@ -211,6 +265,7 @@ class Transport:
         self._asking = threading.Lock()
         self._session: Session | None = None
         self._id: int | None = None
+        self._granted = math.inf  # the least timeout that any handshake gave to the present id
         self._touched_at = -1e9  # when the leader heard of the session at the latest, by its handshake
         self._started = False
         self._adopted = False  # the session was there before us
@@ -242,14 +297,17 @@ class Transport:
 
     def _begin(self, deadline: float) -> Session:
         number = self._id
-        granted = self._granted_timeout(deadline)
+        granted = self._granted if self._granted < math.inf else self._ask_timeout(deadline)
         with self._changing:
             if number is None or number != self._id:
                 raise BackendUnavailable(f"{self.name}: the session ended while it began", unknown=False)
+            granted = min(granted, self._granted)  # it was connected anew meanwhile
             # kazoo sends something every third of the timeout. What it sent last arrived before what we send now.
             touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
-            session = self._session = Session(number, granted, touched_at)
-        self._listener.began(session)
+            session = Session(number, granted, touched_at)
+            # First: a grant in a session that is cut just then must find that the kernel knows of the cut.
+            self._listener.began(session)
+            self._session = session
         return session
 
     @property
@@ -281,6 +339,8 @@ class Transport:
         client = self._client
         if client is None:
             client = self._client = self._make() if self._ours else self._ensemble.client
+            if not self._ours:
+                _remember_greetings(client.handler)
             client.add_listener(self._heard)
             if client.connected:
                 self._connected(self._now())
@@ -302,15 +362,13 @@ class Transport:
         hosts = ensemble.hosts.count(",") + 1
         share = ensemble.ttl * DIAL_SHARE
         self._handler = _Handler(self._now, share / hosts, share, self._is_over)
-        logger = logging.getLogger("kazoo.client.multilock")  # heard like its parent, which kazoo takes by itself
-        logger.addFilter(_mask)
         return KazooClient(
             hosts=ensemble.hosts + ensemble.chroot,
             timeout=self.asked + 0.0001,  # it cuts milliseconds off
             handler=self._handler,
             auth_data=list(ensemble.auth),
             connection_retry=RECONNECT,
-            logger=logger,
+            logger=_log,
             **ensemble.tls,
         )
 
@@ -346,14 +404,25 @@ class Transport:
             self._end()
 
     def _connected(self, touched_at: float) -> None:
+        """On kazoo's connection thread: nothing has been sent on this connection yet, and nothing is before the return.
+
+        So no acknowledged write counts for longer than the server grants now. A greater timeout than before counts for
+        nothing: the leader may yet be told of the lesser one, by the server that we come from.
+        """
         number = self._client.client_id[0]
         if number != self._id:
             self._end()
+        granted = getattr(self._client._connection._socket, "granted", None) or math.inf
         with self._changing:
+            if number != self._id:
+                self._granted = math.inf
             self._id = number
+            self._granted = min(self._granted, granted)
             self._touched_at = touched_at
             session = self._session
         if session:
+            if session.shorten(granted):
+                self._listener.shortened(session)
             session.touch(touched_at)
         self._up.set()
         if session:
@@ -367,8 +436,8 @@ class Transport:
             session.over = True
             self._listener.ended(session)
 
-    def _granted_timeout(self, deadline: float) -> float:
-        """The session timeout that this server gives to who asks for ours; kazoo keeps it to itself.
+    def _ask_timeout(self, deadline: float) -> float:
+        """The session timeout that this server gives to who asks for ours, where kazoo had connected before we came.
 
         Learnt from a second session that is closed at once.
         """

@@ -92,8 +92,11 @@ class Line:
             answer.set_result(self._channel.answer())
         except BlockingIOError:
             pass
+        except BackendRejected as error:
+            answer.set_exception(error)
         except Exception as error:
             answer.set_exception(error)
+            self.close()  # now: a broken connection would be found readable for ever, or its number be another's
 
     def _rest(self) -> None:
         self._answer = None
@@ -108,7 +111,7 @@ class Line:
         if self in channels.idle:
             channels.idle.remove(self)
         if not self._loop.is_closed():
-            self._loop.remove_reader(self._fileno)
+            self._loop.remove_reader(self._fileno)  # before its number can be another's
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(BackendUnavailable("the connection was closed meanwhile"))
         self._channel.close()

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, cast, overload
 
+from multilock import telling
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLease, AsyncLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator
 from multilock.errors import NotHeld
+from multilock.foreign import refuse
 from multilock.kernel import Kernel
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
+from multilock.process import OfThisProcess
 from multilock.runtime import Threads
 from multilock.scopes import Scope
 
@@ -46,7 +51,7 @@ def connect_async(
     return AsyncClient._of(open_configured(settings), settings)
 
 
-class AsyncClient:
+class AsyncClient(OfThisProcess):
     """One backend and what is held in it, for the tasks of one event loop. See `multilock.Client`."""
 
     def __init__(self, backend: Backend, **options: Any) -> None:
@@ -88,13 +93,25 @@ class AsyncClient:
         renew: bool = True,
         reentrant: bool = False,
         fair: bool = False,
+        hold_at_least: float = 0.0,
         on_lost: Callable[[Loss], object] | None = None,
         cancel_on_lost: bool = True,
+        **theirs: Never,
     ) -> AsyncDistributedLock:
         """See `multilock.Client.lock`. ``on_lost`` may be ``async def``. ``cancel_on_lost``: the body of ``async with``
         is cancelled when the lease is lost; False: LockLost is raised only at its end."""
+        if theirs:
+            raise refuse("lock", theirs)
         return AsyncLock(
-            self, name, cancel_on_lost, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost
+            self,
+            name,
+            cancel_on_lost,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            hold_at_least=hold_at_least,
+            on_lost=on_lost,
         )
 
     @overload
@@ -122,9 +139,13 @@ class AsyncClient:
         on_elected: Callable[[AsyncLeadership], object] | None = None,
         on_lost: Callable[[Loss], object] | None = None,
         on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
+        grace: float | None = None,
+        hold_at_least: float = 0.0,
     ) -> AsyncElection:
         """See `multilock.Client.election`. The callbacks may be ``async def``."""
-        return AsyncElection(self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed)
+        return AsyncElection(
+            self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed, grace, hold_at_least
+        )
 
     def current_lease(self, name: str | None = None) -> AsyncLease:
         """The innermost lease of this task, of ``name`` if given. Raises NotHeld if there is none."""
@@ -183,15 +204,21 @@ class AsyncClient:
     async def close(self) -> None:
         """See `multilock.Client.close`. Cancelled, it goes on in the background."""
         loop = asyncio.get_running_loop()
+        face = cast("LoopFace", self._kernel.face)
+        face.forget_closed_loop()
+        if face.its_loop() is None:
+            face.loop()  # callbacks run on this one then
         closed = asyncio.Event()
 
         def close() -> None:
             try:
                 self._kernel.close()
             finally:
-                loop.call_soon_threadsafe(closed.set)
+                with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                    loop.call_soon_threadsafe(closed.set)
 
-        self._kernel.runtime.spawn(close, "multilock-close")
+        here = contextvars.copy_context()  # an election asks whether it is its own work that closes
+        self._kernel.runtime.spawn(lambda: here.run(close), "multilock-close")
         await closed.wait()
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:
@@ -205,6 +232,11 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        kernel: Kernel | None = getattr(self, "_kernel", None)  # none where the arguments were wrong
+        if kernel and not kernel.closed:
+            telling.defer(kernel.dropped)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from multilock.aio.face import await_safely
+from multilock.acquire import Stop
+from multilock.aio.face import LoopFace, await_safely
 from multilock.aio.lock import Acquiring, AsyncLease
 from multilock.errors import ClientClosed
-from multilock.model import Claim, Granted, LeaderInfo, Loss
-from multilock.names import check_timeout
-from multilock.standing import Observer, Standing, Term, leader_info
+from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
+from multilock.names import check_grace, check_timeout
+from multilock.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel, Want
     from multilock.scopes import Scope
 
 __all__ = ["AsyncElection", "AsyncLeadership"]
-
-logger = logging.getLogger("multilock")
 
 R = TypeVar("R")
 
@@ -37,8 +36,9 @@ class AsyncLeadership(AsyncLease):
     ) -> None:
         super().__init__(kernel, want, claim, granted, unsure, cancel_on_lost=True)
         self._election = election
-        self._term: Term[AsyncLeadership] = Term()
+        self._term: Term[AsyncLeadership] = Term(election)
         self._term.leadership = self
+        self._term.loop = asyncio.get_running_loop()
 
     @property
     def term(self) -> int | None:
@@ -52,7 +52,12 @@ class AsyncLeadership(AsyncLease):
     def is_held(self) -> bool:
         return not self._term.resigning and self._alive()
 
+    def _at_end(self, hook: Callable[[], None]) -> bool:
+        """It is called when this node begins to step down, too."""
+        return super()._at_end(hook) and not self._term.resigning
+
     async def release(self) -> bool:
+        self._election._come_to_loop()
         return await self._election._resign(self)
 
 
@@ -84,6 +89,23 @@ class AsyncElection(Standing[AsyncLeadership]):
 
     _background: asyncio.Task[Any] | None = None
     _watching: asyncio.Task[Any] | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._loop = None
+
+    def _come_to_loop(self) -> None:
+        """What stood on a loop that was closed never unwinds: it is ended here, as if it had been cancelled."""
+        before, self._loop = self._loop, cast("LoopFace", self._kernel.face).loop()  # where on_lost runs
+        if before is None or not before.is_closed():
+            return
+        self._end_observing()
+        if stop := self._stop:
+            self._call_off()
+            if self._term and not self._term.over():
+                self._abdicate(self._term, INTERRUPTED)
+            self._end_standing(stop)
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> AsyncLeadership:
         return AsyncLeadership(kernel, want, claim, granted, unsure, self)
@@ -94,6 +116,7 @@ class AsyncElection(Standing[AsyncLeadership]):
         return Acquiring(self._campaign_once(timeout, self._scope()))
 
     async def _campaign_once(self, timeout: float | None, scope: Scope[Any] | None) -> AsyncLeadership:
+        self._come_to_loop()
         leadership = (await self._campaign(timeout)).leadership
         self._push(leadership, scope or self._scope())
         return leadership
@@ -102,16 +125,26 @@ class AsyncElection(Standing[AsyncLeadership]):
         """See `multilock.Election.run`. ``work`` is cancelled on loss."""
         if not callable(work):
             raise TypeError(f"run takes a coroutine function of one argument, not {work!r:.60}")
-        stop = self._begin_standing()
+        self._come_to_loop()
+        result: R | None = await self._stand_to_the_end(work, self._begin_standing())
+        return result
+
+    async def _stand_to_the_end(self, work: Callable[[AsyncLeadership], Any] | None, stop: Stop) -> Any:
         try:
-            result: R | None = await self._stand(work, stop)
-            return result
+            return await self._stand(work, stop)
+        except asyncio.CancelledError:
+            # Its loop may end with it: what was cancelled cleans up before that, and on_lost ends. Cancelled once more,
+            # it is given back in the background.
+            if self._term:
+                await self._give_back(self._term)
+            raise
         finally:
             self._end_standing(stop)
 
     def start(self) -> None:
         """See `multilock.Election.start`."""
         self._kernel.check_open()
+        self._come_to_loop()
         if self._stop is not None and not self._stop.called():
             return
         loop = asyncio.get_running_loop()
@@ -119,26 +152,23 @@ class AsyncElection(Standing[AsyncLeadership]):
 
         async def stand() -> None:
             try:
-                await self._stand(None, stop)
+                await self._stand_to_the_end(None, stop)
             except Exception:
                 logger.exception("the election %r ended", self.name)
-            finally:
-                self._end_standing(stop)
 
         self._background = loop.create_task(stand(), name="multilock-election")
 
-    async def stop(self) -> None:
-        """See `multilock.Election.stop`."""
-        stop = self._stop
-        self._call_off()
-        await self._step_down()
-        await self._until(
-            lambda: self._stop is not stop or stop is None, self._kernel.request_timeout(self._want.grant)
-        )
+    async def stop(self, grace: float | None = None) -> None:
+        """See `multilock.Election.stop`. Async work and an async ``on_elected`` are cancelled, and awaited."""
+        seconds = check_grace(grace)
+        self._come_to_loop()
+        await self._end(seconds)
 
-    async def resign(self) -> bool:
+    async def resign(self, grace: float | None = None) -> bool:
         """See `multilock.Election.resign`."""
-        return await self._step_down()
+        seconds = check_grace(grace)
+        self._come_to_loop()
+        return await self._step_down(seconds)
 
     async def leader(self) -> LeaderInfo | None:
         """See `multilock.Election.leader`."""
@@ -156,15 +186,25 @@ class AsyncElection(Standing[AsyncLeadership]):
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
         await await_safely(callback, *args)
 
+    def _can_work(self, term: Term[AsyncLeadership]) -> bool:
+        return not term.loop.is_closed()
+
+    def _can_tell(self, term: Term[AsyncLeadership]) -> bool:
+        if term.begun_at is None and not self._can_work(term):
+            return False  # on_elected was never called, nor will on_lost be
+        loop = term.lost_loop or cast("LoopFace", self._kernel.face).its_loop()
+        return loop is not None and not loop.is_closed()
+
     async def _run_elected(self, term: Term[AsyncLeadership]) -> None:
         if not self._elected_begins(term):
             return
         term.elected_task = asyncio.current_task()
         try:
             if self._on_elected:  # also where it is over already: on_lost comes next, and they come in pairs
-                result = self._on_elected(term.leadership)
-                if inspect.isawaitable(result):
-                    await result
+                with inside(term.elected):
+                    result = self._on_elected(term.leadership)
+                    if inspect.isawaitable(result):
+                        await result
         except asyncio.CancelledError:
             if not term.over():
                 if term.elected_task.cancelling():
@@ -177,33 +217,41 @@ class AsyncElection(Standing[AsyncLeadership]):
             term.failed = True
             logger.exception("on_elected of the election %r raised: this node resigns", self.name)
         finally:
-            self._elected_ended(term)
-        if term.failed:
-            await self._resign(term.leadership)
+            self._part_ended(term, term.elected)
+        if term.failed and not term.over():
+            self._abdicate(term, "its on_elected raised")
 
     async def _run_lost(self, term: Term[AsyncLeadership], loss: Loss) -> None:
         if not self._lost_begins(term):
             return
-        if not term.elected_done:
+        term.lost_loop = asyncio.get_running_loop()
+        # At the end of its loop it is cancelled already: once more would cut off its clean-up.
+        cancelled = loss.reason is LossReason.RESIGNED and term.elected_task.cancelling()
+        if not (term.elected.done or cancelled) and self._can_work(term):
             term.elected_task.cancel()
         try:
             if self._on_lost:
-                await await_safely(self._on_lost, loss)
+                with inside(term.lost):
+                    await await_safely(self._on_lost, loss)
         finally:
-            self._lost_ended(term)
+            self._part_ended(term, term.lost)
 
     async def _do_work(self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Any]) -> Any:
         async def begin() -> Any:
-            self._push(term.leadership, self._scope())
-            working = work(term.leadership)
-            if not inspect.isawaitable(working):
-                raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
-            return await working
+            with inside(term.work):
+                self._push(term.leadership, self._scope())
+                working = work(term.leadership)
+                if not inspect.isawaitable(working):
+                    raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
+                return await working
 
         task = asyncio.create_task(begin())
-        task.add_done_callback(lambda _: self._ring())
+        task.add_done_callback(lambda _: self._part_ended(term, term.work))
         try:
             await self._until(lambda: task.done() or term.over())
+        except asyncio.CancelledError:
+            self._abdicate(term, INTERRUPTED)  # at once: the work may take its time to end
+            raise
         finally:
             if not task.done():
                 task.cancel()

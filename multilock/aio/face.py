@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,14 +17,13 @@ from multilock.aio.channels import Channels, Line
 from multilock.backend import Channel
 from multilock.callbacks import Callbacks, call_safely
 from multilock.errors import BackendUnavailable
-from multilock.runtime import wait_until
+from multilock.runtime import call_inside, wait_until
+from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel import Kernel
 
 __all__ = ["LoopCallbacks", "LoopFace", "await_safely"]
-
-logger = logging.getLogger("multilock")
 
 R = TypeVar("R")
 CARRIERS = 8  # threads, and so connections: what one process needs at once is round trips, not throughput
@@ -40,27 +37,36 @@ class LoopFace:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
+        self._workers = kernel.runtime.workers("multilock-request", CARRIERS, kernel.later)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
         # Requests under way, and when each is over by the loop's clock.
         self._open: dict[asyncio.Future[Any], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at = math.inf
-        self.callbacks: Callbacks = LoopCallbacks(self, kernel)
+        self._callbacks = LoopCallbacks(self, kernel)
+        self.callbacks: Callbacks = self._callbacks
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The client's loop, which must be the running one."""
         running = asyncio.get_running_loop()
         if self._loop is not running:
-            if self._loop is not None and not self._loop.is_closed():
+            self.forget_closed_loop()
+            if self._loop is not None:
                 raise RuntimeError("this AsyncClient belongs to another event loop: make one for each loop")
             self._kernel.events.begin(self.callbacks)  # what was still to be told on a closed loop never will be
             self._loop = running
-            self._open.clear()  # nobody can be told any more
-            self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
-            self._channels.close()
         return running
+
+    def forget_closed_loop(self) -> None:
+        if self._loop is None or not self._loop.is_closed():
+            return
+        self._loop = None
+        self._open.clear()  # nobody can be told any more
+        self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
+        self._channels.close()
+        self._callbacks.drop()
+        self._kernel.drop_waiters()
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._loop
@@ -188,7 +194,7 @@ class _Request:
         try:
             if left <= 0:
                 raise BackendUnavailable("every worker is busy with requests that are not answered", unknown=False)
-            result, error = self._call(*self._args, left), None
+            result, error = call_inside(self._call, *self._args, left), None
         except BaseException as raised:
             result, error = None, raised
         try:
@@ -265,21 +271,20 @@ class LoopCallbacks:
     def __init__(self, face: LoopFace, kernel: Kernel) -> None:
         self._face = face
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._lock = threading.Lock()
         self._runtime = kernel.runtime
-        self._unfinished = 0
+        self._unfinished: set[object] = set()
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         loop = self._face.its_loop()
-        with self._lock:
-            self._unfinished += 1
+        call = object()
+        self._unfinished.add(call)
         try:
             if loop is None:
                 raise RuntimeError("this client has not been used on any loop")
-            loop.call_soon_threadsafe(self._run, callback, args)
+            loop.call_soon_threadsafe(self._run, call, callback, args)
         except RuntimeError as error:
             logger.warning("the callback %r cannot run: %s", callback, error)
-            self._finished()
+            self._unfinished.discard(call)
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
         async def call_each() -> None:
@@ -292,21 +297,22 @@ class LoopCallbacks:
         """Never on the loop itself: the callbacks need it."""
         return wait_until(self._runtime, lambda: not self._unfinished, timeout)
 
-    def _run(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def drop(self) -> None:
+        """What was under way on a closed loop never ends."""
+        self._tasks.clear()
+        self._unfinished.clear()
+
+    def _run(self, call: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         result = call_safely(callback, *args)
         if not inspect.isawaitable(result):
-            self._finished()
+            self._unfinished.discard(call)
             return
         task: asyncio.Future[Any] = asyncio.ensure_future(result)
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._task_done(task, callback))
+        task.add_done_callback(lambda task: self._task_done(call, task, callback))
 
-    def _task_done(self, task: asyncio.Future[Any], callback: Callable[..., object]) -> None:
+    def _task_done(self, call: object, task: asyncio.Future[Any], callback: Callable[..., object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             logger.error("the callback %r raised; it is not called again for this event", callback, exc_info=error)
-        self._finished()
-
-    def _finished(self) -> None:
-        with self._lock:
-            self._unfinished -= 1
+        self._unfinished.discard(call)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import sys
 from collections.abc import Coroutine, Generator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
 
 from multilock.acquire import acquire
 from multilock.errors import NotHeld
+from multilock.foreign import NamesOurs, refuse
 from multilock.holding import Holding
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
-from multilock.scopes import Scope
+from multilock.process import OfThisProcess
+from multilock.scopes import Entered, Entry, Scope
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
@@ -65,6 +69,15 @@ class AsyncLease(Holding):
         return self._loss if self._is_lost() else None
 
     async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exit(self._newest_body(), error)
+
+    def _enter(self) -> _Body:
         self.check()
         body = _Body(self)
         if self._bodies is None:
@@ -72,25 +85,24 @@ class AsyncLease(Holding):
         self._bodies.append(body)
         if self._cancel_on_lost:
             body.watch()
-        return self
+        return body
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        cancelled = self._end_body(error)
+    async def _exit(self, body: _Body | None, error: BaseException | None) -> None:
+        """``body``: which ends here; None where an exit stack was given the lease itself."""
+        cancelled = False
+        if body is not None and self._bodies and body in self._bodies:
+            self._bodies.remove(body)
+            cancelled = body.end(error)  # by us, and nobody else
         await self.release()
         if self._is_lost():
             self._raise_lost(None if cancelled else error)
 
-    def _end_body(self, error: BaseException | None) -> bool:
-        """Whether the newest body of this task ended by our cancellation and nobody else's."""
-        if not self._bodies:  # an exit stack was given the lease itself
-            return False
+    def _newest_body(self) -> _Body | None:
+        """Of this task; where it has none, of any: it may have begun in another, as that of a fixture does."""
+        if not self._bodies:
+            return None
         task = asyncio.current_task()
-        # It may have begun in another task, as that of a fixture does.
-        body = next((body for body in reversed(self._bodies) if body._task is task), self._bodies[-1])
-        self._bodies.remove(body)
-        return body.end(error)
+        return next((body for body in reversed(self._bodies) if body._task is task), self._bodies[-1])
 
 
 class _Body:
@@ -122,7 +134,7 @@ class _Body:
             self._task.cancel()
 
     def end(self, error: BaseException | None) -> bool:
-        """See `AsyncLease._end_body`."""
+        """Whether it ended by our cancellation and nobody else's."""
         self._lease._not_at_end(self._tell)
         task, self._task = self._task, None
         if not self._cancelled or task is None:
@@ -136,6 +148,7 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
     def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
         self._coroutine = coroutine
         self._lease: AsyncLease | None = None
+        self._body: _Body | None = None
 
     def send(self, value: Any) -> Any:
         return self._coroutine.send(value)
@@ -151,8 +164,8 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
 
     async def __aenter__(self) -> L:
         lease = await self._coroutine
+        self._body = lease._enter()
         self._lease = lease
-        await lease.__aenter__()
         return lease
 
     async def __aexit__(
@@ -160,7 +173,7 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
     ) -> None:
         if self._lease is None:
             raise NotHeld("this acquire() was not entered: use it in async with, or give an exit stack the lease")
-        await self._lease.__aexit__(kind, error, trace)
+        await self._lease._exit(self._body, error)
 
 
 @runtime_checkable
@@ -190,7 +203,7 @@ class AsyncDistributedLock(Protocol):
     ) -> None: ...
 
 
-class AsyncLock:
+class AsyncLock(OfThisProcess, NamesOurs):
     """A mutex; what `AsyncClient.lock` returns."""
 
     def __init__(self, client: AsyncClient, name: str, cancel_on_lost: bool, **options: Any) -> None:
@@ -200,7 +213,7 @@ class AsyncLock:
         self._kernel = client._kernel
         self._cancel_on_lost = cancel_on_lost
         self._want = self._kernel.want(name, self._make, **options)
-        self._entered: dict[asyncio.Task[Any] | None, list[AsyncLease]] = {}
+        self._entered: Entered[AsyncLease] = Entered()
         self._newest: AsyncLease | None = None
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> AsyncLease:
@@ -216,7 +229,9 @@ class AsyncLock:
     def ttl(self) -> float:
         return self._want.ttl
 
-    def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLease]:
+    def acquire(self, timeout: float | None = None, **theirs: Never) -> Acquiring[AsyncLease]:
+        if theirs:
+            raise refuse("acquire", theirs)
         seconds = check_timeout(timeout)
         # The task that calls is the one that holds, also where wait_for() awaits in a task of its own. Where none
         # calls (asyncio.run(lock.acquire()), another thread), it is the one that awaits.
@@ -225,9 +240,12 @@ class AsyncLock:
     async def _acquire_or_raise(self, timeout: float | None, scope: Scope[AsyncLease] | None) -> AsyncLease:
         if lease := await self._acquire(timeout, scope):
             return lease
-        raise self._kernel.still_taken(self.name, timeout)
+        scope = scope or self._client._scope()
+        raise self._kernel.still_taken(self.name, timeout, scope is not None and scope.holds(self.name))
 
-    def try_acquire(self, timeout: float = 0) -> Coroutine[Any, Any, AsyncLease | None]:
+    def try_acquire(self, timeout: float = 0, **theirs: Never) -> Coroutine[Any, Any, AsyncLease | None]:
+        if theirs:
+            raise refuse("try_acquire", theirs)
         return self._acquire(check_timeout(timeout), self._client._scope())  # of the caller, as in acquire()
 
     async def _acquire(self, timeout: float | None, scope: Scope[AsyncLease] | None) -> AsyncLease | None:
@@ -237,7 +255,7 @@ class AsyncLock:
             if not self.is_held():  # else it holds this one, or a newer one of another task
                 self._newest = held
             return held
-        lease = await acquire(self._kernel, want, timeout)
+        lease = await acquire(self._kernel, want, timeout, scope=scope)
         if lease is None:
             return None
         assert isinstance(lease, AsyncLease)
@@ -261,24 +279,27 @@ class AsyncLock:
         return self._newest is not None and self._newest.is_held()
 
     async def __aenter__(self) -> AsyncLease:
+        frame = _frame_of_with(sys._getframe(1))
         lease = await self.acquire()
-        await lease.__aenter__()
-        self._entered.setdefault(asyncio.current_task(), []).append(lease)
+        entry = Entry(lease, frame)
+        entry.body = lease._enter()
+        self._entered.add(entry)
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task = asyncio.current_task()
-        if task not in self._entered:  # it began in another, as that of a fixture may
-            task = next(reversed(self._entered), None)
-            if task is None:
-                raise self._kernel.not_held(self.name, "task")
-        leases = self._entered[task]
-        lease = leases.pop()
-        if not leases:
-            del self._entered[task]
-        await lease.__aexit__(kind, error, trace)
+        entry = self._entered.leave(_frame_of_with(sys._getframe(1)), self._client._scope())
+        if entry is None:
+            raise self._kernel.not_held(self.name, "task")
+        self._entered.discard(entry)
+        await entry.lease._exit(entry.body, error)
 
     def __repr__(self) -> str:
         return f"<AsyncLock {self.name!r} in {self._kernel.scheme} ttl={self.ttl:g}{' held' if self.is_held() else ''}>"
+
+
+def _frame_of_with(frame: FrameType) -> FrameType | None:
+    """``async with`` stands in a coroutine or an asynchronous generator; who makes a task of ``__aenter__()`` has none,
+    and the frame is one of the loop's."""
+    return frame if frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR) else None

@@ -1,4 +1,4 @@
-"""The command line: ``multilock`` and ``python -m multilock``. Needs the extra ``multilock[cli]`` (typer, rich)."""
+"""The command line: ``multilock`` and ``python -m multilock``. Tables need the extra ``multilock[cli]`` (rich)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command that ``sys.argv`` names; returns the exit code."""
     _open_standard_streams()
-    try:
-        from multilock.cli.app import run_app
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "click", "rich"):  # a mistake of ours must not read "pip install"
-            raise
-        print("multilock: the command line needs typer and rich: pip install 'multilock[cli]'", file=sys.stderr)
-        return 64
+    from multilock.cli.app import run_app
+
     return run_app()
 
 

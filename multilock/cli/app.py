@@ -1,165 +1,212 @@
-"""The commands and their arguments; what they do is in the other modules."""
+"""The commands and their arguments; what they do is in the other modules.
+
+Each line of a crontab pays for what is imported here: arguments are parsed by the standard library, and a command
+imports what it needs when it is called.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import argparse
+import os
 import sys
-from collections.abc import Iterator
-from typing import Annotated, NoReturn
-
-import typer
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import multilock
-from multilock.cli import doctor as _doctor
-from multilock.cli import hold
-from multilock.cli import status as _status
-from multilock.cli.demo import demo as _demo
-from multilock.cli.exits import TAKEN, USAGE, Finished, code_of, say, show_warnings
+from multilock import ConfigurationError
+from multilock.cli.exits import TAKEN, USAGE, code_of, say, show_warnings
+from multilock.config import resolve
 
-__all__ = ["app", "run_app"]
+__all__ = ["run_app"]
 
-app = typer.Typer(
-    help="Locks and leader election over Redis, SQLite and more.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.", show_default=False)]
-Command = Annotated[
-    list[str], typer.Argument(metavar="CMD", help="Command and arguments, after --", show_default=False)
-]
-Identity = Annotated[str | None, typer.Option(metavar="ID", help="Who this node is (host and pid).")]
-Timeout = Annotated[float | None, typer.Option(metavar="S", help="Longest wait, 0: one try (for ever).")]
-Taken = Annotated[int, typer.Option("--conflict-exit-code", "-E", metavar="CODE", help="Exit if not obtained.")]
-Ttl = Annotated[float | None, typer.Option(metavar="S", help="Seconds it outlives a dead holder (30).")]
-Url = Annotated[str | None, typer.Option(metavar="URL", help="Where locks live: redis://host:6379/0.")]
-Profile = Annotated[str | None, typer.Option(metavar="NAME", help="A profile of that file.")]
-Config = Annotated[str | None, typer.Option(metavar="FILE", help="Instead of multilock.toml.")]
-Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+NOT_HELD = 1
+NO_READER = 1
+EXITS = "Exit: that of CMD; 76 lost, 69 unreachable, 64 usage, 128 + N ended by signal N"
+WITH_CMD = ("run", "elect")
 
 
 def run_app() -> int:
-    """Run the command of ``sys.argv``; returns the exit code."""
+    """Run the command of ``sys.argv``; returns the exit code. No command ends with a traceback."""
     try:
-        app(prog_name="multilock")
-    except Finished as finished:
-        return finished.code
-    except SystemExit as ended:
-        # typer's own exits. 2 is a mistake in the arguments, which it has explained; it has a reader who went away too.
-        return USAGE if ended.code == 2 else int(ended.code or 0)
-    except Exception as error:
+        arguments = _parse(sys.argv[1:])
+        show_warnings()
+        code: int = arguments.act(arguments)
+        sys.stdout.flush()
+        return code
+    except SystemExit as ended:  # help, the version, or a mistake that has been explained
+        return int(ended.code or 0)
+    except BrokenPipeError:
+        _drop_output()
+        return NO_READER
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OSError):
+            _drop_output()
         return code_of(error)
+
+
+def _drop_output() -> None:
+    """What stdout did not take must not be tried again when the interpreter ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+# ---- what the commands do
+
+
+def _connect(arguments: argparse.Namespace, ttl: float | None = None) -> multilock.Client:
+    return multilock.connect(arguments.url, profile=arguments.profile, config=arguments.config, ttl=ttl)
+
+
+def _connect_shared(arguments: argparse.Namespace) -> multilock.Client:
+    if resolve(arguments.url, profile=arguments.profile, config=arguments.config).scheme == "memory":
+        raise ConfigurationError("memory:// is one process's own: choose a backend that several can reach")
+    return _connect(arguments, arguments.ttl)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from multilock.cli import hold
+
+    with _connect_shared(arguments) as client:
+        lock = client.lock(arguments.name, hold_at_least=arguments.hold_at_least)
+        return hold.run(client, lock, arguments.command, arguments.timeout, arguments.taken, arguments.quiet)
+
+
+def _elect(arguments: argparse.Namespace) -> int:
+    from multilock.cli import hold
+
+    with _connect_shared(arguments) as client:
+        return hold.elect(client, arguments.name, arguments.command, arguments.identity, arguments.grace)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from multilock.cli import status
+
+    with _connect(arguments) as client:
+        act = status.watch if arguments.watch else status.show
+        act(client, arguments.prefix, arguments.json)
     return 0
 
 
-@contextlib.contextmanager
-def _client(
-    url: str | None, profile: str | None, config: str | None, ttl: float | None = None
-) -> Iterator[multilock.Client]:
-    with multilock.connect(url, profile=profile, config=config, ttl=ttl) as client:
-        yield client
-
-
-@contextlib.contextmanager
-def _ending() -> Iterator[None]:
-    """No command ends with a traceback."""
-    show_warnings()
-    try:
-        yield
-        sys.stdout.flush()  # here, where its reader's absence is still typer's affair
-    except BrokenPipeError:
-        raise
-    except (Exception, KeyboardInterrupt) as error:
-        _finish(code_of(error))
-
-
-def _finish(code: int) -> NoReturn:
-    raise Finished(code)
-
-
-@app.command(epilog="Exit: that of CMD; 75 not obtained, 76 lost, 69 unreachable, 64 usage.")
-def run(
-    name: Name,
-    command: Command,
-    timeout: Timeout = None,
-    ttl: Ttl = None,
-    taken: Taken = TAKEN,
-    url: Url = None,
-    config: Config = None,
-    profile: Profile = None,
-) -> None:
-    """Run CMD while the lock NAME is held; end it if that is lost."""
-    with _ending(), _client(url, profile, config, ttl) as client:
-        _finish(hold.run(client, name, command, timeout, taken))
-
-
-@app.command()
-def elect(
-    name: Name,
-    command: Command,
-    identity: Identity = None,
-    ttl: Ttl = None,
-    url: Url = None,
-    config: Config = None,
-    profile: Profile = None,
-) -> None:
-    """Run CMD whenever this node leads; when CMD ends, resign."""
-    with _ending(), _client(url, profile, config, ttl) as client:
-        _finish(hold.elect(client, name, command, identity))
-
-
-@app.command()
-def status(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)] = "",
-    as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until interrupted.")] = False,
-    url: Url = None,
-    config: Config = None,
-    profile: Profile = None,
-) -> None:
-    """Show who holds what."""
-    with _ending(), _client(url, profile, config) as client:
-        if watch:
-            _status.watch(client, prefix, as_json)
-        else:
-            _status.show(client, prefix, as_json)
-
-
-@app.command()
-def force_release(
-    name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Yes, its holder shall lose it.")] = False,
-    url: Url = None,
-    config: Config = None,
-    profile: Profile = None,
-) -> None:
-    """Take the lock NAME away from its holder, who is told."""
-    with _ending(), _client(url, profile, config) as client:
+def _force_release(arguments: argparse.Namespace) -> int:
+    name = arguments.name
+    with _connect(arguments) as client:
         holder = client.inspect(name)
         who = "nobody" if holder is None else holder.identity or "an unknown holder"
-        if not yes:
+        if not arguments.yes:
             at_work = ", who may still be at work" if holder else " now"
             say(f"{name!r} is held by {who}{at_work}: add --yes to take it away")
-            _finish(USAGE)
-        print(f"{name} was {'taken from' if client.force_release(name) else 'held by'} {who}")
+            return USAGE
+        if client.force_release(name):
+            print(f"{name} was taken from {who}")
+            return 0
+        print(f"{name} was held by nobody")
+        return NOT_HELD
 
 
-@app.command()
-def doctor(as_json: Json = False, url: Url = None, config: Config = None, profile: Profile = None) -> None:
-    """Show what is installed, and what the backend promises."""
-    with _ending():
-        _finish(_doctor.doctor(url, profile, config, as_json))
+def _doctor(arguments: argparse.Namespace) -> int:
+    from multilock.cli.doctor import doctor
+
+    return doctor(arguments.url, arguments.profile, arguments.config, arguments.json, arguments.strict)
 
 
-@app.command()
-def demo(
-    nodes: Annotated[int, typer.Option(metavar="N", min=2, max=20, help="How many processes.")] = 3,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="Where they meet (SQLite, a new folder).")] = None,
-    config: Config = None,
-    profile: Profile = None,
-) -> None:
-    """Watch a leader elected, killed, and replaced."""
-    with _ending():
-        _finish(_demo(url, profile, config, nodes))
+def _demo(arguments: argparse.Namespace) -> int:
+    from multilock.cli.demo import demo
+
+    return demo(arguments.url, arguments.profile, arguments.config, arguments.nodes)
+
+
+# ---- their arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.format_usage()}multilock: {message}\n")
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    top, commands = _parsers()
+    if not words:
+        top.print_help()
+        raise SystemExit(USAGE)
+    if words[0] not in WITH_CMD:
+        return top.parse_args(words)
+    # Whatever is after -- is CMD's, further dashes too.
+    end = words.index("--") if "--" in words else len(words)
+    parser = commands[words[0]]
+    arguments = parser.parse_intermixed_args(words[1:end])
+    arguments.command += words[end + 1 :]
+    if not arguments.command:
+        parser.error("CMD is missing: write it after --")
+    return arguments
+
+
+def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+    top = _Parser(
+        prog="multilock",
+        description="Locks and leader election over Redis, etcd, Consul, ZooKeeper and SQLite.",
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"multilock {multilock.__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(
+        name: str, act: Callable[[argparse.Namespace], int], words: str, text: str, exits: str | None = None
+    ) -> _Parser:
+        usage = f"multilock {name} [options] {words}".strip()
+        parser = commands.add_parser(name, help=text, description=text, usage=usage, epilog=exits, allow_abbrev=False)
+        parser.set_defaults(act=act)
+        return parser
+
+    run = command("run", _run, "NAME -- CMD...", "run CMD while the lock NAME is held; end it if that is lost",
+                  f"{EXITS}, 75 not obtained.")  # fmt: skip
+    _add_command(run)
+    run.add_argument("--timeout", metavar="S", type=float, help="longest wait, 0: one try (for ever)")
+    run.add_argument("--hold-at-least", metavar="S", type=float, default=0.0,
+                     help="keep NAME taken until S seconds after the grant")  # fmt: skip
+    run.add_argument("--quiet", "-q", action="store_true", help="say nothing of waiting and of not obtaining it")
+    run.add_argument("--conflict-exit-code", "-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
+                     help="exit if not obtained (75)")  # fmt: skip
+    elect = command("elect", _elect, "NAME -- CMD...", "run CMD whenever this node leads; when CMD ends, resign",
+                    f"{EXITS}. Lost means that CMD cannot be ended; else the node stands again.")  # fmt: skip
+    _add_command(elect)
+    elect.add_argument("--identity", metavar="ID", help="who this node is (host and pid)")
+    elect.add_argument("--grace", metavar="S", type=float, help="seconds CMD has to end after SIGTERM (ttl)")
+    for holding in (run, elect):
+        holding.add_argument("--ttl", metavar="S", type=float, help="seconds it outlives a dead holder (30)")
+
+    status = command("status", _status, "[PREFIX]", "show who holds what")
+    status.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin so")
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.add_argument("--watch", action="store_true", help="go on until interrupted")
+
+    force = command("force-release", _force_release, "NAME", "take the lock NAME away from its holder, who is told",
+                    "Exit: 0 it was taken away, 1 nobody held it, 69 unreachable, 64 usage.")  # fmt: skip
+    force.add_argument("name", metavar="NAME", help="the lock's name")
+    force.add_argument("--yes", action="store_true", help="yes, its holder shall lose it")
+
+    doctor = command("doctor", _doctor, "", "show what is installed, and what the backend promises",
+                     "Exit: 0 sound, 1 a finding of level error, 69 unreachable, 64 usage.")  # fmt: skip
+    doctor.add_argument("--json", action="store_true", help="for programs")
+    doctor.add_argument("--strict", action="store_true", help="exit 1 with a finding of level warning too")
+
+    demo = command("demo", _demo, "", "watch a leader elected, killed, and replaced")
+    demo.add_argument("--nodes", metavar="N", type=_nodes, default=3, help="how many processes, 2 to 20 (3)")
+
+    for parser in (run, elect, status, force, doctor, demo):
+        where = "where they meet (SQLite, a new folder)" if parser is demo else "where locks live: redis://host:6379/0"
+        parser.add_argument("--url", metavar="URL", help=where)
+        parser.add_argument("--config", metavar="FILE", help="instead of multilock.toml")
+        parser.add_argument("--profile", metavar="NAME", help="a profile of that file")
+    return top, {"run": run, "elect": elect}
+
+
+def _add_command(parser: _Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_argument("command", metavar="CMD", nargs="*", help="command and arguments, after --")
+
+
+def _nodes(text: str) -> int:
+    if not 2 <= (number := int(text)) <= 20:
+        raise argparse.ArgumentTypeError(f"{number} is not 2 to 20")
+    return number

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 
 from multilock.runtime import now
@@ -19,6 +20,7 @@ __all__ = ["CannotStart", "Child"]
 
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between looks at a group that is being ended; there is nothing to wait on
+DYING = 5.0  # seconds for the kernel to end what was killed; one that sits in a system call may never end
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has it
 
 
@@ -30,6 +32,14 @@ class CannotStart(Exception):
         self.code = NOT_FOUND if number == errno.ENOENT else NOT_EXECUTABLE
 
 
+class _Left(Enum):
+    """What is left of a group."""
+
+    NOTHING = auto()
+    OURS = auto()
+    FORBIDDEN = auto()  # processes of another user, and no others
+
+
 class Child:
     """One run of CMD. Made and waited for by the main thread; any thread may signal or end it."""
 
@@ -38,20 +48,25 @@ class Child:
         self._terminal = _in_foreground()
         self._lock = threading.RLock()  # a signal handler may interrupt the main thread in one of its sections
         self._over = False  # its group's number may belong to somebody else
+        self._reaped = threading.Event()
+        self._ending = False
         report, report_end = os.pipe()
+        self._watch_end: int | None
+        watch, self._watch_end = os.pipe()  # ends with this process, by whatever cause
         # With `cmd | less` on a terminal the rest of the pipeline needs the foreground; CMD gets it when it asks.
         foreground = self._terminal and os.isatty(1)
-        arguments = [str(os.getpid()), str(report_end), str(int(foreground)), *command]
+        arguments = [str(os.getpid()), str(report_end), str(watch), str(int(foreground)), *command]
         with open(report, "rb") as told:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", LAUNCH, *arguments],
                     env={**os.environ, **environment},
                     process_group=0,
-                    pass_fds=(report_end,),
+                    pass_fds=(report_end, watch),
                 )
             finally:
                 os.close(report_end)
+                os.close(watch)
             self.group = self._process.pid
             failed = told.read()  # ends when CMD begins
         if failed:
@@ -59,11 +74,17 @@ class Child:
             self.close()
             raise CannotStart(command[0], int(failed))
 
-    def signal(self, signum: int) -> None:
-        """Send ``signum`` to the whole group, as long as there is one."""
-        with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if not self._over:
-                os.killpg(self.group, signum)
+    def signal(self, signum: int) -> bool:
+        """Send ``signum`` to the whole group. False: there is one, but all of it is another user's, as with sudo."""
+        with self._lock:
+            try:
+                if not self._over:
+                    os.killpg(self.group, signum)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                return False
+        return True
 
     def wait(self) -> int:
         """Wait for CMD itself; its exit code, or 128 + the signal that ended it.
@@ -76,8 +97,10 @@ class Child:
                 break
             self._stopped(os.WSTOPSIG(status))
         self._process.returncode = os.waitstatus_to_exitcode(status)  # waited for here: Popen must not wait again
-        if self._terminal:
-            _put_in_foreground(os.getpgrp())
+        if not self._ending:  # what is left of the group is not ours to end
+            self._dismiss_watcher()
+        self._reaped.set()
+        self.leave_terminal()
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
@@ -88,27 +111,65 @@ class Child:
             return  # somebody's kill -STOP is respected
         self.signal(signal.SIGCONT)
 
-    def end(self, kill_at: float) -> None:
-        """SIGTERM to the group now, SIGKILL at ``kill_at`` (on the clock `multilock.now()`) to what is left of it."""
+    def terminate(self) -> None:
+        """SIGTERM to the group."""
+        self._ending = True
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)  # a stopped process hears nothing before
-        while self._exists() and (rest := kill_at - now()) > 0:
-            time.sleep(min(rest, LOOK_EVERY))
-        self.signal(signal.SIGKILL)
 
-    def _exists(self) -> bool:
+    def kill(self, kill_at: float, give_up_at: float, forbidden: Callable[[], None]) -> bool:
+        """SIGKILL at ``kill_at`` (on the clock `multilock.now()`) to what is left of the group.
+
+        False: something lives on at ``give_up_at`` that we may not kill, or the kernel does not end CMD.
+        ``forbidden`` is called as soon as only processes are left that we may not kill.
+        """
+        told = False
+        killed = False
+        while (left := self._left()) is not _Left.NOTHING:
+            if left is _Left.FORBIDDEN and not told:
+                told = True
+                forbidden()
+            if not killed and now() >= kill_at:
+                killed = True
+                self.signal(signal.SIGKILL)
+            if killed and left is _Left.OURS and self._reaped.is_set():
+                return True  # what nobody has asked for yet are zombies
+            limit = give_up_at if left is _Left.FORBIDDEN else max(give_up_at, kill_at) + DYING
+            if killed and now() >= limit:
+                return False
+            time.sleep(LOOK_EVERY if killed else max(0.0, min(LOOK_EVERY, kill_at - now())))
+        return True
+
+    def _left(self) -> _Left:
+        if self._reaped.is_set():  # CMD's orphans are ours if we are process 1
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-self.group, os.WNOHANG)[0]:
+                    pass
         try:
             os.killpg(self.group, 0)
         except ProcessLookupError:
-            return False
+            return _Left.NOTHING
         except PermissionError:
-            pass
-        return True
+            return _Left.FORBIDDEN
+        return _Left.OURS
 
     def close(self) -> None:
         """No signal is sent any more; call it once CMD has been waited for."""
         with self._lock:
             self._over = True
+        self._dismiss_watcher()
+
+    def leave_terminal(self) -> None:
+        if self._terminal:
+            _put_in_foreground(os.getpgrp())
+
+    def _dismiss_watcher(self) -> None:
+        with self._lock:
+            if self._watch_end is not None:
+                with contextlib.suppress(OSError):  # it was killed
+                    os.write(self._watch_end, b".")
+                os.close(self._watch_end)
+                self._watch_end = None
 
 
 def _in_foreground() -> bool:

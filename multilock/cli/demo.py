@@ -22,7 +22,7 @@ import multilock
 from multilock import ConfigurationError
 from multilock.cli.exits import say
 from multilock.cli.signals import Signalled, Signals
-from multilock.config import resolve
+from multilock.config import NothingConfigured, resolve
 from multilock.urls import redact
 
 __all__ = ["demo"]
@@ -37,10 +37,12 @@ def demo(url: str | None, profile: str | None, config: str | None, count: int) -
     """The exit code is 0 only if everything that was shown is true."""
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        if url is None and profile is None and config is None:
+        try:
+            place = resolve(url, profile=profile, config=config)
+        except NothingConfigured:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-demo-"))
-            url = f"sqlite://{folder}/demo.db"
-        place = resolve(url, profile=profile, config=config)
+            url = f"sqlite:///{folder}/demo.db"
+            place = resolve(url)
         if place.scheme == "memory":
             raise ConfigurationError("memory:// is one process's own: choose a backend that several can reach")
         client = stack.enter_context(multilock.connect(url, profile=profile, config=config, ttl=TTL))

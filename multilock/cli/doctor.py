@@ -40,11 +40,14 @@ class _Report:
     findings: list[Finding] = field(default_factory=list)
 
 
-def doctor(url: str | None, profile: str | None, config: str | None, as_json: bool) -> int:
-    """Show what can be said, and only then raise what is wrong with the configuration. 69: the backend is silent."""
+def doctor(url: str | None, profile: str | None, config: str | None, as_json: bool, strict: bool) -> int:
+    """Show what can be said, and only then raise what is wrong with the configuration. 69: the backend is silent; 1: it
+    has a finding of level error, or, if that is ``strict``, of level warning."""
     report = _Report([_installed(scheme) for scheme in schemes()])
     try:
-        return _examine(report, url, profile, config)
+        code = _examine(report, url, profile, config)
+        levels = ("error", "warning") if strict else ("error",)
+        return code or int(any(finding.level in levels for finding in report.findings))
     finally:
         if as_json:
             print(json.dumps(dataclasses.asdict(report), indent=2))
@@ -87,12 +90,17 @@ def _print(report: _Report) -> None:
         console.print(Text(report.url, style="bold"))
     if report.capabilities is None:
         return
-    console.print(_columns({name: _shown(value) for name, value in dataclasses.asdict(report.capabilities).items()}))
+    console.print(_columns(_capabilities(report.capabilities)))
     for finding in report.findings:
         console.print(Text(f"{finding.level}: {finding.message}", style=STYLES[finding.level]))
         console.print(Padding(Text(finding.remedy), (0, 0, 0, 2)))
     if not report.findings:
         console.print("nothing found that weakens the lock", style="green")
+
+
+def _capabilities(capabilities: Capabilities) -> dict[str, str]:
+    """A bound that the backend does not have is none of its promises."""
+    return {name: _shown(value) for name, value in dataclasses.asdict(capabilities).items() if value is not None}
 
 
 def _columns(rows: Mapping[str, str]) -> Padding:

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import sys
 import threading
 from collections.abc import Sequence
 
-from multilock import Client, ConfigurationError, Lease, LockTimeout, Loss
+from multilock import Client, ConfigurationError, DistributedLock, Lease, LockTimeout, Loss
 from multilock.cli.child import CannotStart, Child
-from multilock.cli.exits import LOST, say
+from multilock.cli.exits import LOST, leave, say
 from multilock.cli.signals import Signalled, Signals
-from multilock.events import Event, Waiting
+from multilock.runtime import Threads, now
 
 __all__ = ["elect", "run"]
 
 KILL_SHARE = 1 / 50  # of the ttl: so long before the validity ends CMD is dead, whatever it does with SIGTERM
 
 
-def run(client: Client, name: str, command: Sequence[str], timeout: float | None, taken: int) -> int:
-    """``command`` under the lock ``name``; the exit code, ``taken`` if the lock was not obtained in time."""
+def run(
+    client: Client, lock: DistributedLock, command: Sequence[str], timeout: float | None, taken: int, quiet: bool
+) -> int:
+    """``command`` under ``lock``; the exit code, ``taken`` if the lock was not obtained in time."""
     if not 0 <= taken <= 255:
         raise ConfigurationError(f"-E {taken}: an exit code is 0 to 255")
     _check_command(command)
-    lock = client.lock(name)
-    _tell_waiting(client)
+    if not quiet:
+        _tell_waiting(client)
     with Signals() as signals:
         try:
             with signals.end_the_wait():
                 lease = lock.acquire(timeout)
         except LockTimeout:
-            say(f"{name!r} is still taken after {timeout:g} s: wait longer, or see who holds it with multilock status")
+            if not quiet:
+                say(f"{lock.name!r} is still taken after {timeout:g} s: see who holds it with multilock status")
             return taken
         except Signalled as signalled:
             return signalled.code
@@ -37,10 +42,10 @@ def run(client: Client, name: str, command: Sequence[str], timeout: float | None
         return LOST if code is None else code
 
 
-def elect(client: Client, name: str, command: Sequence[str], identity: str | None) -> int:
-    """``command`` whenever this node leads; the exit code of the one that ended by itself."""
+def elect(client: Client, name: str, command: Sequence[str], identity: str | None, grace: float | None) -> int:
+    """``command`` whenever this node leads; the exit code of the one that ended by itself, or by SIGTERM."""
     _check_command(command)
-    election = client.election(name, identity=identity)
+    election = client.election(name, identity=identity, grace=grace)
     _tell_waiting(client)
     with Signals() as signals:
         while True:
@@ -49,7 +54,7 @@ def elect(client: Client, name: str, command: Sequence[str], identity: str | Non
                     leadership = election.campaign()
             except Signalled as signalled:
                 return signalled.code
-            code = _hold(leadership, command, signals)
+            code = _hold(leadership, command, signals, leadership.ttl if grace is None else grace)
             if code is not None:
                 return code
             if signals.passed_on is not None:  # CMD could not obey it: it was being ended anyway
@@ -65,16 +70,57 @@ def _check_command(command: Sequence[str]) -> None:
 def _tell_waiting(client: Client) -> None:
     """For a user who wonders; a program has no use for it."""
 
+    if not sys.stderr.isatty():
+        return
+    from multilock.events import Event, Waiting  # late: a cron job has no use for them
+
     def tell(event: Event) -> None:
         if isinstance(event, Waiting):
             say(f"waiting for {event.name!r}")
 
-    if sys.stderr.isatty():
-        client.events.subscribe(tell)
+    client.events.subscribe(tell)
 
 
-def _hold(lease: Lease, command: Sequence[str], signals: Signals) -> int | None:
-    """Run ``command`` while ``lease`` is held, then give it back; the exit code, or None if it was lost."""
+class _Ending:
+    """Of a CMD that is sent SIGTERM: the lease is kept until its group has ended, which is killed after the grace."""
+
+    def __init__(self, child: Child, what: str, grace: float) -> None:
+        self._child = child
+        self._what = what
+        self._grace = grace
+        self._told = Threads().bell()  # a signal handler may ring it
+        self._wanted = False
+        self._thread = threading.Thread(target=self._see_to_it, daemon=True)
+        self._thread.start()
+
+    def signal(self, signum: int) -> bool:
+        sent = self._child.signal(signum)
+        if signum == signal.SIGTERM:
+            self._wanted = True
+            self._told.set()
+        return sent
+
+    def wait(self) -> None:
+        """Once CMD itself has ended."""
+        self._told.set()
+        self._thread.join()
+
+    def _see_to_it(self) -> None:
+        self._told.wait(math.inf)
+        if not self._wanted:
+            return
+        kill_at = now() + self._grace
+        ended = self._child.kill(kill_at, kill_at, lambda: None)
+        if now() >= kill_at:
+            what_then = "was killed" if ended else "may run on: it cannot be killed"
+            say(f"{self._what} had not ended {self._grace:g} s after SIGTERM, and {what_then}")
+
+
+def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float | None = None) -> int | None:
+    """Run ``command`` while ``lease`` is held, then give it back; the exit code, or None if it was lost.
+
+    ``grace``: seconds after SIGTERM for which what CMD started is waited for; None: only for CMD itself, for ever.
+    """
     environment = {
         "MULTILOCK_NAME": lease.name,
         "MULTILOCK_TOKEN": "" if lease.token is None else str(lease.token),
@@ -88,14 +134,25 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals) -> int | None:
         return error.code
     ended = threading.Event()
 
+    def forbidden() -> None:
+        say(f"{command[0]} cannot be ended: what is left of it belongs to another user, and may outlive the lock")
+
     def end(loss: Loss) -> None:
+        child.terminate()
         say(f"ending {command[0]}")  # why is logged by the library
-        child.end(loss.valid_until - lease.ttl * KILL_SHARE)
+        share = lease.ttl * KILL_SHARE
+        if not child.kill(loss.valid_until - share, loss.valid_until - share / 2, forbidden):
+            say(f"{command[0]} runs on without the lock")
+            child.leave_terminal()
+            leave(LOST)  # the main thread waits for CMD, and whoever has started us must hear of it
         ended.set()
 
-    with signals.go_to(child):
+    ending = None if grace is None else _Ending(child, command[0], grace)
+    with signals.go_to(ending or child):
         lease.on_lost(end)
         code = child.wait()
+        if ending:
+            ending.wait()
         ours = lease.release()
         if not ours:  # lost while it ran: what is left of its group is being ended
             ended.wait(lease.ttl)

@@ -1,7 +1,7 @@
 """What happens in the child before it becomes CMD.
 
 multilock has threads, and a child forked from a threaded process cannot safely run Python. So this file is run as a
-program by a fresh interpreter, which then turns into CMD: ``python -I -S launch.py PARENT REPORT FOREGROUND CMD…``.
+program by a fresh interpreter, which then turns into CMD: ``launch.py PARENT REPORT WATCH FOREGROUND CMD…``.
 It imports nothing but the standard library.
 """
 
@@ -28,19 +28,44 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def leave_watcher(pipe: int, report: int) -> None:
+    """A process that kills this whole group when multilock dies, which is when ``pipe`` ends without a byte.
+
+    It is no child of CMD, which would not know it, and has a session of its own, where no signal to the group and none
+    of the terminal reaches it. Nothing of ours stays open in it: who reads CMD's output must see its end.
+    """
+    group = os.getpgrp()
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.chdir("/")
+    for inherited in (0, 1, 2, report):
+        with contextlib.suppress(OSError):
+            os.close(inherited)
+    if not os.read(pipe, 1):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    os._exit(0)
+
+
 def take_terminal() -> None:
     """Here, not in the parent: CMD must not read before it may."""
     with contextlib.suppress(OSError):  # somebody has hung up
         os.tcsetpgrp(0, os.getpgrp())
 
 
-def main(parent: str, report: str, foreground: str, *command: str) -> None:
+def main(parent: str, report: str, watch: str, foreground: str, *command: str) -> None:
     """Become ``command``, in the foreground of the terminal on stdin if asked to.
 
     If that fails, its errno is written to the file descriptor ``report``; success closes it.
     """
     die_with(int(parent))
-    os.set_inheritable(int(report), False)
+    leave_watcher(int(watch), int(report))
+    for ours in (report, watch):
+        os.set_inheritable(int(ours), False)
     if foreground == "1":
         take_terminal()
     for signum in (signal.SIGTTOU, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by multilock or Python

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Protocol
 
+from multilock.cli.exits import say
+
 __all__ = ["Signalled", "Signals"]
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -24,7 +26,7 @@ class Signalled(BaseException):
 
 
 class Target(Protocol):
-    def signal(self, signum: int) -> None: ...
+    def signal(self, signum: int) -> bool: ...
 
 
 class Signals:
@@ -52,7 +54,8 @@ class Signals:
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self._target is not None:
             self.passed_on = signum
-            self._target.signal(signum)
+            if not self._target.signal(signum):
+                say(f"{signal.Signals(signum).name} cannot be passed on to processes of another user")
         elif self._waiting:
             raise Signalled(signum)
         else:

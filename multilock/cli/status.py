@@ -7,15 +7,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from multilock import BackendUnavailable, Client, LockInfo
 from multilock.cli.exits import say
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["show", "watch"]
 
@@ -28,6 +27,8 @@ def show(client: Client, prefix: str, as_json: bool) -> None:
     if as_json:
         print(_json(locks, indent=2))
     elif sys.stdout.isatty():
+        from rich.console import Console
+
         Console().print(_table(locks) if locks else "nothing is held")
     else:
         for info in locks:
@@ -40,6 +41,9 @@ def watch(client: Client, prefix: str, as_json: bool) -> None:
     if as_json:
         _watch_json(looks)
     elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.live import Live
+
         with Live(console=Console(), auto_refresh=False) as live:
             for locks in looks:
                 live.update(_table(locks), refresh=True)
@@ -90,16 +94,32 @@ def _json(locks: Sequence[LockInfo], indent: int | None) -> str:
 
 def _line(info: LockInfo) -> str:
     since = info.since.isoformat(timespec="seconds") if info.since else None
-    fields = (info.name, info.kind, info.identity, info.token, info.ttl, since, info.waiting)
+    resting = info.resting_until.isoformat(timespec="seconds") if info.resting_until else None
+    left = None if info.remaining is None else round(info.remaining, 1)
+    fields = (info.name, info.kind, info.identity, info.token, info.ttl, since, info.waiting, resting, left)
     return "\t".join(_shown(field) for field in fields)
 
 
 def _table(locks: Sequence[LockInfo]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, right in (("name", 0), ("kind", 0), ("holder", 0), ("token", 1), ("for", 1), ("ttl", 1), ("waits", 1)):
+    for heading, right in (
+        ("name", 0),
+        ("kind", 0),
+        ("holder", 0),
+        ("token", 1),
+        ("for", 1),
+        ("ttl", 1),
+        ("left", 1),
+        ("waits", 1),
+    ):
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for info in locks:
-        fields = (info.name, info.kind, info.identity, info.token, _age(info), info.ttl, info.waiting)
+        kind = f"rests {_seconds(info.resting_until - datetime.now(UTC))}" if info.resting_until else info.kind
+        left = None if info.remaining is None else _seconds(timedelta(seconds=info.remaining))
+        fields = (info.name, kind, info.identity, info.token, _age(info), info.ttl, left, info.waiting)
         table.add_row(*(Text(_shown(field)) for field in fields))
     return table
 
@@ -107,7 +127,11 @@ def _table(locks: Sequence[LockInfo]) -> Table:
 def _age(info: LockInfo) -> str | None:
     if info.since is None:
         return None
-    seconds = max(0, round((datetime.now(UTC) - info.since).total_seconds()))
+    return _seconds(datetime.now(UTC) - info.since)
+
+
+def _seconds(span: timedelta) -> str:
+    seconds = max(0, round(span.total_seconds()))
     if seconds < 100:
         return f"{seconds}s"
     return f"{seconds // 60}m" if seconds < 6000 else f"{seconds // 3600}h"

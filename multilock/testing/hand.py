@@ -82,7 +82,7 @@ class HandRuntime:
         else:
             self._run_soon(run, self._spawned)
 
-    def workers(self, name: str, limit: int) -> Workers:
+    def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers:
         return HandWorkers(self)
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
@@ -208,9 +208,10 @@ class _HandBell:
         self._event = _HandEvent(runtime)
         self.set = self._event.set
 
-    def wait(self, seconds: float) -> None:
-        self._event.wait(None if seconds == math.inf else seconds)
+    def wait(self, seconds: float) -> bool:
+        rang = self._event.wait(None if seconds == math.inf else seconds)
         self._event.clear()
+        return rang
 
 
 class HandWorkers:

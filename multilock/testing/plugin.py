@@ -1,6 +1,6 @@
 """The pytest plugin: one test, run on every backend that is named.
 
-    pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:///var/tmp/locks.db
+    pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:////var/tmp/locks.db
 
 Without the option the ini value ``multilock_urls`` (one URL a line) counts, and without that ``memory://``.
 

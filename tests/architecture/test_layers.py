@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from tests.architecture.imports import imports_of, module_name, sources
 
 # A module may import those of its own layer and of the layers before.
 LAYERS = [
-    {"errors", "model", "names"},
+    {"errors", "model", "names", "foreign", "strangers"},
+    {"telling"},
     {"backend", "lease", "runtime", "workers", "values"},
     {"events", "callbacks", "subscribers", "timers", "process", "registry", "urls", "config", "decorate"},
     {"holding", "scopes", "gate", "acquire", "watchdog", "monitor", "cleanup", "followers", "kernel"},
@@ -26,10 +28,14 @@ LAYERS = [
 CORE = [path for path in sources("multilock") if path.parent.name not in ("cli", "testing", "conformance", "contrib")]
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
-# What a backend may know of multilock: the interface, the words, and how options and values are written.
+# What a backend may know of multilock: the interface, the words, how options and values are written, who answers at a
+# wrong address, and the log, since its threads must not call a handler themselves.
 FOR_BACKENDS = {
     "multilock",
-    *(f"multilock.{name}" for name in ("backend", "config", "errors", "model", "names", "values")),
+    *(
+        f"multilock.{name}"
+        for name in ("backend", "config", "errors", "model", "names", "strangers", "telling", "values")
+    ),
 }
 LIBRARIES = {
     "multilock_redis": {"redis"},
@@ -106,3 +112,12 @@ def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith('"""')
     assert "\n__all__" in text or "\nif __name__ == " in text  # a program exports nothing
+
+
+@pytest.mark.parametrize("path", [*CORE, *sources("backends")], ids=module_name)
+def test_nobody_calls_a_log_handler_himself(path: Path) -> None:
+    """It may block, and most threads here keep time, or a session: `multilock.telling` calls them."""
+    text = path.read_text(encoding="utf-8")
+    if module_name(path) != "multilock.telling":
+        for call in re.findall(r"getLogger\([^)]*\)\S*", text):
+            assert ".addHandler(" in call or ".addFilter(" in call, call

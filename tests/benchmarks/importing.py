@@ -1,14 +1,16 @@
-"""What ``import multilock`` costs."""
+"""What ``import multilock`` costs, and a command under a lock."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 
 import multilock
 
-__all__ = ["import_time", "slowest", "third_party"]
+__all__ = ["command_time", "import_time", "slowest", "third_party"]
 
 CLOCK = """
 import time
@@ -25,6 +27,21 @@ def import_time(runs: int = 21) -> tuple[float, float]:
     spent = [tuple(map(float, _python("-c", CLOCK).split())) for _ in range(runs)]
     wall, cpu = (round(statistics.median(each) * 1000, 1) for each in zip(*spent, strict=True))
     return wall, cpu
+
+
+def command_time(runs: int = 11) -> float:
+    """Milliseconds of ``multilock run -- true`` on SQLite beyond Python's own start, medians."""
+    with tempfile.TemporaryDirectory(prefix="multilock-bench-") as folder:
+        command = ["-m", "multilock", "run", "job", "--url", f"sqlite:///{folder}/locks.db", "--", "true"]
+        whole = statistics.median(_seconds(*command) for _ in range(runs))
+        bare = statistics.median(_seconds("-c", "pass") for _ in range(runs))
+    return round((whole - bare) * 1000, 1)
+
+
+def _seconds(*arguments: str) -> float:
+    began = time.perf_counter()
+    _python(*arguments)
+    return time.perf_counter() - began
 
 
 def third_party() -> list[str]:

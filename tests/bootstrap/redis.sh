@@ -49,20 +49,8 @@ command -v apt-get >/dev/null 2>&1 && command -v dpkg >/dev/null 2>&1 || missing
 # Two test runs may come here at once: each unpacks for itself, and the first to finish puts it in its place.
 work=$home.$$
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/root" "$work/home/bin"
-read_release "$PWD/$work" "$suite"
-options="$options -o Dir::State::status=/dev/null"
-{
-    # shellcheck disable=SC2086
-    packages=$(apt-cache $options depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
-        --no-replaces --no-enhances "$server-server" | grep -E "^(lib|lua|$server)" | sort -u)
-    # shellcheck disable=SC2086
-    (cd "$work" && apt-get $options download $packages) || missing
-    for package in "$work"/*.deb; do dpkg -x "$package" "$work/root"; done
-} >&2
-# A release's program needs its own libc, and is started by its own loader.
-loader=$(cd "$work/root" && find . -type f \( -name 'ld-linux*.so*' -o -name 'ld-[0-9]*.so' \) | head -n 1)
-[ -n "$loader" ] || missing
+mkdir -p "$work/home/bin"
+unpack_release "$PWD/$work" "$suite" "$server-server" "lib|lua|$server" || missing
 cat >"$work/home/bin/redis-server" <<WRAPPER
 #!/bin/sh
 root=\$(dirname "\$0")/../root

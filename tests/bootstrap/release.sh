@@ -16,3 +16,22 @@ read_release() {
     # shellcheck disable=SC2086
     apt-get $options update >&2 || true
 }
+
+# `unpack_release WORK SUITE PACKAGE NAMES` unpacks that release's PACKAGE into WORK/root, with all it depends on whose
+# names begin with one of NAMES (a|b|c), its libc included. $loader is then the path, below root, of what starts its
+# programs: they need their own libc.
+unpack_release() {
+    mkdir -p "$1/root"
+    read_release "$1" "$2"
+    options="$options -o Dir::State::status=/dev/null"
+    {
+        # shellcheck disable=SC2086
+        packages=$(apt-cache $options depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
+            --no-replaces --no-enhances "$3" | grep -E "^($4)" | sort -u)
+        # shellcheck disable=SC2086
+        (cd "$1" && apt-get $options download $packages) || return 1
+        for package in "$1"/*.deb; do dpkg -x "$package" "$1/root"; done
+    } >&2
+    loader=$(cd "$1/root" && find . -type f \( -name 'ld-linux*.so*' -o -name 'ld-[0-9]*.so' \) | head -n 1)
+    [ -n "$loader" ]
+}

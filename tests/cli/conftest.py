@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE, CompletedProcess, Popen
@@ -56,15 +56,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start `multilock ARGUMENTS`; it is killed at the end of the test if it still runs."""
     with ExitStack() as stack:
 
-        def start(*arguments: str, env: dict[str, str] | None = None) -> Popen[str]:
+        def start(
+            *arguments: str, env: dict[str, str] | None = None, stderr: int = PIPE, through: Sequence[str] = ()
+        ) -> Popen[str]:
             process = stack.enter_context(
                 Popen(
-                    [sys.executable, "-m", "multilock", *arguments],
+                    [*through, sys.executable, "-m", "multilock", *arguments],
                     env={**environment(), **(env or {})},
                     cwd=tmp_path,
                     stdin=subprocess.DEVNULL,
                     stdout=PIPE,
-                    stderr=PIPE,
+                    stderr=stderr,
                     text=True,
                 )
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.cli.conftest import WITHIN, Run, Start, gone, line_of, until
 from tests.servers import RedisServer, free_port
 
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+INTERRUPTED = "trap 'echo still here' INT; echo ready; while :; do sleep 0.05; done"
 LEAD = "trap 'exit 5' TERM INT; echo $MULTILOCK_TOKEN; while :; do sleep 0.05; done"
 
 
@@ -38,6 +40,55 @@ def test_when_the_leader_is_told_to_stop_the_other_leads_without_waiting_for_a_t
     first.terminate()
     assert first.wait(WITHIN) == 5
     assert int(line_of(second)) > term
+
+
+GROUP = """sh -c 'trap "sleep 1; echo last >> log; exit" TERM; echo ready; while :; do sleep 0.05; done' & wait"""
+
+
+def test_the_next_command_begins_after_the_last_line_of_whatever_the_old_one_started(
+    start: Start, url: str, tmp_path: Path
+) -> None:
+    first = start("elect", "lead", "--ttl", "60", "--url", url, "--", "sh", "-c", GROUP)
+    assert line_of(first) == "ready"
+    second = start("elect", "lead", "--ttl", "60", "--url", url, "--", "sh", "-c", "echo first >> log; echo leads")
+    first.terminate()
+    assert line_of(second) == "leads"
+    assert (tmp_path / "log").read_text() == "last\nfirst\n"
+    assert first.wait(WITHIN) == 128 + signal.SIGTERM
+
+
+def test_a_command_that_does_not_end_is_killed_after_the_grace_before_another_leads(
+    start: Start, url: str, client: multilock.Client
+) -> None:
+    stubborn = f"echo $$; {STUBBORN}"
+    process = start("elect", "lead", "--ttl", "60", "--grace", "1.5", "--url", url, "--", "sh", "-c", stubborn)
+    pid = int(line_of(process))
+    assert line_of(process) == "ready"
+    began = time.monotonic()
+    process.terminate()
+    lease = client.lock("lead").acquire(timeout=WITHIN)
+    assert gone(pid)
+    assert time.monotonic() - began >= 1.4
+    lease.release()
+    assert process.wait(WITHIN) == 128 + signal.SIGKILL
+    assert process.stderr is not None
+    assert "had not ended 1.5 s after SIGTERM" in process.stderr.read()
+
+
+def test_another_signal_than_sigterm_has_no_grace(start: Start, url: str, client: multilock.Client) -> None:
+    process = start("elect", "lead", "--grace", "0", "--url", url, "--", "sh", "-c", "trap '' TERM; " + INTERRUPTED)
+    assert line_of(process) == "ready"
+    process.send_signal(signal.SIGINT)
+    assert line_of(process) == "still here"
+    process.terminate()
+    assert process.wait(WITHIN) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("grace", ["-1", "nan"])
+def test_a_grace_that_is_none_is_a_mistake(run: Run, url: str, grace: str) -> None:
+    ended = run("elect", "lead", "--grace", grace, "--url", url, "--", "true")
+    assert ended.returncode == 64
+    assert "grace" in ended.stderr
 
 
 def test_when_the_leader_is_killed_its_command_dies_and_the_other_leads(start: Start, url: str) -> None:
@@ -142,6 +193,12 @@ def test_the_demo_runs_where_it_is_told_to(run: Run, url: str, client: multilock
     ended = run("demo", "--url", url)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert list(client.inspect_all()) == []
+
+
+def test_the_demo_reads_the_environment_like_every_command(run: Run, sqlite_url: str, temporary: Path) -> None:
+    ended = run("demo", "--nodes", "2", env={"MULTILOCK_URL": sqlite_url, "TMPDIR": str(temporary)})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"at {sqlite_url}" in ended.stdout
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -1,12 +1,14 @@
-"""What holds for every command: help that fits a screen, and an honest word where typer is missing."""
+"""What holds for every command: help that fits a screen, and an honest word where rich is missing."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
+import multilock
 from tests.cli.conftest import Run, environment
 
 COMMANDS = ["run", "elect", "status", "force-release", "doctor", "demo"]
@@ -40,21 +42,57 @@ sys.exit(main())
 """
 
 
-def _without(missing: str) -> subprocess.CompletedProcess[str]:
+def _without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = WITHOUT.format(missing=missing)
     return subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *arguments], env=environment(), capture_output=True, text=True, check=False
     )
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_a_missing_library_is_said_in_one_line_with_the_install_line(missing: str) -> None:
-    ended = _without(missing)
+@pytest.mark.parametrize("command", ["doctor", "demo"])
+def test_a_missing_library_is_said_in_one_line_with_the_install_line(command: str, sqlite_url: str) -> None:
+    ended = _without("rich", command, "--url", sqlite_url)
     assert ended.returncode == 64
-    assert ended.stderr == "multilock: the command line needs typer and rich: pip install 'multilock[cli]'\n"
+    assert ended.stderr == "multilock: this command shows its results with rich: pip install 'multilock[cli]'\n"
 
 
-def test_a_missing_module_of_ours_never_reads_pip_install() -> None:
-    ended = _without("multilock.cli.signals")
+def test_a_command_is_run_under_a_lock_without_any_library(sqlite_url: str) -> None:
+    ended = _without("rich", "run", "job", "--url", sqlite_url, "--", "echo", "ran")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ran\n", "")
+
+
+def test_a_missing_module_of_ours_never_reads_pip_install(sqlite_url: str) -> None:
+    ended = _without("multilock.cli.signals", "run", "job", "--url", sqlite_url, "--", "true")
+    assert ended.returncode == 70
     assert "pip install" not in ended.stderr
     assert "multilock.cli.signals" in ended.stderr
+
+
+def test_the_version_is_that_of_the_library(run: Run) -> None:
+    ended = run("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"multilock {multilock.__version__}\n")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", multilock.__version__)
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_the_help_lists_the_exit_codes_and_no_types(run: Run, command: str) -> None:
+    shown = run(command, "--help").stdout
+    assert all(code in shown for code in ("76", "69", "64"))
+    assert not any("<" in run(other, "--help").stdout for other in COMMANDS)
+
+
+LOADED = """
+import sys
+from multilock.cli import main
+code = main()
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+sys.exit(code)
+"""
+
+
+def test_a_cron_job_pays_for_no_library_and_no_asyncio(sqlite_url: str) -> None:
+    command = [sys.executable, "-c", LOADED, "run", "job", "--url", sqlite_url, "--", "true"]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    loaded = set(ended.stdout.split())
+    assert "multilock_sqlite" in loaded
+    assert not loaded & {"typer", "click", "rich", "pydantic", "asyncio", "redis"}

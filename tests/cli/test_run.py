@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -104,6 +107,25 @@ def test_the_code_for_a_taken_lock_can_be_chosen(run: Run, url: str, client: mul
         assert run("run", "job", "--url", url, "--timeout", "0", "-E", "9", "--", "true").returncode == 9
 
 
+def test_quiet_says_nothing_of_a_lock_that_is_taken(run: Run, url: str, client: multilock.Client) -> None:
+    with client.lock("job"):
+        ended = run("run", "job", "--url", url, "--timeout", "0", "-E", "0", "--quiet", "--", "echo", "ran")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_short_job_is_not_run_again_before_its_time(run: Run, url: str) -> None:
+    job = ("run", "job", "--hold-at-least", "60", "--timeout", "0", "--url", url, "--", "echo", "ran")
+    assert run(*job).stdout == "ran\n"
+    again = run(*job)
+    assert (again.returncode, again.stdout) == (75, "")
+    name, kind, *_, resting, left = run("status", "--url", url).stdout.rstrip("\n").split("\t")
+    assert (name, kind) == ("job", "lock")
+    assert 50 < float(left) <= 60
+    assert 50 < (datetime.fromisoformat(resting) - datetime.now(UTC)).total_seconds() <= 61
+    assert run("force-release", "job", "--yes", "--url", url).returncode == 0
+    assert run(*job).stdout == "ran\n"
+
+
 def test_a_command_waits_until_the_other_has_ended(run: Run, start: Start, url: str) -> None:
     first = start("run", "job", "--url", url, "--", "sh", "-c", OBEDIENT)
     assert line_of(first) == "ready"
@@ -181,6 +203,13 @@ def test_every_mistake_in_usage_or_configuration_gives_64_and_a_reason(run: Run,
     assert ended.returncode == 64
     assert ended.stderr or not arguments
     assert "hunter2" not in ended.stderr + ended.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_a_place_that_excludes_nobody_else_is_refused(run: Run, command: str) -> None:
+    ended = run(command, "job", "--", "echo", "ran", env={"MULTILOCK_URL": "memory://"})
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert "memory:// is one process's own" in ended.stderr
 
 
 # ---- signals
@@ -312,6 +341,98 @@ def test_a_backend_that_falls_silent_ends_the_command_before_its_lock_can_be_ano
         assert process.wait(WITHIN) == 76
 
 
+def _full_pipe() -> tuple[int, int]:
+    """A pipe that nobody reads, as stderr is in ``2>&1 | less``."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, bytes(4096)):
+            pass
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, b"."):
+            pass
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_a_lost_lock_ends_the_command_although_nobody_reads_stderr(
+    start: Start, url: str, client: multilock.Client, command: str
+) -> None:
+    reader, writer = _full_pipe()
+    quiet = f"exec 2>/dev/null; echo $$; {OBEDIENT}"  # the shell itself would say "Terminated", and wait
+    process = start(command, "job", "--ttl", "6", "--url", url, "--", "sh", "-c", quiet, stderr=writer)
+    os.close(writer)
+    pid = int(line_of(process))
+    assert line_of(process) == "ready"
+    assert client.force_release("job")
+    until(lambda: gone(pid), within=6)  # a backend that tells nothing is asked every third of the ttl
+    if command == "run":
+        assert process.wait(WITHIN) == 76
+    else:
+        assert line_of(process) != str(pid), "it stands again"
+        process.terminate()
+        assert process.wait(WITHIN) == 5
+    os.close(reader)
+
+
+def test_what_is_said_to_a_full_stderr_comes_as_soon_as_somebody_reads_it(start: Start, sqlite_url: str) -> None:
+    reader, writer = _full_pipe()
+    process = start("run", "job", "--ttl", TTL, "--url", sqlite_url, "--", "sh", "-c", STUBBORN, stderr=writer)
+    os.close(writer)
+    assert line_of(process) == "ready"
+    with multilock.connect(sqlite_url) as other:
+        assert other.force_release("job")
+    with os.fdopen(reader, "rb") as read:
+        said = read.read().strip(b"\0.").decode()
+    assert process.wait(WITHIN) == 76
+    assert "multilock: ending sh\n" in said
+
+
+# As with `multilock run … -- sudo …`: multilock may not kill what another user runs.
+UNPRIVILEGED = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"]
+ANOTHER_USER = ["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 60"]
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start something as another user")
+
+
+@only_root
+@pytest.mark.parametrize("shell", [False, True], ids=["itself", "child-of-a-shell"])
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_a_command_that_we_may_not_kill_is_told_at_once_and_ends_multilock_before_the_validity_does(
+    start: Start, url: str, client: multilock.Client, command: str, shell: bool
+) -> None:
+    ttl = 6.0
+    words = ["sh", "-c", f"{shlex.join(ANOTHER_USER)}; true"] if shell else ANOTHER_USER
+    process = start(command, "job", "--ttl", f"{ttl:g}", "--url", url, "--", *words, through=UNPRIVILEGED)
+    pid = int(line_of(process))
+    try:
+        with Pulse() as pulse:
+            assert client.force_release("job")
+            forced_at = multilock.now()
+            assert process.stderr is not None
+            while "cannot be ended" not in process.stderr.readline():
+                assert process.poll() is None
+            assert multilock.now() - forced_at < ttl / 2 + pulse.stopped()
+            assert process.wait(WITHIN) == 76
+            assert multilock.now() - forced_at < ttl + pulse.stopped()
+        while "runs on without the lock" not in process.stderr.readline():
+            pass  # why it was lost
+        assert not gone(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@only_root
+def test_a_signal_that_we_may_not_pass_on_is_told(start: Start, sqlite_url: str) -> None:
+    process = start("run", "job", "--url", sqlite_url, "--", *ANOTHER_USER, through=UNPRIVILEGED)
+    pid = int(line_of(process))
+    process.terminate()
+    assert process.stderr is not None
+    assert "SIGTERM cannot be passed on" in process.stderr.readline()
+    os.kill(pid, signal.SIGKILL)
+    assert process.wait(WITHIN) == 128 + signal.SIGKILL
+
+
 # ---- the death of multilock itself
 
 
@@ -321,6 +442,66 @@ def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
     assert line_of(process) == "ready"
     process.kill()
     until(lambda: gone(pid), within=2)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "{0} & wait",
+        "({0} &) ; sleep 60",
+        "trap '' TERM HUP; {0} & wait",
+        "({0} &) ; sleep 0.3; exec <&- >&- 2>&-; sleep 60",
+    ],
+    ids=["child", "double-fork", "stubborn", "closed-streams"],
+)
+def test_all_of_the_commands_group_dies_with_multilock(start: Start, url: str, script: str) -> None:
+    """Every line of a crontab is run by a shell."""
+    child = "sh -c 'echo $$; exec sleep 60'"
+    process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", script.format(child))
+    pid = int(line_of(process))
+    process.kill()
+    until(lambda: gone(pid), within=2)
+
+
+def test_what_has_left_the_group_escapes_as_the_docs_say(start: Start, sqlite_url: str) -> None:
+    script = "setsid sh -c 'echo $$; exec sleep 60' & echo $$; wait"
+    process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", script)
+    pids = {int(line_of(process)), int(line_of(process))}
+    process.kill()
+    until(lambda: any(gone(pid) for pid in pids))
+    (escaped,) = [pid for pid in pids if not gone(pid)]
+    os.kill(escaped, signal.SIGKILL)
+
+
+def test_what_the_command_leaves_behind_outlives_multilock_and_holds_no_lock(
+    run: Run, sqlite_url: str, tmp_path: Path
+) -> None:
+    left = "sh -c 'echo $$ > pid; exec sleep 60' >/dev/null 2>&1 &"
+    ended = run("run", "job", "--url", sqlite_url, "--", "sh", "-c", f"{left} while [ ! -s pid ]; do sleep 0.05; done")
+    pid = int((tmp_path / "pid").read_text())
+    assert ended.returncode == 0
+    with multilock.connect(sqlite_url) as client, client.lock("job").acquire(timeout=0), pytest.raises(TimeoutError):
+        until(lambda: gone(pid), within=0.5)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_no_process_of_ours_is_left_when_multilock_ends(start: Start, sqlite_url: str, tmp_path: Path) -> None:
+    mark = f"MARK={tmp_path}"
+    process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", OBEDIENT, env={"MARK": str(tmp_path)})
+    assert line_of(process) == "ready"
+    assert len(_processes_with(mark)) > 2, "a watcher among them"
+    process.terminate()
+    assert process.wait(WITHIN) == 5
+    until(lambda: not _processes_with(mark))
+
+
+def _processes_with(variable: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 def test_the_command_is_a_process_group_of_its_own(start: Start, sqlite_url: str) -> None:

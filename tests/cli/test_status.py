@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def test_status_as_json_is_an_array_of_everything_known(run: Run, url: str, clie
         held = json.loads(run("status", "app/", "--json", "--url", url).stdout)
     assert [info["name"] for info in held] == ["app/a", "app/b"]
     first = held[0]
-    assert set(first) == {"name", "kind", "owner", "identity", "host", "pid", "token", "ttl", "since", "waiting"}
+    assert set(first) == {"name", "kind", "owner", "identity", "host", "pid", "token", "ttl", "since", "waiting",
+                          "resting_until", "remaining"}  # fmt: skip
+    assert 0 < first["remaining"] <= 3.0
     assert (first["kind"], first["token"], first["ttl"]) == ("lock", lease.token, 3.0)
     assert datetime.fromisoformat(first["since"]).tzinfo is not None
 
@@ -93,7 +96,7 @@ def test_force_release_without_yes_takes_nothing_and_says_who_holds_it(
 
 def test_force_release_of_a_free_lock_says_so(run: Run, url: str) -> None:
     ended = run("force-release", "job", "--yes", "--url", url)
-    assert (ended.returncode, ended.stdout) == (0, "job was held by nobody\n")
+    assert (ended.returncode, ended.stdout) == (1, "job was held by nobody\n")
     ended = run("force-release", "job", "--url", url)
     assert (ended.returncode, ended.stderr) == (
         64,
@@ -130,6 +133,25 @@ def test_doctor_as_json_tells_backends_url_capabilities_and_findings(run: Run, u
     assert installed >= {"memory", "sqlite", "redis"}
     assert report["capabilities"]["fencing"] is True
     assert all(set(finding) == {"code", "level", "message", "remedy"} for finding in report["findings"])
+
+
+def test_doctor_guards_a_deployment_by_its_exit_code(run: Run, sqlite_url: str, tmp_path: Path) -> None:
+    assert run("doctor", "--url", sqlite_url).returncode == 0
+    (tmp_path / "plain.db").write_text("no database" * 1000)
+    ended = run("doctor", "--url", f"sqlite://{tmp_path}/plain.db")
+    assert (ended.returncode, "error: " in ended.stdout) == (1, True)
+
+
+def test_strict_doctor_refuses_a_warning(run: Run) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # tokens end with the boot
+        url = f"sqlite://{folder}/locks.db"
+        assert run("doctor", "--url", url).returncode == 0
+        ended = run("doctor", "--strict", "--url", url)
+    assert (ended.returncode, "warning: " in ended.stdout) == (1, True)
+
+
+def test_doctor_shows_no_capability_that_is_none(run: Run, sqlite_url: str) -> None:
+    assert "None" not in run("doctor", "--url", sqlite_url).stdout
 
 
 def test_doctor_shows_the_url_without_its_secrets(run: Run) -> None:

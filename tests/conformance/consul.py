@@ -14,13 +14,14 @@ from tests.servers_consul import ConsulServer
 __all__ = ["Consul"]
 
 # What only this kind of request has in its bytes.
-MARKS: dict[Call, bytes] = {"attempt": b'"lock"', "renew": b"/v1/session/renew/", "release": b'"delete-cas"'}
+MARKS: dict[Call, bytes] = {"attempt": b'"cas"', "renew": b"/v1/session/renew/", "release": b'"check-session"'}
 
 
 class Consul(Proxied):
     """Faults are made by a proxy with real connections; keys are deleted through the API, as an operator would."""
 
     scheme = "consul"
+    rest_at_most = 2.0  # the server ends a session when twice its ttl is over
 
     def __init__(self) -> None:
         self._server = _server()

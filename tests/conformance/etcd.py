@@ -19,6 +19,8 @@ class Etcd(Proxied):
 
     scheme = "etcd"
     quick_ttl = 2.0
+    rest = 2.0
+    rest_at_most = 3.5  # ended leases are looked for twice a second
 
     def __init__(self) -> None:
         self._server = _server()

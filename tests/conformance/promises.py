@@ -55,8 +55,27 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LeaseConformance.test_it_is_renewed_until_released",
             "LeaseConformance.test_it_is_renewed_even_if_nobody_refers_to_it",
         ),
+        "hold_at_least: a release before that time leaves the name taken until then, whatever becomes of us": (
+            "RestConformance.test_a_name_that_is_released_early_rests_and_is_then_free",
+            "RestConformance.test_it_may_be_longer_than_the_ttl",
+            "RestConformance.test_a_release_after_that_time_frees_it_at_once",
+            "RestConformance.test_who_waits_gets_it_when_the_rest_is_over",
+            "RestConformance.test_it_rests_whatever_becomes_of_the_client",
+            "RestConformance.test_a_client_that_is_closed_while_it_holds_leaves_it_resting",
+            "RestConformance.test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss",
+            "RestConformance.test_a_lost_reply_leaves_it_resting",
+            "RestConformance.test_a_release_that_nobody_heard_lets_it_rest_when_it_is_heard",
+            "RestConformance.test_a_lease_that_was_lost_leaves_no_rest",
+            "BackendConformance.test_nobody_revives_or_lengthens_a_name_that_rests",
+            "BackendConformance.test_what_is_held_no_more_does_not_rest",
+            "RestConformance.test_nobody_is_elected_while_the_work_of_the_last_leader_rests",
+            "RestConformance.test_a_leader_that_is_stopped_leaves_no_rest",
+            "RestConformance.test_what_cannot_be_is_said_before_any_request",
+            "ProcessConformance.test_a_name_rests_whatever_becomes_of_the_process_that_released_it",
+        ),
         "renew=False lets it end at its ttl, whatever becomes of this process": (
             "LeaseConformance.test_without_renewal_it_ends_at_its_ttl",
+            "LeaseConformance.test_without_renewal_its_time_counts_from_its_grant_however_long_it_waited",
             "BackendConformance.test_an_unrenewed_claim_ends_by_itself",
         ),
         "fair=True is served in order of arrival, or raises CapabilityMissing": (
@@ -75,9 +94,17 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "WithConformance.test_a_lease_released_by_hand_inside_is_no_loss",
             "WithConformance.test_a_decorated_function_behaves_alike",
         ),
+        "A with ends the lease that it began, in whatever thread or task; never one that another holds": (
+            "WithConformance.test_a_with_that_ends_elsewhere_never_gives_back_what_another_thread_holds",
+            "tests/unit/test_locks.py::test_the_with_of_a_generator_ends_its_own_lease_in_whatever_thread",
+            "tests/unit/test_aio.py::test_the_async_with_of_a_generator_ends_its_own_lease_in_whatever_task",
+        ),
         "async with cancels its body at the moment of the loss, and raises LockLost": (
             "CancelConformance.test_the_body_of_async_with_is_cancelled_when_the_lease_is_lost",
             "CancelConformance.test_a_cancellation_from_outside_stays_a_cancellation",
+        ),
+        "It works in any process, however many descriptors that has open": (
+            "DescriptorConformance.test_all_goes_well_in_a_process_with_two_thousand_open_files",
         ),
         "Two locks of different ttl on one client each keep their own": (
             "LeaseConformance.test_two_ttls_on_one_client_each_keep_their_own",
@@ -97,6 +124,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Raises BackendUnavailable after outage_timeout seconds of silence, never past timeout": (
             "OutageConformance.test_a_wait_raises_after_the_outage_timeout",
             "OutageConformance.test_a_wait_never_outlasts_its_timeout_and_silence_has_the_last_word",
+            "OutageConformance.test_a_wait_behind_one_that_was_never_answered_is_not_told_that_it_is_taken",
             "OutageConformance.test_all_waiters_of_one_client_hear_of_the_outage_in_time",
         ),
         "timeout=0 raises at the first silence": ("OutageConformance.test_a_single_try_raises_at_the_first_silence",),
@@ -353,6 +381,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Waiters and later calls get ClientClosed": (
             "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
+            "CloseConformance.test_a_lock_granted_while_the_client_closes_is_nobodys_and_is_given_back",
             "CloseConformance.test_every_later_call_gets_client_closed",
             "CloseConformance.test_a_client_is_a_context_manager",
         ),
@@ -386,6 +415,14 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ElectionConformance.test_a_running_on_elected_never_delays_on_lost_and_the_node_waits_for_both",
         ),
         "An on_elected that raises resigns": ("ElectionConformance.test_an_on_elected_that_raises_resigns",),
+        "An orderly end: given back when work, on_elected and on_lost have ended, or after the grace": (
+            "ElectionConformance.test_the_next_leaders_work_begins_after_the_last_line_of_the_old_ones",
+            "ElectionConformance.test_what_the_next_on_elected_does_begins_after_the_last_line_of_the_old_one",
+            "ElectionConformance.test_an_on_elected_that_raises_gives_the_lease_back_after_the_work",
+            "ElectionConformance.test_a_work_that_does_not_end_keeps_the_lease_for_the_grace_and_is_named",
+            "ElectionConformance.test_a_work_that_stops_its_own_election_is_not_waited_for_and_keeps_the_lease",
+            "ProcessConformance.test_the_next_leader_begins_after_the_last_line_of_one_that_was_told_to_end",
+        ),
         "on_leader_changed tells who leads": ("ElectionConformance.test_on_leader_changed_tells_who_leads",),
     },
     "Election.name": {"As given": ("ElectionConformance.test_campaign_makes_the_one_leader",)},
@@ -402,6 +439,9 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ElectionConformance.test_run_stands_again_after_a_loss",
             "ElectionConformance.test_an_async_work_is_cancelled_on_loss",
         ),
+        "Cancelled, it ends after its work and on_lost": (
+            "ElectionConformance.test_a_cancelled_run_ends_after_its_work_and_on_lost_and_gives_the_lease_back_then",
+        ),
     },
     "Election.start": {
         "Leads in the background": (
@@ -411,7 +451,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Never gives up during an outage": ("ElectionConformance.test_elections_never_give_up_during_an_outage",),
     },
     "Election.stop": {
-        "on_lost (RESIGNED) BEFORE the lease is given back, which is kept for one ttl at most": (
+        "on_lost (RESIGNED) BEFORE the lease is given back, which is kept for the grace at most": (
             "ElectionConformance.test_start_leads_in_the_background_and_stop_steps_down",
             "ElectionConformance.test_on_lost_comes_before_the_lease_is_given_back",
             "ElectionConformance.test_a_hanging_on_lost_keeps_the_lease_for_one_ttl_at_most",
@@ -527,7 +567,9 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "kernel: cancellation": {
         "Every way out of a wait leaves nothing behind": (
             "LockConformance.test_a_waiter_that_gave_up_leaves_nothing_behind",
+            "LockConformance.test_what_a_client_withdraws_costs_no_later_try_of_its_own",
             "CancelConformance.test_a_cancelled_wait_leaves_nothing_behind",
+            "CancelConformance.test_who_waited_on_a_loop_that_was_closed_holds_nobody_up_and_leaves_nothing",
             "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
             "OutageConformance.test_what_a_failed_wait_may_have_taken_is_given_back",
             "BackendConformance.test_a_cancelled_waiter_never_holds",

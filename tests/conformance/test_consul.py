@@ -50,9 +50,17 @@ class TestElection(conformance.ElectionConformance):
     backend = Consul
 
 
+class TestRest(conformance.RestConformance):
+    backend = Consul
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Consul
 
 
 class TestProcess(conformance.ProcessConformance):
+    backend = Consul
+
+
+class TestDescriptors(conformance.DescriptorConformance):
     backend = Consul

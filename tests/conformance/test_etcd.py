@@ -50,9 +50,17 @@ class TestElection(conformance.ElectionConformance):
     backend = Etcd
 
 
+class TestRest(conformance.RestConformance):
+    backend = Etcd
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Etcd
 
 
 class TestProcess(conformance.ProcessConformance):
+    backend = Etcd
+
+
+class TestDescriptors(conformance.DescriptorConformance):
     backend = Etcd

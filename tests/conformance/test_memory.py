@@ -50,5 +50,13 @@ class TestElection(conformance.ElectionConformance):
     backend = Memory
 
 
+class TestRest(conformance.RestConformance):
+    backend = Memory
+
+
 class TestBackend(conformance.BackendConformance):
+    backend = Memory
+
+
+class TestDescriptors(conformance.DescriptorConformance):
     backend = Memory

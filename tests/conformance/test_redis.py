@@ -50,9 +50,17 @@ class TestElection(conformance.ElectionConformance):
     backend = Redis
 
 
+class TestRest(conformance.RestConformance):
+    backend = Redis
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Redis
 
 
 class TestProcess(conformance.ProcessConformance):
+    backend = Redis
+
+
+class TestDescriptors(conformance.DescriptorConformance):
     backend = Redis

@@ -50,9 +50,17 @@ class TestElection(conformance.ElectionConformance):
     backend = Sqlite
 
 
+class TestRest(conformance.RestConformance):
+    backend = Sqlite
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Sqlite
 
 
 class TestProcess(conformance.ProcessConformance):
+    backend = Sqlite
+
+
+class TestDescriptors(conformance.DescriptorConformance):
     backend = Sqlite

@@ -50,9 +50,17 @@ class TestElection(conformance.ElectionConformance):
     backend = ZooKeeper
 
 
+class TestRest(conformance.RestConformance):
+    backend = ZooKeeper
+
+
 class TestBackend(conformance.BackendConformance):
     backend = ZooKeeper
 
 
 class TestProcess(conformance.ProcessConformance):
+    backend = ZooKeeper
+
+
+class TestDescriptors(conformance.DescriptorConformance):
     backend = ZooKeeper

@@ -26,6 +26,7 @@ ROWS = {
     "losses are pushed": "push_loss",
     "across hosts": "cross_host",
     "survives a failover": "survives_failover",
+    "a name may rest (`hold_at_least`)": "hold_at_least",
     "smallest ttl, s": "ttl_min",
     "greatest ttl, s": "ttl_max",
     "takeover bound, s (ttl 30)": "takeover_bound",

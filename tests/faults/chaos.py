@@ -3,6 +3,7 @@
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
 python -m tests.faults.chaos --backend etcd              or etcd-late, consul, zookeeper
+python -m tests.faults.chaos --habits uvloop             every process does that; else most have one habit each
 python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in, on its backend: ends when it is seen
 """
 
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +43,7 @@ from multilock.testing.conformance.faces import background
 from multilock.values import decode_value
 from tests.faults.contender import SHORT_HOLD
 from tests.faults.defects import DEFECTS
+from tests.faults.habits import HABITS
 from tests.faults.ledger import LedgerServer
 from tests.faults.oracles import Belief, Fault, Record
 from tests.servers import RedisServer
@@ -68,6 +70,7 @@ NAMES = ("red", "green", "blue", "cyan", "amber", "violet")
 KEYS = [f"multilock/{name}" for name in NAMES]
 PROCESSES = 8
 CONTENDERS = 50
+HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]  # further processes have none
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
 SERVER_PACE = 0.4  # … of the server; of a ttl, for which it is away
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
@@ -214,11 +217,22 @@ class EtcdArena(ServerArena):
 
     scheme = "etcd"
     ttl = 2.0
+    outage: ClassVar[float] = 0.0  # seconds of a long one; 0: as long as it takes those whose clean-up is short
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: EtcdServer = stack.enter_context(EtcdServer())
         super().__init__(stack)
-        self.mishaps = {"connections cut": (4, self.cut), "server killed": (0.7, lambda _: self.server.restart())}
+        self.mishaps = {
+            "connections cut": (4, self.cut),
+            "server killed": (0.6, lambda _: self.server.restart()),
+            "server away for long": (0.1, self.away),
+        }
+
+    def away(self, dice: random.Random) -> None:
+        """For longer than a clean-up is patient whose minute is short; leases begin their ttl anew after it."""
+        self.server.kill()
+        time.sleep(self.outage or dice.uniform(2.2, 2.6) * self.ttl)
+        self.server.start()
 
     def held(self) -> Iterator[LockInfo]:
         ends = {"key": "multilock/", "range_end": "multilock0"}
@@ -321,7 +335,16 @@ class ZooKeeperArena(ServerArena):
         self.operator.start()
         stack.callback(self.operator.close)  # after stop(), which leaves its sockets open
         stack.callback(self.operator.stop)
-        self.mishaps = {"connections cut": (4, self.cut), "server killed": (0.4, lambda _: self.server.restart())}
+        self.mishaps = {
+            "connections cut": (4, self.cut),
+            "server killed": (0.3, lambda _: self.server.restart()),
+            "server with other limits": (0.15, self.limit),
+        }
+
+    def limit(self, dice: random.Random) -> None:
+        """Sessions get what they ask for, or less, also those that exist."""
+        self.server.settings["maxSessionTimeout"] = dice.choice([int(700 * self.ttl), 60_000])
+        self.server.restart()
 
     def held(self) -> Iterator[LockInfo]:
         if not self.operator.connected:  # what is asked then is answered much later
@@ -404,8 +427,8 @@ class _Stream:
 class Chaos:
     """The processes, the faults that are under way, and how each is undone."""
 
-    def __init__(self, arena: Arena, ledger: LedgerServer, seed: int, defect: str) -> None:
-        self.arena, self.ledger, self.defect = arena, ledger, defect
+    def __init__(self, arena: Arena, ledger: LedgerServer, seed: int, habits: Sequence[str], defect: str) -> None:
+        self.arena, self.ledger, self.habits, self.defect = arena, ledger, habits, defect
         self.dice = random.Random(seed)
         self.seed = seed
         self.helpers: dict[int, Helper] = {}  # by place
@@ -421,10 +444,11 @@ class Chaos:
     def start(self, place: int) -> None:
         threads, more = divmod(CONTENDERS, PROCESSES)
         threads += place < more
+        habits = self.habits or (HABITS_BY_PLACE[place] if place < len(HABITS_BY_PLACE) else [])
         self.helpers[place] = Helper(
             "tests.faults.contender:contend",
             self.arena.url_for(place), self.arena.ttl, ",".join(NAMES), threads - 2, 2, self.ledger.path,
-            f"{self.seed}.{next(self._starts)}", self.defect,
+            f"{self.seed}.{next(self._starts)}", ";".join(habits), self.defect,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -607,12 +631,18 @@ class Chaos:
 
     # ---- the end
 
-    def calm(self, within: float) -> Iterator[str]:
-        """Everything in order again; every process ends by itself."""
+    def calm(self, bound: float, within: float) -> Iterator[str]:
+        """Everything in order again; every name finds a holder, every process ends by itself."""
         while self._later:
             self.do_what_is_due(self._later[0][0])
             time.sleep(0.01)
-        time.sleep(2 * self.arena.ttl)
+        began = now()
+        stuck = set(NAMES)
+        while now() < began + 2 * self.arena.ttl or (stuck and now() < began + bound + 2 * self.arena.ttl):
+            self.collect()
+            stuck -= {belief.name for belief in self.record.beliefs.values() if belief.began > began}
+            time.sleep(0.02)
+        yield from (f"O5 {name}: in order again, and nobody got it for {now() - began:.2f} s" for name in stuck)
         for helper in self.helpers.values():
             helper.tell("stop")
         until = now() + within
@@ -640,6 +670,13 @@ class Report:
     def acquisitions(self) -> int:
         return len(self.record.beliefs)
 
+    @property
+    def acquired_with(self) -> Counter[str]:
+        """How often, by the habits of who acquired."""
+        return Counter(
+            habit for belief in self.record.beliefs.values() for habit in self.record.habits.get(belief.pid, ["-"])
+        )
+
     def outlived(self, fault: Fault) -> bool:
         """Whether it took a lease away: one that was held when it began, and ended while it lasted."""
         held = self.record.held_at(fault.pid, fault.start)
@@ -661,6 +698,7 @@ class Report:
         table.add_row("all", str(len(self.faults)), str(self.outliving))
         console = Console()
         console.print(table)
+        console.print(", ".join(f"{habit}: {times}" for habit, times in self.acquired_with.most_common()))
         losses = sum(bool(belief.losses) for belief in self.record.beliefs.values())
         console.print(
             f"{self.acquisitions} acquisitions, {losses} losses ({self.record.judged_callbacks} of them noticed by a "
@@ -671,12 +709,12 @@ class Report:
 
 
 @contextmanager
-def _chaos(arena: type[Arena], seed: int, defect: str) -> Iterator[Chaos]:
+def _chaos(arena: type[Arena], seed: int, habits: Sequence[str], defect: str) -> Iterator[Chaos]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
         ledger = LedgerServer(Path(folder, "ledger"))
         stack.callback(ledger.close)
-        chaos = Chaos(arena(stack), ledger, seed, defect)
+        chaos = Chaos(arena(stack), ledger, seed, habits, defect)
         stack.callback(chaos.close)
         for place in range(PROCESSES):
             chaos.start(place)
@@ -685,9 +723,9 @@ def _chaos(arena: type[Arena], seed: int, defect: str) -> Iterator[Chaos]:
         yield chaos
 
 
-def run(arena: type[Arena], seconds: float, *, seed: int = 0, defect: str = "") -> Report:
+def run(arena: type[Arena], seconds: float, *, seed: int = 0, habits: Sequence[str] = (), defect: str = "") -> Report:
     """Chaos for so many seconds, or until the first violation."""
-    with _chaos(arena, seed, defect) as chaos:
+    with _chaos(arena, seed, habits, defect) as chaos:
         record, ledger = chaos.record, chaos.ledger
         started, look_at, streams = now(), now() + LOOK_EVERY, chaos.streams()
         violations: list[str] = []
@@ -702,12 +740,13 @@ def run(arena: type[Arena], seconds: float, *, seed: int = 0, defect: str = "") 
             time.sleep(0.005)
         lasted = now() - started
         if not violations:
-            violations += chaos.calm(within=15.0)
+            bound = _bound(chaos.arena)
+            violations += chaos.calm(bound, within=15.0)
             violations += record.overlaps()
             violations += (f"O2 {lost}" for lost in ledger.lost)
             violations += record.token_regressions()
             violations += record.late_callbacks()
-            violations += record.slow_takeovers(chaos.faults, _bound(chaos.arena), chaos.arena.ttl, started + lasted)
+            violations += record.slow_takeovers(chaos.faults, bound, chaos.arena.ttl, started + lasted)
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
             violations += record.wrong
@@ -725,11 +764,14 @@ def main() -> int:
     parser.add_argument("--backend", choices=ARENAS, help="default: redis, or that of the defect")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--outage", type=float, default=0.0, help="seconds of etcd's long ones: 75 outlast a clean-up")
+    parser.add_argument("--habits", choices=HABITS, nargs="+", default=(), metavar="HABIT", help=", ".join(HABITS))
     parser.add_argument("--defect", choices=DEFECTS, default="")
     given = parser.parse_args()
     arena = ARENAS[given.backend or (DEFECTS[given.defect].arena if given.defect else "redis")]
+    EtcdArena.outage = given.outage
     print(f"seed {given.seed}")
-    report = run(arena, given.seconds, seed=given.seed, defect=given.defect)
+    report = run(arena, given.seconds, seed=given.seed, habits=given.habits, defect=given.defect)
     report.show()
     return bool(report.violations)
 

@@ -3,6 +3,7 @@
 Each line leaves in one write to a pipe, so that a killed process has said everything it knew. Times are those of
 `multilock.now()`, a clock that all processes of a machine share::
 
+    habit NAME                       what this process does of tests/faults/habits.py
     session ID SESSION               the lock which was just got lives in this session
     renewal TIME ID                  … which is renewed next at TIME
     got TIME NAME ID TOKEN HELD      acquire() returned, and is_held() said HELD after TIME
@@ -24,20 +25,37 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import multilock
-from multilock import AsyncClient, AsyncLease, BackendUnavailable, Client, Lease, LeaseState, Loss, now
+from multilock import (
+    AsyncClient,
+    AsyncDistributedLock,
+    AsyncLease,
+    BackendUnavailable,
+    Client,
+    DistributedLock,
+    Lease,
+    LeaseState,
+    LockLost,
+    Loss,
+    now,
+    telling,
+)
 from multilock.lease import lost_at
 from multilock.testing import hear
 from tests.faults.defects import DEFECTS
+from tests.faults.habits import ELSEWHERE, HABITS, UVLOOP
 from tests.faults.ledger import Account
 
 PULSE = 0.005  # seconds between two looks of the thread that finds out when the process does not run
 STALLED = 0.025
 SHORT_HOLD = 0.03  # seconds at most, for all the others
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
+AT_ONCE = 50  # acquires of one who keeps many locks
+LOOK_EVERY = 0.2  # seconds between two looks at all that he keeps
 LONG_HOLD = 0.2  # the share of leases that are held for so long that most faults meet one
 
 
@@ -45,15 +63,22 @@ def note(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def contend(url: str, ttl: str, names: str, threads: str, tasks: str, ledger: str, seed: str, defect: str) -> None:
+def contend(
+    url: str, ttl: str, names: str, threads: str, tasks: str, ledger: str, seed: str, habits: str, defect: str
+) -> None:
     """Contend until the harness says so."""
+    has = set(filter(None, habits.split(";")))
+    for habit in has:
+        HABITS[habit]()
+        note("habit", habit)
     if defect:
         DEFECTS[defect].seed()
     threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
-    crew = _Crew(url, float(ttl), names.split(","), ledger, random.Random(seed))
+    crew = _Crew(url, float(ttl), names.split(","), ledger, random.Random(seed), elsewhere=ELSEWHERE in has)
     blocking, asynchronous = crew.open_clients()
     workers = [threading.Thread(target=crew.work, args=(blocking, number)) for number in range(int(threads))]
-    workers.append(threading.Thread(target=asyncio.run, args=(crew.work_on_loop(asynchronous, int(tasks)),)))
+    on_loop = asyncio.Runner(loop_factory=_uvloop() if UVLOOP in has else None)
+    workers.append(threading.Thread(target=_run, args=(on_loop, crew, asynchronous, int(tasks))))
     for worker in workers:
         worker.start()
     note("ready")
@@ -61,20 +86,81 @@ def contend(url: str, ttl: str, names: str, threads: str, tasks: str, ledger: st
     crew.done.set()
     for worker in workers:
         worker.join()
+    crew.close()
     blocking.close()
+    note("end", _threads_left(), _sockets_left())
+
+
+def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
+    import uvloop
+
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return new_event_loop
+
+
+def _run(runner: asyncio.Runner, crew: _Crew, client: AsyncClient, tasks: int) -> None:
+    with runner:
+        runner.run(crew.work_on_loop(client, tasks))
+
+
+def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
+    """One client that holds many locks until the harness says so, asked about all of them again and again."""
+    threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
+    client = multilock.connect(url, ttl=float(ttl))
+    done = threading.Event()
+
+    def take(number: int) -> Lease:
+        lease = client.lock(f"{prefix}{number}", on_lost=_tell_loss).acquire()
+        began, held = now(), lease.is_held()
+        note("got", began, lease.name, _id(lease), lease.token, int(held))
+        return lease
+
+    def look(leases: list[Lease]) -> None:
+        while not done.wait(LOOK_EVERY):
+            for lease in leases.copy():
+                asked = now()
+                if lease.is_held():
+                    note("held", asked, _id(lease))
+                else:
+                    note("over", asked, _id(lease))
+                    leases.remove(lease)
+
+    with ThreadPoolExecutor(AT_ONCE) as takers:
+        leases = list(takers.map(take, range(int(first), int(last))))
+    note("ready", now())
+    looking = threading.Thread(target=look, args=(leases,))
+    looking.start()
+    hear()
+    done.set()
+    looking.join()
+    client.close()
     note("end", _threads_left(), _sockets_left())
 
 
 class _Crew:
     """The contenders of this process; each has its own dice."""
 
-    def __init__(self, url: str, ttl: float, names: list[str], ledger: str, dice: random.Random) -> None:
+    def __init__(
+        self, url: str, ttl: float, names: list[str], ledger: str, dice: random.Random, *, elsewhere: bool
+    ) -> None:
         self.url, self.ttl, self.names, self.ledger, self.dice = url, ttl, names, ledger, dice
         self.done = threading.Event()
+        self.elsewhere = ThreadPoolExecutor(4) if elsewhere else None
 
     def open_clients(self) -> tuple[Client, AsyncClient]:
         place = {"url": self.url, "ttl": self.ttl, "outage_timeout": 2.0}
-        return multilock.connect(place), multilock.connect_async(place)
+        blocking, asynchronous = multilock.connect(place), multilock.connect_async(place)
+        # The locks that all contenders of a face share: which of them entered is for the lock to know.
+        self.shared = {name: blocking.lock(name, on_lost=_tell_loss) for name in self.names}
+        # A scope that is left elsewhere has no body of a task's own that a loss could cancel.
+        self.async_shared = {
+            name: asynchronous.lock(name, cancel_on_lost=False, on_lost=_tell_loss) for name in self.names
+        }
+        return blocking, asynchronous
+
+    def close(self) -> None:
+        if self.elsewhere:
+            self.elsewhere.shutdown()
 
     def _dice(self, number: int) -> random.Random:
         return random.Random(f"{self.dice.random()} {number}")
@@ -85,6 +171,9 @@ class _Crew:
         dice, account = self._dice(number), Account(self.ledger)
         while not self.done.is_set():
             try:
+                if self.elsewhere and dice.random() < 0.5:
+                    self._leave_elsewhere(self.elsewhere, self.shared[dice.choice(self.names)], account, dice)
+                    continue
                 lock = client.lock(
                     dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
                 )
@@ -99,6 +188,16 @@ class _Crew:
                 note("wrong", repr(traceback.format_exc()))
         account.close()
 
+    def _leave_elsewhere(
+        self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random
+    ) -> None:
+        scope = _scope(lock)
+        lease = next(scope)
+        for pause in _hold(lease, account, dice):
+            time.sleep(pause)
+        _note_release(lease)
+        _note_released(lease, others.submit(_leave, scope).result())
+
     # ---- the asyncio face
 
     async def work_on_loop(self, client: AsyncClient, tasks: int) -> None:
@@ -109,6 +208,9 @@ class _Crew:
         dice, account = self._dice(number), Account(self.ledger)
         while not self.done.is_set():
             try:
+                if self.elsewhere and dice.random() < 0.5:
+                    await self._leave_in_another_task(self.async_shared[dice.choice(self.names)], account, dice)
+                    continue
                 lock = client.lock(
                     dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
                 )
@@ -127,9 +229,44 @@ class _Crew:
                 await asyncio.sleep(0.05)
             except TimeoutError:
                 pass
-            except Exception:
+            except (Exception, asyncio.CancelledError):  # nobody cancels it but the timeout above
                 note("wrong", repr(traceback.format_exc()))
         account.close()
+
+    async def _leave_in_another_task(self, lock: AsyncDistributedLock, account: Account, dice: random.Random) -> None:
+        scope = _async_scope(lock)
+        lease = await anext(scope)
+        for pause in _hold(lease, account, dice):
+            await asyncio.sleep(pause)
+        _note_release(lease)
+        _note_released(lease, await asyncio.create_task(_leave_async(scope)))
+
+
+def _scope(lock: DistributedLock) -> Iterator[Lease]:
+    """As a framework keeps one open while it serves a request."""
+    with lock as lease:
+        yield lease
+
+
+def _leave(scope: Iterator[Lease]) -> bool:
+    try:
+        next(scope, None)
+    except LockLost:
+        return False
+    return True
+
+
+async def _async_scope(lock: AsyncDistributedLock) -> AsyncIterator[AsyncLease]:
+    async with lock as lease:
+        yield lease
+
+
+async def _leave_async(scope: AsyncIterator[AsyncLease]) -> bool:
+    try:
+        await anext(scope, None)
+    except LockLost:
+        return False
+    return True
 
 
 def _patience(dice: random.Random) -> float:
@@ -196,6 +333,7 @@ def _threads_left() -> str:
     until = now() + 3.0
     while True:
         names = [thread.name for thread in threading.enumerate() if thread.name.startswith("multilock")]
+        names = [name for name in names if name != telling.THREAD]
         if not names or now() > until:
             return ",".join(sorted(names)) or "-"
         time.sleep(0.01)

@@ -59,6 +59,7 @@ class Record:
         self.renewals: dict[str, float] = {}  #: by id, when the next one was planned as the lease began
         self.stalls: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.ends: dict[int, tuple[str, int]] = {}
+        self.habits: dict[int, set[str]] = defaultdict(set)
         self.wrong: list[str] = []
         self.judged_callbacks = 0
         self._early_losses: dict[str, tuple[float, str, float]] = {}
@@ -92,6 +93,8 @@ class Record:
                     self._early_losses[id] = loss
             case "stall", [start, end]:
                 self.stalls[pid].append((float(start), float(end)))
+            case "habit", _:
+                self.habits[pid].add(" ".join(words))
             case "end", [threads, sockets]:
                 self.ends[pid] = threads, int(sockets)
             case "wrong", _:
@@ -143,7 +146,7 @@ class Record:
                 if other.token <= one.token:
                     yield f"O3 {name}: token {other.token} came after {one.token}"
 
-    def late_callbacks(self) -> Iterator[str]:
+    def late_callbacks(self, slack: float = CALLBACK_SLACK) -> Iterator[str]:
         """O4: a callback starts at ``lost_at`` at the latest, and before the next holder. Time in which its process did
         not run does not count."""
         self.judged_callbacks = 0
@@ -153,7 +156,7 @@ class Record:
                 since = lost_at - CALLBACK_SLACK
                 stalled = sum(max(0.0, min(at, end) - max(since, start)) for start, end in self.stalls[belief.pid])
                 late = at - lost_at
-                if late > CALLBACK_SLACK + stalled:
+                if late > slack + stalled:
                     yield f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
                 if stalled or self.taken_at(belief) < math.inf:
                     continue

@@ -19,6 +19,7 @@ from tests.faults.chaos import (
     run,
 )
 from tests.faults.defects import DEFECTS
+from tests.faults.habits import HABITS
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,7 @@ def test_a_minute_of_chaos_on_redis_breaks_no_promise(chaos: Chaos) -> None:
     assert len(report.faults) >= 200
     assert report.outliving >= 50
     assert report.record.judged_callbacks > 0
+    assert all(report.acquired_with[habit] >= 20 for habit in HABITS)
 
 
 @pytest.mark.timeout(100)
@@ -54,6 +56,7 @@ def test_twenty_seconds_of_chaos_on_sqlite_break_no_promise(chaos: Chaos) -> Non
     report = chaos(SqliteArena, 20.0)
     assert report.violations == []
     assert report.outliving >= 10
+    assert all(report.acquired_with[habit] for habit in HABITS)
 
 
 @pytest.mark.timeout(150)
@@ -65,6 +68,7 @@ def test_a_minute_of_chaos_on_a_backend_of_sessions_breaks_no_promise(chaos: Cha
     assert len(report.faults) >= 100
     assert report.outliving >= 20
     assert report.record.judged_callbacks > 0
+    assert all(report.acquired_with[habit] for habit in HABITS)
 
 
 @pytest.mark.timeout(100)

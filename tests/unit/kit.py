@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason
+from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason, telling
 from multilock.acquire import BlockingFace, Face, Waiter
 from multilock.backend import Backend, Held, Notices
 from multilock.callbacks import Callbacks, ThreadCallbacks
@@ -25,6 +25,7 @@ from multilock.runtime import now as real_now
 
 __all__ = [
     "CAPABILITIES",
+    "START_OF_A_THREAD",
     "Answer",
     "Call",
     "Losses",
@@ -75,6 +76,9 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
         time.sleep(0.002)
 
 
+START_OF_A_THREAD = "start_joinable_thread" if sys.version_info >= (3, 13) else "start_new_thread"
+
+
 @contextlib.contextmanager
 def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
     """KeyboardInterrupt where CPython delivers one: once, as ``function`` begins in this thread, or in it after the
@@ -97,8 +101,9 @@ def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
 
 
 def our_threads() -> set[threading.Thread]:
-    """Those of all clients; what else runs in this process comes and goes as it likes."""
-    return {thread for thread in threading.enumerate() if thread.name.startswith("multilock-")}
+    """Those of all clients; what else runs in this process comes and goes as it likes, or stays, as that of the log."""
+    threads = threading.enumerate()
+    return {thread for thread in threads if thread.name.startswith("multilock-") and thread.name != telling.THREAD}
 
 
 def state_of(lease: Lease) -> LeaseState:
@@ -358,7 +363,7 @@ class StepFace:
 
     def __init__(self, kernel: Kernel) -> None:
         self._runtime = kernel.runtime
-        self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers)
+        self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers, kernel.later)
 
     async def request(self, within: float, call: Callable[..., Any], *args: Any) -> Any:
         await _Point()
@@ -369,6 +374,9 @@ class StepFace:
 
     def waiter(self) -> Waiter:
         return _StepWaiter(self._runtime)
+
+    def forget_closed_loop(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -393,6 +393,61 @@ def test_an_async_with_may_end_in_another_task_than_it_began(backend: Scripted) 
     run(main)
 
 
+@pytest.mark.parametrize("cancel_on_lost", [True, False])
+@pytest.mark.parametrize("where", ["a task of its own", "the task that entered next"])
+def test_the_async_with_of_a_generator_ends_its_own_lease_in_whatever_task(
+    backend: Scripted, cancel_on_lost: bool, where: str
+) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lock = client.lock("n", cancel_on_lost=cancel_on_lost)
+
+            async def hold() -> AsyncIterator[AsyncLease]:
+                async with lock as lease:
+                    yield lease
+
+            async def end(generator: AsyncIterator[AsyncLease]) -> AsyncLease | None:
+                return await anext(generator, None)
+
+            first, second = hold(), hold()
+            lost = await asyncio.create_task(end(first))
+            assert lost is not None
+            take(backend)
+            del backend.holders["n"]
+
+            async def next_request() -> None:
+                held = await anext(second)
+                with pytest.raises(LockLost) as caught:
+                    await (asyncio.create_task(end(first)) if where == "a task of its own" else end(first))
+                assert caught.value.loss is lost._loss
+                assert held.is_held()
+
+            await asyncio.create_task(next_request())
+            assert list(backend.holders) == ["n"]
+            await anext(second, None)
+            assert backend.holders == {}
+
+    run(main)
+
+
+def test_an_async_exit_by_hand_in_a_third_task_ends_the_lost_lease_and_not_the_held_one(backend: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lock = client.lock("n")
+            await asyncio.create_task(lock.__aenter__())
+            take(backend)
+            del backend.holders["n"]
+            held = await asyncio.create_task(lock.__aenter__())
+            with pytest.raises(LockLost):
+                await asyncio.create_task(lock.__aexit__(None, None, None))
+            assert held.is_held()
+            await asyncio.create_task(lock.__aexit__(None, None, None))
+            assert not held.is_held()
+            assert backend.holders == {}
+
+    run(main)
+
+
 def test_of_two_tasks_that_entered_one_lease_a_loss_leaves_no_cancellation_behind(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
@@ -798,6 +853,103 @@ def test_a_client_belongs_to_one_loop_at_a_time(backend: Scripted) -> None:
     asyncio.run(use_in_two_loops())
 
 
+def leave_on_a_closed_loop(main: Callable[[], Coroutine[Any, Any, list[asyncio.Task[Any]]]]) -> list[asyncio.Task[Any]]:
+    """Tasks that wait for ever on a loop that was closed under them, as a program does that uses no asyncio.run()."""
+    loop = asyncio.new_event_loop()
+    tasks = loop.run_until_complete(main())
+    loop.close()
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    return tasks
+
+
+@pytest.mark.parametrize("then", ["go on", "close"])
+@pytest.mark.parametrize("fair", [False, True])
+def test_who_waited_on_a_closed_loop_holds_nobody_up(backend: Scripted, then: str, fair: bool) -> None:
+    client = AsyncClient(backend)
+    backend.holders["n"] = "somebody"
+    lock = client.lock("n", fair=fair)
+
+    async def wait() -> list[asyncio.Task[Any]]:
+        tasks = [asyncio.create_task(lock.acquire()) for _ in range(3)]
+        await until(lambda: len(backend.queues["n"]) == (3 if fair else 1))
+        return tasks
+
+    tasks = leave_on_a_closed_loop(wait)
+    del backend.holders["n"]
+
+    async def go_on() -> None:
+        if then == "go on":
+            async with lock.acquire(timeout=3):
+                pass
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < 2.5
+
+    run(go_on)
+    assert backend.queues["n"] == []
+    assert backend.holders == {}
+    assert not any(task.done() for task in tasks)
+
+
+@pytest.mark.parametrize("then", ["go on", "close"])
+def test_a_release_left_on_a_closed_loop_goes_on_in_the_background(backend: Scripted, then: str) -> None:
+    client = AsyncClient(backend)
+    answer = threading.Event()
+
+    def waits(backend: Scripted, call: Call) -> Any:
+        answer.wait(10)
+        return call.execute()
+
+    async def begin() -> list[asyncio.Task[Any]]:
+        lease = await client.lock("n").acquire()
+        backend.script("release", waits)
+        task = asyncio.create_task(lease.release())
+        await until(lambda: backend.called("release"))
+        return [task]
+
+    tasks = leave_on_a_closed_loop(begin)
+    answer.set()
+
+    async def go_on() -> None:
+        if then == "go on":
+            await client.ping()
+            await until(lambda: not client._kernel.held)
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < 2.5
+
+    run(go_on)
+    assert backend.holders == {}
+    assert not any(task.done() for task in tasks)
+
+
+@pytest.mark.parametrize("then", ["go on", "close"])
+def test_a_callback_that_a_closed_loop_never_ran_holds_up_no_close(backend: Scripted, then: str) -> None:
+    client = AsyncClient(backend)
+
+    async def never_ends(loss: Loss) -> None:
+        await asyncio.Event().wait()
+
+    async def lose() -> list[asyncio.Task[Any]]:
+        await client.lock("n", on_lost=never_ends).acquire()
+        take(backend)
+        await until(lambda: any(task.get_coro().__name__ == "never_ends" for task in asyncio.all_tasks()))  # type: ignore[union-attr]
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    tasks = leave_on_a_closed_loop(lose)
+
+    async def go_on() -> None:
+        if then == "go on":
+            await client.ping()
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < 2.5
+
+    run(go_on)
+    assert len(tasks) == 1
+
+
 def test_events_are_heard_on_a_second_loop_too(backend: Scripted) -> None:
     client = AsyncClient(backend)
     heard: list[Event] = []
@@ -836,6 +988,31 @@ def test_close_loses_what_is_held_and_ends_every_wait(backend: Scripted) -> None
         await until(lambda: our_threads() <= before)
 
     run(main)
+
+
+def test_a_loop_that_ends_before_a_close_that_nobody_waits_for_leaves_no_traceback(
+    backend: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    answer = threading.Event()
+
+    def waits(backend: Scripted, call: Call) -> Any:
+        answer.wait(10)
+        return call.execute()
+
+    async def main() -> None:
+        client = AsyncClient(backend)
+        await client.lock("n").acquire()
+        backend.script("release", waits)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.close(), 0.05)
+
+    run(main)
+    answer.set()
+    eventually(lambda: backend.closed and not any(each.name == "multilock-close" for each in threading.enumerate()))
+    assert raised == []
+    assert backend.holders == {}
 
 
 def test_a_callback_may_close_the_client(backend: Scripted) -> None:

@@ -14,7 +14,7 @@ from multilock.acquire import BlockingFace
 from multilock.callbacks import ThreadCallbacks
 from multilock.runtime import Threads, now
 from multilock.timers import Timers
-from tests.unit.kit import Losses, Scripted, client_on, ctrl_c, eventually
+from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_c, eventually
 
 
 class Ticking:
@@ -25,7 +25,7 @@ class Ticking:
         self.timers = Timers(lambda at: self.ticker.poke(at))
         self.ticker = runtime.ticker(lambda: self.timers.step(now()), lambda error: None, "timers")
         self.ticker.start()
-        self.callbacks = ThreadCallbacks(runtime, self.timers)
+        self.callbacks = ThreadCallbacks(runtime, self.timers, lambda call: self.timers.at(runtime.now() + 0.1, call))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_callback_runs_on_a_thread_of_its_own(ticking: Ticking) -> None:
 
 @pytest.mark.parametrize(
     ("function", "after"),
-    [("ThreadCallbacks._begin", None), ("ThreadCallbacks._spawn", None), ("Thread.start", "start_new_thread")],
+    [("ThreadCallbacks._begin", None), ("ThreadCallbacks._spawn", None), ("Thread.start", START_OF_A_THREAD)],
 )
 def test_one_whose_start_is_interrupted_is_called_once(ticking: Ticking, function: str, after: str | None) -> None:
     called: list[int] = []

@@ -57,6 +57,52 @@ def test_it_gives_up_after_a_minute_or_two_ttls_and_names_the_lock(
     assert client._kernel.timers._heap == []
 
 
+@pytest.mark.parametrize("granted", [False, True])
+def test_while_its_session_is_renewed_it_never_gives_up(
+    make: Callable[..., Client], runtime: HandRuntime, caplog: pytest.LogCaptureFixture, granted: bool
+) -> None:
+    backend = Scripted(runtime, sessions=True)
+    client = make(backend, request_timeout=1.0)
+    backend.always("release", silence(0.0))
+    if granted:
+        client.lock("n").acquire().release()
+    else:
+        lose_a_reply(client, backend)
+    with caplog.at_level(logging.WARNING, "multilock"):
+        runtime.advance(1000)
+    assert caplog.text.count("is still not given back") == 1, "it says so once"
+    assert "gave up" not in caplog.text
+    backend.always("release", None)
+    runtime.advance(5)
+    assert backend.holders == {}, "an orphan would live as long as the session"
+    assert client._kernel.cleanup.wait(0)
+
+
+def test_once_its_session_has_ended_it_gives_up(make: Callable[..., Client], runtime: HandRuntime) -> None:
+    backend = Scripted(runtime, sessions=True)
+    client = make(backend, request_timeout=1.0)
+    backend.always("release", silence(0.0))
+    lease = client.lock("n").acquire()
+    lease.release()
+    runtime.advance(500)
+    backend.notices.group_gone(lease._granted.group, "the test ends it")
+    runtime.advance(10)
+    assert client._kernel.cleanup.wait(0)
+
+
+def test_a_refused_cancel_that_goes_on_for_long_is_logged_twice(
+    make: Callable[..., Client], runtime: HandRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Scripted(runtime, sessions=True)
+    client = make(backend, request_timeout=1.0)
+    backend.always("release", refused(BackendRejected("no space")))
+    with caplog.at_level(logging.WARNING, "multilock"):
+        client.lock("n").acquire().release()
+        runtime.advance(1000)
+    assert caplog.text.count("giving back the lock 'n' failed: no space") == 1
+    assert caplog.text.count("the lock 'n' is still not given back (no space)") == 1
+
+
 def test_unsure_is_never_forgotten_on_the_way(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     backend.script("release", silence(unknown=False), silence())
     lose_a_reply(client, backend)
@@ -119,3 +165,61 @@ def test_many_cancels_go_on_side_by_side(client: Client, backend: Scripted, runt
             client.lock(f"n{number}", ttl=0.5).acquire(0)
     runtime.advance(1)
     assert backend.holders == {}
+
+
+def answered_after(client: Client, runtime: HandRuntime, seconds: float) -> None:
+    """The clean-up has its workers from then on."""
+    client._kernel.timers.at(runtime.now() + seconds, runtime.release_jobs)
+
+
+def test_a_claim_that_is_being_withdrawn_costs_no_later_try_of_this_client(
+    make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
+) -> None:
+    client = make(backend, request_timeout=1.0)
+    runtime.hold_jobs()
+    lose_a_reply(client, backend)
+    answered_after(client, runtime, 0.25)
+    began = runtime.now()
+    lease = client.lock("n").try_acquire()
+    assert lease is not None, "its own orphan kept it out"
+    assert runtime.now() == pytest.approx(began + 0.25)
+    assert backend.called("attempt")[-1].within == pytest.approx(0.75), "one request's time in all"
+
+
+def test_a_try_waits_for_a_withdrawal_no_longer_than_half_a_request(
+    make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
+) -> None:
+    client = make(backend, request_timeout=1.0)
+    runtime.hold_jobs()
+    lose_a_reply(client, backend)
+    began = runtime.now()
+    assert client.lock("n").try_acquire() is None
+    assert runtime.now() == pytest.approx(began + 0.5)
+
+
+def test_a_try_waits_for_no_withdrawal_of_another_name_nor_for_one_that_pauses(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.script("release", *[silence(0.0)] * 3)
+    lose_a_reply(client, backend)  # its first cancel was not answered: it pauses
+    began = runtime.now()
+    assert client.lock("n").try_acquire() is None
+    assert runtime.now() == began
+    runtime.hold_jobs()
+    runtime.advance(0.2)
+    began = runtime.now()
+    assert client.lock("m").try_acquire() is not None
+    assert runtime.now() == began
+
+
+def test_a_withdrawal_without_an_answer_lets_the_try_go_on_at_once(
+    make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
+) -> None:
+    client = make(backend, request_timeout=1.0)
+    runtime.hold_jobs()
+    backend.script("release", silence(0.0))
+    lose_a_reply(client, backend)
+    answered_after(client, runtime, 0.25)
+    began = runtime.now()
+    assert client.lock("n").try_acquire() is None
+    assert runtime.now() == pytest.approx(began + 0.25)

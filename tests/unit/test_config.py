@@ -387,7 +387,7 @@ def test_an_argument_of_the_wrong_type_is_a_type_error(arguments: dict[str, obje
 def test_an_unknown_capability_lists_the_known() -> None:
     message = _refused("memory://", requires={"fenced"})
     assert "'fenced'" in message
-    assert "cross_host, fair, fencing, push_loss, push_wait, survives_failover" in message
+    assert "cross_host, fair, fencing, hold_at_least, push_loss, push_wait, survives_failover" in message
 
 
 def test_a_backend_that_lacks_a_required_capability_is_refused_by_name() -> None:
@@ -446,6 +446,33 @@ def test_a_file_that_is_there_and_cannot_be_read_is_an_error_also_where_nobody_a
     Path("multilock.toml").touch()
     with pytest.raises(ConfigurationError, match="cannot be read"):
         resolve("memory://")
+
+
+@pytest.mark.parametrize(
+    ("text", "profile", "where"),
+    [
+        ('url = "memory://"\ncolour = 3', None, "multilock.toml: unknown option 'colour' for memory://"),
+        (
+            '[profiles.a]\nurl = "memory://"\ncolour = 3',
+            "a",
+            "profile 'a' of multilock.toml: unknown option 'colour' for memory://",
+        ),
+        ('url = "memory://?colour=3"', None, "the URL: unknown option 'colour' for memory://"),
+    ],
+)
+def test_an_option_that_the_backend_does_not_know_is_told_with_its_place(
+    file: WriteFile, text: str, profile: str | None, where: str
+) -> None:
+    file(text)
+    with pytest.raises(ConfigurationError) as caught:
+        open_configured(resolve(profile=profile))
+    assert str(caught.value).startswith(where)
+    assert caught.value.backend == "memory"
+
+
+def test_an_unknown_keyword_has_no_place() -> None:
+    with pytest.raises(ConfigurationError, match=r"^unknown option 'colour' for memory://"):
+        open_configured(resolve("memory://", options={"colour": 3}))
 
 
 # ---- secrets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -142,3 +143,32 @@ def test_the_first_silence_of_a_wait_is_logged_once(
     with caplog.at_level(logging.WARNING, "multilock"):
         client.lock("n").acquire()
     assert len([record for record in caplog.records if "is silent" in record.getMessage()]) == 1
+
+
+def test_a_busy_program_starts_no_thread_for_each_of_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    spawn = Threads.spawn
+
+    def count_and_spawn(self: Threads, run: Callable[[], None], name: str) -> None:
+        started.append(name)
+        spawn(self, run, name)
+
+    monkeypatch.setattr(Threads, "spawn", count_and_spawn)
+    heard: list[Event] = []
+    with client_on(Scripted(), Threads()) as client:
+        client.events.subscribe(heard.append)
+        for count in range(1, 21):
+            with client.lock("n"):
+                pass
+            eventually(lambda: len(heard) == 2 * count)  # noqa: B023
+    assert started.count("multilock-callback") == 1
+
+
+def test_an_event_of_the_last_moment_is_told_after_the_client_was_closed() -> None:
+    heard: list[Event] = []
+    client = client_on(Scripted(), Threads())
+    client.events.subscribe(heard.append)
+    client.lock("n").acquire()
+    client.close()
+    client.events.emit(Waiting("late", None, 0.0))
+    eventually(lambda: [event.name for event in heard][-1] == "late")

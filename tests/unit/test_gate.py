@@ -179,6 +179,69 @@ def test_silence_is_the_last_word_for_a_waiter_at_the_gate(backend: Scripted, ru
     assert isinstance(waiter.error, BackendUnavailable)
 
 
+def begin(crowd: Crowd, timeout: float | None = None) -> Step:
+    """An acquire that goes on only when the test says so."""
+    return Step(acquire(crowd.kernel, crowd.client.lock("n")._want, timeout))  # type: ignore[attr-defined]
+
+
+def test_behind_a_request_that_was_never_answered_a_timeout_is_no_taken_lock(
+    crowd: Crowd, runtime: HandRuntime
+) -> None:
+    first = begin(crowd)
+    waiter = begin(crowd, timeout=2)
+    runtime.advance(2.1)
+    waiter.on()
+    assert not first.done(), "its request is under way"
+    assert isinstance(waiter.error, BackendUnavailable)
+    assert not waiter.error.unknown, "nothing was asked for it"
+
+
+def test_an_answer_from_before_it_came_is_none_for_a_waiter_behind_a_request_without_one(
+    crowd: Crowd, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.holders["n"] = "somebody"
+    first = crowd.acquire()
+    runtime.advance(0.5)
+    waiter = begin(crowd, timeout=3)
+    runtime.advance(1)
+    assert first.on(), "asks again, and hears nothing"
+    runtime.advance(2)
+    waiter.on()
+    assert isinstance(waiter.error, BackendUnavailable)
+
+
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_between_two_looks_of_the_first_a_short_wait_behind_it_ends_as_taken(
+    crowd: Crowd, backend: Scripted, runtime: HandRuntime, asks_again: bool
+) -> None:
+    backend.holders["n"] = "somebody"
+    backend.heartbeat = 1.0
+    first = crowd.acquire()
+    runtime.advance(0.5)
+    waiter = begin(crowd, timeout=0.63)
+    runtime.advance(0.61)
+    if asks_again:
+        assert first.on(), "a request of a few milliseconds says nothing yet"
+    runtime.advance(0.03)
+    waiter.on()
+    assert waiter.done()
+    assert waiter.error is None
+    assert waiter.result is None
+
+
+def test_who_comes_first_with_no_time_left_and_hears_nothing_has_not_heard_that_it_is_taken(
+    crowd: Crowd, backend: Scripted, runtime: HandRuntime
+) -> None:
+    first = begin(crowd)
+    waiter = begin(crowd, timeout=2)
+    runtime.advance(1.98)
+    first.cancel(asyncio.CancelledError())
+    backend.always("attempt", silence())
+    while waiter.on():
+        pass
+    assert isinstance(waiter.error, BackendUnavailable)
+
+
 def test_a_silence_that_ended_is_forgotten(backend: Scripted, runtime: HandRuntime) -> None:
     crowd = Crowd(backend, runtime, outage_timeout=10.0, request_timeout=0.5)
     backend.holders["n"] = "somebody"

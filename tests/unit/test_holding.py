@@ -250,7 +250,7 @@ def test_a_lease_is_never_copied_so_that_what_refers_to_it_can_be(client: Client
     assert loss is not None
     assert copy.deepcopy(loss) == loss
     assert dataclasses.asdict(loss)["lease"] is lease
-    lost = Lost("n", lease.owner, runtime.now(), loss)
+    lost = Lost("n", lease.owner, runtime.now(), loss, 27.0)
     assert dataclasses.asdict(lost)["loss"]["reason"] is loss.reason
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,16 +11,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multilock import Client, ClientClosed, LockLost, LossReason, NotHeld, connect, process
+from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, NotHeld, connect, process
 from multilock.runtime import Threads, now
 from multilock.testing import HandRuntime
-from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, our_threads, silence
+from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, our_threads, silence, state_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +110,69 @@ def test_a_with_that_ends_in_the_child_ends_silently(real: Scripted, client_in_t
     assert in_child(leave) == [[], []]
     lock.__exit__(None, None, None)
     assert len(real.called("release")) == 1
+    client_in_threads.close()
+
+
+def lose(backend: Scripted) -> None:
+    backend.notices.gone(backend.called("attempt")[-1].claims[0].id, LossReason.TAKEN, "an operator took it")
+
+
+def test_in_a_forked_child_a_lost_lease_reads_released_too(real: Scripted, client_in_threads: Client) -> None:
+    client = client_in_threads
+    lease = client.lock("n").acquire()
+    lose(real)
+    assert state_of(lease) is LeaseState.LOST
+    late = Losses()
+
+    def look() -> list[object]:
+        lease.on_lost(late)
+        client._kernel.callbacks.wait(5)
+        return [
+            lease.state.value,
+            raises(NotHeld, lease.check),
+            lease.release(),
+            lease.wait_lost(0),
+            len(late.calls),
+        ]
+
+    assert in_child(look) == ["released", True, False, None, 0]
+    assert state_of(lease) is LeaseState.LOST
+    client.close()
+    assert in_child(lambda: state_of(lease).value) == "released"
+
+
+@pytest.mark.parametrize("what", ["lock", "lease", "condition"])
+@pytest.mark.parametrize("by", ["generator", "stack"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_was_entered_in_the_parent_ends_silently_in_the_child(
+    real: Scripted, client_in_threads: Client, what: str, by: str, lost: bool
+) -> None:
+    lock = client_in_threads.lock("n")
+    context: Any = lock
+    if what != "lock":
+        context = lock.acquire() if what == "lease" else threading.Condition(lock.as_threading_lock())  # type: ignore[arg-type]
+
+    def body() -> Generator[None, None, None]:
+        with context:
+            yield
+
+    stack, generator = contextlib.ExitStack(), body()
+    if by == "stack":
+        stack.enter_context(context)
+    else:
+        next(generator)
+    if lost:
+        lose(real)
+
+    def end() -> str:
+        stack.close()
+        next(generator, None)
+        return "silently"
+
+    if by == "stack":
+        generator.close()
+    assert in_child(end) == "silently"
+    assert raises(LockLost, end) == lost
     client_in_threads.close()
 
 
@@ -254,6 +318,19 @@ def test_at_exit_held_locks_are_given_back_in_the_exiting_thread_without_callbac
     )
     assert sorted(lines) == ["release m True", "release n True"]
     assert code == 0
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_at_exit_a_release_under_way_is_finished_by_the_exiting_thread(interrupted: bool) -> None:
+    lines, _, code = run(
+        "lease = client.lock('n').acquire()\n"
+        "backend.script('release', lambda backend, call: time.sleep(60))\n"
+        "threading.Thread(target=lease.release, daemon=True).start()\n"
+        "while not backend.called('release'): time.sleep(0.001)\n"
+        "client.events.subscribe(print)\n" + ("sys.exit(1)" if interrupted else "")
+    )
+    assert lines == ["release n False", "release n True"]
+    assert code == int(interrupted)
 
 
 def test_an_exception_that_ends_the_program_gives_back_what_is_held() -> None:

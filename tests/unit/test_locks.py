@@ -17,18 +17,21 @@ from multilock import (
     BackendUnavailable,
     CapabilityMissing,
     Client,
+    ClientClosed,
     ConfigurationError,
     DistributedLock,
     Lease,
+    LeaseState,
     LockLost,
     LockTimeout,
     LossReason,
     NotHeld,
 )
+from multilock.holding import RELEASING
 from multilock.runtime import Threads
 from multilock.scopes import Scope
 from multilock.testing import HandRuntime
-from tests.unit.kit import Losses, Scripted, client_on, eventually, refused, silence
+from tests.unit.kit import Answer, Call, Losses, Scripted, client_on, eventually, late, refused, silence
 
 
 @pytest.fixture
@@ -325,6 +328,134 @@ def test_a_with_may_end_in_another_thread_than_it_began(client: Client, backend:
         lock.__exit__(None, None, None)
 
 
+class Dependency:
+    """A generator around ``with lock``, as a web framework drives it: its two halves on whatever threads are free."""
+
+    def __init__(self, lock: Any) -> None:
+        self._generator = self._hold(lock)
+
+    def enter(self, pool: ThreadPoolExecutor) -> None:
+        pool.submit(next, self._generator).result(10)
+
+    def exit(self, pool: ThreadPoolExecutor) -> BaseException | None:
+        return pool.submit(next, self._generator, None).exception(10)
+
+    @staticmethod
+    def _hold(lock: Any) -> Iterator[Any]:
+        with lock as lease:
+            yield lease
+
+
+@pytest.fixture
+def pools() -> Iterator[list[ThreadPoolExecutor]]:
+    """Threads, one each."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3)]
+
+
+def lose_newest(backend: Scripted) -> None:
+    take(backend)
+    del backend.holders["n"]
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize("threading_lock", [False, True])
+def test_the_with_of_a_generator_ends_its_own_lease_in_whatever_thread(
+    threads: Client, pools: list[ThreadPoolExecutor], threading_lock: bool, where: int
+) -> None:
+    backend: Any = threads._kernel.backend
+    lock: Any = threads.lock("n").as_threading_lock() if threading_lock else threads.lock("n")
+    first, second = Dependency(lock), Dependency(lock)
+    first.enter(pools[0])
+    lose_newest(backend)
+    second.enter(pools[1])
+    assert isinstance(first.exit(pools[where]), LockLost)
+    assert list(backend.holders) == ["n"], "the second request goes on"
+    assert second.exit(pools[where - 1]) is None
+    assert backend.holders == {}
+
+
+def entered(pool: ThreadPoolExecutor, lock: Any) -> tuple[contextlib.ExitStack, Any]:
+    """An exit stack that entered the lock object in that thread, and what it got."""
+    stack = contextlib.ExitStack()
+    return stack, pool.submit(stack.enter_context, lock).result(10)
+
+
+def closed(pool: ThreadPoolExecutor, stack: contextlib.ExitStack) -> BaseException | None:
+    return pool.submit(stack.close).exception(10)
+
+
+@pytest.mark.parametrize("threading_lock", [False, True])
+def test_a_stack_closed_in_a_third_thread_ends_the_lost_lease_and_not_the_held_one(
+    threads: Client, pools: list[ThreadPoolExecutor], threading_lock: bool
+) -> None:
+    backend: Any = threads._kernel.backend
+    lock: Any = threads.lock("n").as_threading_lock() if threading_lock else threads.lock("n")
+    first, _ = entered(pools[0], lock)
+    lose_newest(backend)
+    second, _ = entered(pools[1], lock)
+    assert isinstance(closed(pools[2], first), LockLost)
+    assert list(backend.holders) == ["n"]
+    assert closed(pools[2], second) is None
+    assert backend.holders == {}
+
+
+def test_a_stack_closed_in_the_thread_that_entered_ends_what_was_entered_there(
+    threads: Client, pools: list[ThreadPoolExecutor]
+) -> None:
+    backend: Any = threads._kernel.backend
+    lock = threads.lock("n")
+    first, _ = entered(pools[0], lock)
+    lose_newest(backend)
+    second, lease = entered(pools[1], lock)
+    assert closed(pools[1], second) is None
+    assert not lease.is_held()
+    assert isinstance(closed(pools[0], first), LockLost)
+    with pytest.raises(NotHeld):
+        lock.__exit__(None, None, None)
+
+
+def test_a_stack_closed_elsewhere_prefers_a_lease_that_was_released_by_hand_to_one_that_is_held(
+    threads: Client, pools: list[ThreadPoolExecutor]
+) -> None:
+    lock = threads.lock("n")
+    first, lease = entered(pools[0], lock)
+    assert lease.release()
+    second, held = entered(pools[1], lock)
+    assert closed(pools[2], first) is None
+    assert held.is_held()
+    assert closed(pools[2], second) is None
+    assert not held.is_held()
+
+
+def test_of_two_leases_that_both_seem_held_a_third_thread_ends_none(
+    threads: Client, pools: list[ThreadPoolExecutor]
+) -> None:
+    backend: Any = threads._kernel.backend
+    lock = threads.lock("n")
+    first, gone = entered(pools[0], lock)
+    del backend.holders["n"]  # by an operator, and nobody here has heard of it
+    second, held = entered(pools[1], lock)
+    assert isinstance(closed(pools[2], first), NotHeld)
+    assert gone.is_held()
+    assert held.is_held()
+    assert closed(pools[1], second) is None
+    with pytest.raises(LockLost):
+        lock.__exit__(None, None, None)
+
+
+def test_every_level_of_a_reentrant_lock_may_be_left_in_another_thread(
+    threads: Client, pools: list[ThreadPoolExecutor]
+) -> None:
+    lock = threads.lock("n", reentrant=True)
+    outer, lease = entered(pools[0], lock)
+    inner, _ = entered(pools[0], lock)
+    assert closed(pools[1], inner) is None
+    assert lease.is_held()
+    assert closed(pools[1], outer) is None
+    assert not lease.is_held()
+
+
 def test_a_lost_reentrant_lease_is_not_entered_again(client: Client, backend: Scripted) -> None:
     lock = client.lock("n", reentrant=True)
     first = lock.acquire()
@@ -398,6 +529,48 @@ def test_fair_where_the_backend_keeps_no_order_is_a_missing_capability(
 ) -> None:
     with pytest.raises(CapabilityMissing):
         make(Scripted(runtime, fair=False)).lock("n", fair=True)
+
+
+def closed_meanwhile(client: Client) -> Answer:
+    def answer(backend: Scripted, call: Call) -> Any:
+        granted = call.execute()
+        client.close()
+        return granted
+
+    return answer
+
+
+@pytest.mark.parametrize("refused_for", ["closed meanwhile", "too late"])
+def test_a_grant_that_is_refused_is_a_lease_that_nobody_ever_had(
+    client: Client, backend: Scripted, runtime: HandRuntime, refused_for: str
+) -> None:
+    losses = Losses(runtime)
+    lock = client.lock("n", on_lost=losses, renew=False)
+    backend.script("attempt", late(40.0) if refused_for == "too late" else closed_meanwhile(client))
+    with pytest.raises(BackendUnavailable if refused_for == "too late" else ClientClosed):
+        lock.acquire(timeout=0)
+    assert not lock.is_held()
+    runtime.advance(100)
+    assert not lock.is_held()
+    assert losses.calls == []
+
+
+def test_a_grant_that_comes_too_late_hides_no_newer_lease(client: Client, backend: Scripted) -> None:
+    lock = client.lock("n", renew=False)
+    newer: list[Lease] = []
+
+    def overtaken(backend: Scripted, call: Call) -> Any:
+        granted = call.execute()
+        backend.pass_time(40.0)
+        del backend.holders["n"]  # its ttl is over
+        newer.append(lock.acquire(timeout=0))
+        return granted
+
+    backend.script("attempt", overtaken)
+    with pytest.raises(BackendUnavailable):
+        lock.acquire(timeout=0)
+    assert newer[0].is_held()
+    assert lock.is_held()
 
 
 def test_is_locked_asks_and_is_held_does_not(client: Client, make: Callable[..., Client], backend: Scripted) -> None:
@@ -767,3 +940,34 @@ def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -
             losses.wait()
         eventually(lambda: backend.holders == {})
         assert len(losses.calls) == 1 - answers.count(True)
+
+
+def test_what_is_being_released_when_the_client_closes_is_released_and_never_lost(
+    threads: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend: Any = threads._kernel.backend
+    losses, answers, answer = Losses(), list[bool](), threading.Event()
+
+    def waits(backend: Scripted, call: Call) -> Any:
+        answer.wait(5)
+        return call.execute()
+
+    backend.script("release", waits)
+    lease = threads.lock("n", on_lost=losses).acquire()
+    releasing = threading.Thread(target=lambda: answers.append(lease.release()))
+    lose = threads._kernel.monitor.lose
+
+    def release_first(*args: Any, **options: Any) -> bool:  # close() has seen it held, and comes to lose it
+        if not releasing.ident:
+            releasing.start()
+            eventually(lambda: lease._state == RELEASING)
+            threading.Timer(0.05, answer.set).start()
+        return lose(*args, **options)
+
+    monkeypatch.setattr(threads._kernel.monitor, "lose", release_first)
+    threads.close()
+    releasing.join(5)
+    assert answers == [True]
+    assert losses.calls == []
+    assert lease.state is LeaseState.RELEASED
+    assert backend.holders == {}

@@ -134,3 +134,17 @@ def test_a_backend_of_ours_is_called_as_its_url_is(scheme: str) -> None:
     place = "/tmp/x" if scheme in ("sqlite", "unix") else "h"
     settings = resolve(f"{scheme}://{place}")
     assert open_backend(scheme, settings.url, settings.backend_options()).scheme == scheme
+
+
+@pytest.mark.parametrize(
+    "scheme", ["redlock", "redlocks", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"]
+)
+def test_a_scheme_that_is_not_there_yet_says_what_to_use_instead(scheme: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is not there yet: give redis:// .* etcd://") as caught:
+        open_backend(scheme, f"{scheme}://h", {})
+    assert "did you mean" not in str(caught.value)
+
+
+def test_a_scheme_that_is_not_there_yet_may_be_registered() -> None:
+    register_backend("redlock", opener)
+    assert isinstance(open_backend("redlock", "redlock://h", {}), Opened)

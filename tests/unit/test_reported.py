@@ -15,7 +15,7 @@ import pytest
 import multilock
 from multilock import registry
 from multilock.runtime import now
-from tests.unit.kit import ctrl_c, eventually, our_threads
+from tests.unit.kit import START_OF_A_THREAD, ctrl_c, eventually, our_threads
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
     assert client._kernel.held == {}
 
 
-@pytest.mark.parametrize("after", [None, "start_new_thread"])
+@pytest.mark.parametrize("after", [None, START_OF_A_THREAD])
 def test_a_client_whose_first_acquire_was_interrupted_as_its_thread_started_keeps_no_other(
     url: str, after: str | None
 ) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from multilock import LossReason, runtime
 from multilock.runtime import Threads, now
-from tests.unit.kit import ctrl_c, eventually
+from tests.unit.kit import Losses, Scripted, client_on, ctrl_c, eventually
 
 LIMIT = 10.0
 
@@ -80,4 +81,48 @@ def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
         ticker.poke(now())
     ticker.poke(now() + 1)
     eventually(lambda: len(steps) > 1)
+    ticker.close()
+
+
+class Sleeper(Threads):
+    """A machine whose sleep the clock counts, and the waits of the operating system do not."""
+
+    slept = 0.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(runtime, "now", self.now)
+
+    def now(self) -> float:
+        return now() + self.slept
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_machine_that_slept_over_a_deadline_is_told_when_it_wakes_up(
+    monkeypatch: pytest.MonkeyPatch, renew: bool
+) -> None:
+    machine = Sleeper(monkeypatch)
+    client = client_on(Scripted(machine), machine)
+    losses = Losses()
+    client.lock("n", ttl=300.0, renew=renew, on_lost=losses).acquire()
+    time.sleep(1.5)  # whatever is done soon is done
+    machine.slept = 400.0
+    assert losses.wait(within=3).reason is LossReason.PAUSED
+    client.close()
+
+
+def test_a_ticker_with_nothing_to_do_does_not_wake_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    wait = runtime._LockBell.wait
+
+    def noted(bell: runtime._LockBell, seconds: float) -> bool:
+        waits.append(seconds)
+        return wait(bell, seconds)
+
+    monkeypatch.setattr(runtime._LockBell, "wait", noted)
+    steps: list[float] = []
+    ticker = Threads().ticker(lambda: steps.append(now()) or math.inf, lambda error: None, "test-ticker")  # type: ignore[func-returns-value]
+    ticker.start()
+    eventually(lambda: waits)
+    time.sleep(1.2)
+    assert (waits, len(steps)) == ([math.inf], 1)
     ticker.close()

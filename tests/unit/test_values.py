@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from multilock.model import Claim, LockInfo, owner_text
-from multilock.values import VALUE_BYTES, decode_value, encode_value
+from multilock.values import VALUE_BYTES, decode_value, encode_resting, encode_value
 
 
 def claim(identity: str = "node-1", host: str = "host") -> Claim:
@@ -25,6 +27,18 @@ def test_a_value_shows_who_wrote_it_under_the_same_owner(identity: str) -> None:
     assert (info.kind, info.identity, info.host, info.pid, info.ttl) == ("leader", identity, "h" * 64, 4242, 30.0)
     assert info.since is not None
     assert info.since.tzinfo is not None
+
+
+def test_a_value_of_a_name_that_rests_shows_who_released_it_and_until_when() -> None:
+    mine = claim("\U0001f600" * 64, "h" * 64)
+    before = time.time()
+    value = encode_resting(mine, 2**63 - 1, 86400.0)
+    info = decode_value(value)
+    assert len(value) <= VALUE_BYTES
+    assert (info.owner, info.token, info.since) == (mine.owner, 2**63 - 1, None)
+    assert info.resting_until is not None
+    assert before - 0.01 <= info.resting_until.timestamp() - 86400.0 <= time.time() + 0.01
+    assert decode_value(encode_value(mine)).resting_until is None
 
 
 @pytest.mark.parametrize("value", [b"10.0.0.7:80", b"[1]", b"1", b'{"v":1}', b'{"v":2,"id":"x"}', b"\xff", b"null"])

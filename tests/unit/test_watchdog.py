@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from multilock import BackendRejected, Client, LeaseState, LockLost, LossReason, connect
+from multilock import BackendRejected, Client, Lease, LeaseState, LockLost, LossReason, connect
 from multilock.errors import BackendUnavailable
 from multilock.lease import ARM_AFTER
 from multilock.runtime import Threads, now
@@ -449,6 +449,30 @@ def test_a_lock_in_an_old_session_is_valid_as_long_as_the_session_and_no_longer(
     assert lease.remaining() == pytest.approx(LOST_AFTER - 5)
 
 
+@pytest.mark.parametrize("adopted", ["while it is under way", "after its answer"])
+def test_the_renewal_of_a_session_counts_for_a_lock_that_was_granted_before_its_answer(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime, adopted: str
+) -> None:
+    first = session_client.lock("first").acquire()
+    leases: list[Lease] = []
+
+    def granted_before(backend: Scripted, call: Call) -> Any:
+        group = call.details["group"]
+        before = backend._session_proof[group]
+        answer = call.execute()
+        proof, backend._session_proof[group] = backend._session_proof[group], before
+        if adopted == "while it is under way":
+            leases.append(session_client.lock("second").acquire())
+            backend._session_proof[group] = proof
+        return answer
+
+    session_backend.script("renew", granted_before)
+    runtime.advance(TTL / 3 + 0.01)
+    leases = leases or [session_client.lock("second").acquire()]
+    assert leases[0].remaining() == pytest.approx(first.remaining())
+    assert first.remaining() > LOST_AFTER - 2
+
+
 def test_the_end_of_a_session_loses_each_of_its_locks_once(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
@@ -507,6 +531,133 @@ def test_a_broken_connection_has_its_leases_renewed_at_once(
     [renewal] = backend.called("renew")
     assert (renewal.at, [claim.name for claim in renewal.claims]) == (1002.0, ["n"])
     assert lease.is_held()
+
+
+def test_a_lease_that_is_not_renewed_and_about_to_end_does_not_cut_its_sessions_request_short(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    """One whose end no answer can move: the request is for the others, and takes as long as they have."""
+    kept = session_client.lock("kept").acquire()
+    ends = [session_client.lock(f"n{number}", renew=False).acquire() for number in range(60)]
+    held = session_client._kernel.held.values()
+    of_their_own = {lease._claim.id: lease._granted for lease in held if not lease._claim.renew}
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        if call.within < 0.02:  # a round trip
+            return silence()(backend, call)
+        answers = call.execute()
+        return [of_their_own.get(claim.id, one) for claim, one in zip(call.claims, answers, strict=True)]
+
+    session_backend.always("renew", answer)
+    for _ in range(3):
+        runtime.advance((LOST_AFTER - 0.01) / 3)
+        session_backend.notices.silent(("session", TTL))
+        runtime.settle()
+    assert runtime.now() == pytest.approx(1000 + LOST_AFTER - 0.01)
+    assert all(lease.is_held() for lease in ends)
+    assert session_backend.called("renew")[-1].within == pytest.approx(5.0)
+    assert state_of(kept) is LeaseState.HELD
+    runtime.advance(2 * TTL)
+    assert kept.is_held()
+    assert not any(lease.is_held() for lease in ends)
+
+
+def test_a_session_with_leases_of_different_proofs_is_renewed_within_the_time_of_the_newest(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    old, new = session_client.lock("old").acquire(), session_client.lock("new").acquire()
+    proof = old._granted
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        answers = call.execute()
+        return [proof if claim.name == "old" else one for claim, one in zip(call.claims, answers, strict=True)]
+
+    session_backend.always("renew", answer)
+    runtime.advance(LOST_AFTER - 0.01)
+    session_backend.notices.silent(("session", TTL))
+    runtime.settle()
+    assert session_backend.called("renew")[-1].within == pytest.approx(5.0)
+    runtime.advance(1)
+    assert not old.is_held()
+    assert new.is_held()
+
+
+def test_a_session_whose_ttl_the_server_cuts_shortens_what_is_held(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    losses = Losses(runtime)
+    lease = session_client.lock("n", on_lost=losses).acquire()
+    session_backend.always("renew", silence())
+    runtime.advance(1)
+    session_backend.notices.shortened(("session", TTL), 6.0, 1000 + 6.0, 2.0)
+    assert lease.ttl == 6.0
+    lost_after = 6.0 - 0.062 - 0.6
+    assert lease.remaining() == pytest.approx(lost_after - 1)
+    eventually(lambda: "scripted grants sessions of 6 s instead of 30 s from now on" in caplog.text)
+    assert caplog.text.count("instead of") == 1
+    runtime.advance(LOST_AFTER)
+    assert losses.times == pytest.approx([1000 + lost_after])
+
+
+def test_a_proof_that_is_over_by_the_new_ttl_is_lost_at_once(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    lease = session_client.lock("n", on_lost=losses).acquire()
+    runtime.advance(9)
+    session_backend.notices.shortened(("session", TTL), 6.0, 1000 + 6.0, 2.0)
+    assert not lease.is_held()
+    assert losses.times == pytest.approx([1009])
+
+
+def test_a_renewal_under_the_former_ttl_that_is_answered_after_the_cut_is_worth_the_new_one(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    """The race: the backend reckoned with the ttl of before, and its answer reaches the watchdog afterwards."""
+    lease = session_client.lock("n").acquire()
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        answers = call.execute()
+        backend.notices.shortened(("session", TTL), 6.0, runtime.now() + 6.0, 2.0)
+        return answers
+
+    session_backend.script("renew", answer)
+    session_backend.notices.silent(("session", TTL))
+    runtime.settle()
+    assert lease.ttl == 6.0
+    assert lease.remaining() <= 6.0
+
+
+def test_a_grant_under_the_former_ttl_that_is_answered_after_the_cut_is_worth_the_new_one(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    session_client.lock("first").acquire()
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        granted = call.execute()
+        backend.notices.shortened(("session", TTL), 6.0, runtime.now() + 6.0, 2.0)
+        return granted
+
+    session_backend.script("attempt", answer)
+    lease = session_client.lock("n").acquire()
+    assert lease.ttl == 6.0
+    assert lease.remaining() <= 6.0
+
+
+def test_a_session_whose_ttl_was_cut_is_renewed_in_time(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = session_client.lock("n").acquire()
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        return [granted._replace(ttl=6.0, valid_for=6.0, renew_every=2.0) for granted in call.execute()]
+
+    session_backend.always("renew", answer)
+    session_backend.notices.shortened(("session", TTL), 6.0, 1000 + 6.0, 2.0)
+    for _ in range(50):
+        runtime.advance(1)
+        assert lease.is_held()
+    assert 20 <= len(session_backend.called("renew")) <= 30
 
 
 # Real threads: what must not wait for each other

@@ -8,7 +8,7 @@
 local owner, ttl, wait, barge = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 
 local function take()
-  local token = next_token()
+  local token = next_token(clock())
   redis.call('SET', KEYS[1], owner, 'PX', ttl)
   return token
 end
@@ -20,7 +20,7 @@ local holder = redis.call('GET', KEYS[1])
 if holder == owner then
   redis.call('PEXPIRE', KEYS[1], ttl)
   local token = redis.call('GET', KEYS[4])
-  return token and tonumber(token) or next_token()
+  return token and tonumber(token) or next_token(clock())
 end
 if redis.call('EXISTS', KEYS[5]) == 1 then
   return {-2, -1}
@@ -32,16 +32,19 @@ if wait > 0 then
   if last and last + 1 > ticket then
     ticket = last + 1
   end
-  redis.call('ZADD', KEYS[2], 'NX', ticket, owner)
+  -- The first write decides: a full memory or a missing right refuses that one, and nothing is left. What is refused
+  -- after it must leave no key without an end.
   redis.call('HSET', KEYS[3], owner, string.format('f%.0f', now + wait))
-  redis.call('PEXPIRE', KEYS[2], 60000)
-  redis.call('PEXPIRE', KEYS[3], 60000)
-end
-if not holder then
-  local heir = not barge and pass(owner)
-  if not heir or heir == owner then
-    leave(owner)
-    return take()
+  local ends = redis.pcall('PEXPIRE', KEYS[3], 60000)
+  if type(ends) == 'table' then
+    redis.call('HDEL', KEYS[3], owner)
+    return ends
   end
+  redis.call('ZADD', KEYS[2], 'NX', ticket, owner)
+  redis.call('PEXPIRE', KEYS[2], 60000)
+end
+if not holder and (barge or pass(owner)) then
+  leave(owner)
+  return take()
 end
 return {redis.call('PTTL', KEYS[1]), redis.call('ZRANK', KEYS[2], owner) or -1}

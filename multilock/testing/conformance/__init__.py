@@ -17,6 +17,7 @@ show it, is a table in multilock's own repository: ``tests/conformance/promises.
 
 from multilock.testing.conformance.base import Conformance
 from multilock.testing.conformance.client import ClientConformance, CloseConformance
+from multilock.testing.conformance.descriptors import DescriptorConformance
 from multilock.testing.conformance.election import ElectionConformance
 from multilock.testing.conformance.faces import FACES
 from multilock.testing.conformance.lock import (
@@ -29,6 +30,7 @@ from multilock.testing.conformance.loss import CancelConformance, LossConformanc
 from multilock.testing.conformance.outage import OutageConformance
 from multilock.testing.conformance.places import Call, FaultyBackend, Mishap, Place
 from multilock.testing.conformance.process import ProcessConformance
+from multilock.testing.conformance.rest import RestConformance
 from multilock.testing.conformance.spi import BackendConformance
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "ClientConformance",
     "CloseConformance",
     "Conformance",
+    "DescriptorConformance",
     "ElectionConformance",
     "FaultyBackend",
     "LeaseConformance",
@@ -50,6 +53,7 @@ __all__ = [
     "OutageConformance",
     "Place",
     "ProcessConformance",
+    "RestConformance",
     "ThreadingConformance",
     "WithConformance",
 ]
@@ -66,6 +70,8 @@ SUITES: tuple[type[Conformance], ...] = (
     ClientConformance,
     CloseConformance,
     ElectionConformance,
+    RestConformance,
     BackendConformance,
     ProcessConformance,
+    DescriptorConformance,
 )

@@ -165,6 +165,24 @@ class CloseConformance(Conformance):
         held.release()
         eventually(lambda: place.leftovers() == [])
 
+    def test_a_lock_granted_while_the_client_closes_is_nobodys_and_is_given_back(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
+        lost = Recorder[Loss]()
+        lock = client.lock(NAME, ttl=30, on_lost=lost)
+        granted = place.delay_reply("attempt")
+        acquiring = background(lock.acquire)
+        granted.wait(SOON)
+        closing = background(client.close)
+        eventually(lambda: not client.is_healthy())
+        granted.release()
+        with pytest.raises(ClientClosed):
+            acquiring.result(SOON)
+        assert not lock.is_held()
+        closing.result(SOON)
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+        assert lost.calls == []
+
     def test_every_later_call_gets_client_closed(self, client: Client) -> None:
         lock = client.lock(NAME)
         election = client.election(NAME)

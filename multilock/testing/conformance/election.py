@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import threading
 import time
@@ -42,6 +43,35 @@ class Diary:
 
     def callbacks(self) -> dict[str, Any]:
         return {"on_elected": self.on_elected, "on_lost": self.on_lost}
+
+
+class Shift:
+    """What a leader does, as work or as on_elected: it cleans up until ``go_home`` is set, and says a last line."""
+
+    def __init__(self, face: Face, name: str, lines: Recorder[str]) -> None:
+        self._name = name
+        self._lines = lines
+        self.go_home = threading.Event()
+        self.work: Callable[[Any], Any] = self._async_work if isinstance(face, AsyncioFace) else self._work
+
+    def _work(self, leadership: Any) -> None:
+        self._lines(f"{self._name} begins")
+        while leadership.is_held():
+            time.sleep(0.01)
+        self.go_home.wait(2 * SOON)
+        self._lines(f"{self._name} ends")
+
+    async def _async_work(self, leadership: Any) -> None:
+        self._lines(f"{self._name} begins")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.to_thread(self.go_home.wait, 2 * SOON)
+            self._lines(f"{self._name} ends")
+
+
+IN_ORDER = ["first begins", "first ends", "second begins"]
+CLEAN_UP = 0.4  # seconds in which a lease given back too early is taken
 
 
 class ElectionConformance(Conformance):
@@ -365,6 +395,185 @@ class ElectionConformance(Conformance):
         assert diary.entries.wait(2) == ("lost", LossReason.RESIGNED)
         assert other.inspect(NAME) is None
         assert diary.entries.stays_at(2, 0.05)
+
+    # An orderly end
+
+    @pytest.fixture
+    def lines(self) -> Recorder[str]:
+        return Recorder[str]()
+
+    @pytest.fixture
+    def first(self, face: Face, lines: Recorder[str]) -> Shift:
+        return Shift(face, "first", lines)
+
+    @pytest.fixture
+    def second(self, face: Face, lines: Recorder[str]) -> Shift:
+        second = Shift(face, "second", lines)
+        second.go_home.set()
+        return second
+
+    @pytest.mark.parametrize("how", ["stop", "resign", "release", "close"])
+    def test_the_next_leaders_work_begins_after_the_last_line_of_the_old_ones(
+        self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift, how: str
+    ) -> None:
+        leaderships = Recorder[Any]()
+        election, rival = client.election(NAME, on_elected=leaderships), other.election(NAME)
+        running = background(lambda: election.run(first.work))
+        lines.wait(1)
+        led = background(lambda: rival.run(second.work))
+        eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
+        leadership = face.wrap(leaderships.wait(1))
+        ended = background(getattr({"close": client, "release": leadership}.get(how, election), how))
+        eventually(lambda: not election.is_leader())
+        assert not leadership.is_held()
+        assert lines.stays_at(1, CLEAN_UP)
+        assert not ended.done(), "it returned before the work had ended"
+        first.go_home.set()
+        ended.result(SOON)
+        lines.wait(3)
+        assert lines.calls == IN_ORDER
+        if how in ("resign", "release"):
+            election.stop()
+        assert running.result(SOON) is None
+        rival.stop()
+        assert led.result(SOON) is None
+
+    @pytest.mark.parametrize("how", ["stop", "resign", "close", "with"])
+    def test_what_the_next_on_elected_does_begins_after_the_last_line_of_the_old_one(
+        self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift, how: str
+    ) -> None:
+        election = client.election(NAME, on_elected=first.work)
+        rival = other.election(NAME, on_elected=second.work)
+
+        def serve() -> None:
+            with election:
+                lines.wait(1)
+                rival.start()
+                eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
+                if how != "with":
+                    getattr(client if how == "close" else election, how)()
+
+        served = background(serve)
+        lines.wait(1)
+        eventually(lambda: not election.is_leader())
+        assert lines.stays_at(1, CLEAN_UP)
+        assert not served.done()
+        first.go_home.set()
+        lines.wait(3)
+        served.result(SOON)
+        rival.stop()
+        assert lines.calls[:3] == IN_ORDER
+
+    def test_an_on_elected_that_raises_gives_the_lease_back_after_the_work(
+        self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift
+    ) -> None:
+        def fails(leadership: Any) -> None:
+            lines.wait(1)
+            raise ValueError("not today")
+
+        election = client.election(NAME, on_elected=face.function(fails, blocks=True))
+        rival = other.election(NAME, on_elected=second.work)
+        running = background(lambda: election.run(first.work))
+        lines.wait(1)
+        rival.start()
+        assert lines.stays_at(1, CLEAN_UP)
+        assert not election.is_leader()
+        first.go_home.set()
+        lines.wait(3)
+        assert lines.calls == IN_ORDER
+        election.stop()
+        assert running.result(SOON) is None
+        rival.stop()
+
+    def test_a_cancelled_run_ends_after_its_work_and_on_lost_and_gives_the_lease_back_then(
+        self, client: Client, other: Client, face: Face, lines: Recorder[str], first: Shift, second: Shift
+    ) -> None:
+        if not isinstance(face, AsyncioFace):
+            return  # a thread cannot be cancelled
+        tasks = Recorder[Any]()
+
+        async def on_lost(loss: Loss) -> None:
+            await asyncio.to_thread(first.go_home.wait, 2 * SOON)
+            await asyncio.sleep(CLEAN_UP)
+            lines("on_lost ends")
+
+        election: Any = client.election(NAME, on_lost=on_lost)
+        rival = other.election(NAME, on_elected=second.work)
+
+        async def run() -> None:
+            tasks(asyncio.current_task())
+            try:
+                await election._target.run(first.work)
+            finally:
+                lines("run ends")
+
+        background(lambda: face.run(run()))
+        lines.wait(1)
+        rival.start()
+        eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
+        face.loop.call_soon_threadsafe(tasks.wait(1).cancel)
+        eventually(lambda: not election.is_leader())
+        assert lines.stays_at(1, CLEAN_UP)
+        first.go_home.set()
+        lines.wait(5)
+        assert lines.calls[:3] == ["first begins", "first ends", "on_lost ends"]
+        assert sorted(lines.calls[3:5]) == ["run ends", "second begins"]
+        rival.stop()
+
+    def test_a_work_that_does_not_end_keeps_the_lease_for_the_grace_and_is_named(
+        self, client: Client, other: Client, face: Face, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        begun, end = threading.Event(), threading.Event()
+
+        def work(leadership: Any) -> None:
+            begun.set()
+            end.wait(20)
+
+        async def async_work(leadership: Any) -> None:
+            begun.set()
+            while not end.is_set():
+                with contextlib.suppress(asyncio.CancelledError):  # a bad guest
+                    await asyncio.sleep(0.01)
+
+        election = client.election(NAME, grace=30)
+        running = background(lambda: election.run(async_work if face.name == "asyncio" else work))
+        assert begun.wait(SOON)
+        began = now()
+        election.stop(grace=0.7)
+        assert 0.65 <= now() - began < 0.7 + SOON
+        eventually(lambda: "still running beside the next one: its work" in caplog.text)
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+        end.set()
+        assert running.result(SOON) is None
+
+    def test_a_work_that_stops_its_own_election_is_not_waited_for_and_keeps_the_lease(
+        self, client: Client, other: Client, face: Face
+    ) -> None:
+        looks = Recorder[tuple[float, bool]]()
+        election: Any = client.election(NAME)
+        rival = other.lock(NAME)
+
+        def work(leadership: Any) -> None:
+            began = now()
+            election.stop()
+            took = now() - began
+            time.sleep(0.3)
+            looks((took, rival.try_acquire() is None))
+
+        async def async_work(leadership: Any) -> None:
+            began = now()
+            await election._target.stop()
+            took = now() - began
+            try:
+                await asyncio.sleep(60)
+            finally:
+                looks((took, await asyncio.to_thread(rival.try_acquire) is None))
+
+        assert election.run(async_work if face.name == "asyncio" else work) is None
+        took, kept = looks.wait(1)
+        assert took < 1.0
+        assert kept
+        assert rival.try_acquire(timeout=SOON) is not None
 
     def test_elections_never_give_up_during_an_outage(
         self, make: Callable[..., Client], place: Place, diary: Diary

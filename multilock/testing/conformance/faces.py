@@ -66,8 +66,8 @@ class BlockingFace:
 class AsyncioFace:
     name = "asyncio"
 
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+    def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:
+        self.loop = new_loop()
         self._tasks = threading.local()
         self._all_tasks: list[_Task] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="test-loop", daemon=True)

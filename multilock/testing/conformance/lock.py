@@ -137,6 +137,18 @@ class LockConformance(Conformance):
         with client.lock(NAME).acquire(timeout=0):
             pass
 
+    def test_what_a_client_withdraws_costs_no_later_try_of_its_own(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
+        lease = other.lock(NAME).acquire()
+        place.slow_request("release", 0.2)
+        with pytest.raises(LockTimeout):
+            client.lock(NAME).acquire(timeout=0.5)
+        lease.release()
+        own = client.lock(NAME).try_acquire()
+        assert own is not None, "the claim that was given up kept it out"
+        own.release()
+
     def test_a_refused_try_joins_no_queue(self, client: Client, other: Client, make: Callable[..., Client]) -> None:
         with client.lock(NAME):
             other.lock(NAME).try_acquire()
@@ -462,6 +474,24 @@ class LeaseConformance(Conformance):
         assert other.lock(NAME).try_acquire(timeout=bound) is not None
         assert now() - begun >= lease.ttl * 0.98
 
+    def test_without_renewal_its_time_counts_from_its_grant_however_long_it_waited(
+        self, client: Client, other: Client, place: Place, pulse: Pulse
+    ) -> None:
+        holder = other.lock(NAME).acquire()
+
+        def stand() -> tuple[Lease, float]:
+            lease = client.lock(NAME, ttl=place.quick_ttl, renew=False).acquire(timeout=60)
+            return lease, now()
+
+        waits = background(stand)
+        time.sleep(1.3 * place.quick_ttl)
+        assert holder.release()
+        lease, held_from = waits.result(SOON)
+        # Not remaining(): a session's first proof may be of before, and the next one comes with its renewal.
+        loss = lease.wait_lost(2 * lease.ttl + SOON)
+        assert loss is not None
+        assert loss.detected_at - held_from > 0.6 * lease.ttl - pulse.stopped()  # its callback has the last tenth
+
     def test_renew_moves_the_deadline(self, client: Client) -> None:
         with client.lock(NAME, ttl=10, renew=False) as lease:
             time.sleep(1.0)  # longer than the renewal takes on a busy machine
@@ -565,7 +595,7 @@ class OptionConformance(Conformance):
 
     def test_an_unknown_option_raises(self, client: Client) -> None:
         with pytest.raises(TypeError):
-            client.lock(NAME, color="red")  # type: ignore[call-arg]
+            client.lock(NAME, color="red")  # type: ignore[arg-type]
 
 
 def client_scheme(client: Client) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -343,6 +344,23 @@ class WithConformance(Conformance):
             lease.release()
         assert lost.stays_at(0, 0.05)
 
+    def test_a_with_that_ends_elsewhere_never_gives_back_what_another_thread_holds(
+        self, client: Client, other: Client, place: Place, options: dict[str, Any]
+    ) -> None:
+        lock = client.lock(NAME, ttl=30, **options)
+        first, second = contextlib.ExitStack(), contextlib.ExitStack()
+        gone = background(lambda: first.enter_context(lock)).result(SOON)
+        place.delete(NAME)
+        assert gone.release() is False
+        held = background(lambda: second.enter_context(lock)).result(SOON)
+        with pytest.raises(LockLost):
+            background(first.close).result(SOON)
+        assert held.is_held()
+        assert other.lock(NAME).try_acquire() is None
+        background(second.close).result(SOON)
+        assert not held.is_held()
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
     def test_a_decorated_function_behaves_alike(
         self, client: Client, place: Place, face: Face, options: dict[str, Any]
     ) -> None:
@@ -416,6 +434,34 @@ class CancelConformance(Conformance):
         held.release()
         eventually(lambda: other.inspect(NAME) is None and place.leftovers() == [])
         assert other.lock(NAME).try_acquire() is not None
+
+    def test_who_waited_on_a_loop_that_was_closed_holds_nobody_up_and_leaves_nothing(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        client: Any = make()._target  # type: ignore[attr-defined]
+        held = other.lock(NAME).acquire()
+
+        async def wait() -> list[asyncio.Task[Any]]:
+            waiting = [asyncio.create_task(client.lock(NAME).acquire()) for _ in range(2)]
+            end = now() + SOON
+            while (info := await client.inspect(NAME)) and info.waiting == 0:
+                assert now() < end
+                await asyncio.sleep(0.003)
+            return waiting
+
+        async def go_on() -> None:
+            async with client.lock(NAME).acquire(timeout=SOON):
+                pass
+            await client.close()
+
+        loop = asyncio.new_event_loop()
+        waiting = loop.run_until_complete(wait())
+        loop.close()
+        held.release()
+        asyncio.run(go_on())
+        eventually(lambda: place.leftovers() == [])
+        for each in waiting:
+            each._log_destroy_pending = False  # type: ignore[attr-defined]
 
     def test_an_async_callback_is_awaited(self, client: Client, place: Place, face: AsyncioFace) -> None:
         lost = Recorder[Loss]()

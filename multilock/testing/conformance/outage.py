@@ -79,6 +79,17 @@ class OutageConformance(Conformance):
                     each.result(SOON)
             assert now() - begun < 3.0
 
+    def test_a_wait_behind_one_that_was_never_answered_is_not_told_that_it_is_taken(
+        self, make: Callable[..., Client], place: Place
+    ) -> None:
+        client = make(request_timeout=1.0, outage_timeout=10)
+        with place.silence():
+            first = background(lambda: client.lock(NAME).acquire(timeout=20).release())
+            time.sleep(0.1)
+            with pytest.raises(BackendUnavailable):
+                client.lock(NAME).acquire(timeout=0.6)  # over before the other's request is
+        assert first.result(SOON)
+
     def test_a_client_starts_while_its_backend_is_down(self, make: Callable[..., Client], place: Place) -> None:
         with place.down():
             client = make(outage_timeout=None)

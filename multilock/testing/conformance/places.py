@@ -11,10 +11,10 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from multilock import Client
-from multilock.backend import Backend, Held, Notices
+from multilock.backend import Backend, Held, Notices, Rests
 from multilock.errors import BackendUnavailable
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock.registry import open_backend
@@ -52,6 +52,9 @@ class Place:
     registered_in: ClassVar[str | None] = None
     quick_ttl: float = 1.2  #: seconds; the shortest ttl whose timing a busy machine still keeps
     calm_ttl: float = 2.0  #: seconds; … and of whose last tenth, in which the lost callback starts
+
+    rest: float = 1.0  #: seconds; the shortest rest (``hold_at_least``) that the server keeps …
+    rest_at_most: float = 1.0  #: … and for how long it may keep that
 
     def __init__(self) -> None:
         self.prefix = f"conformance-{uuid.uuid4().hex[:12]}/"
@@ -95,9 +98,17 @@ class Place:
         """The next such request is executed, and its answer never comes."""
         return self.faults.plan(call, _Dropped())
 
+    def delay_reply(self, call: Call) -> Mishap:
+        """The next such request is executed, and its answer comes when the test releases it."""
+        return self.faults.plan(call, _Delayed())
+
     def hold_request(self, call: Call) -> Mishap:
         """The next such request is not answered in time, and is executed when the test releases it."""
         return self.faults.plan(call, _Held())
+
+    def slow_request(self, call: Call, seconds: float) -> Mishap:
+        """The next such request takes its time on the way to the backend, and is answered."""
+        return self.faults.plan(call, _Slow(seconds))
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
@@ -184,6 +195,41 @@ class _Dropped:
         """It was executed already."""
 
 
+class _Delayed:
+    """Executed at once; the answer comes when the test releases it."""
+
+    def __init__(self) -> None:
+        self._happened = threading.Event()
+        self._released = threading.Event()
+
+    def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
+        answer = request()
+        self._happened.set()
+        if self._released.wait(within):
+            return answer
+        raise BackendUnavailable(f"the test delays the answer: none in {within:g} s")
+
+    def wait(self, within: float) -> None:
+        if not self._happened.wait(within):
+            raise TimeoutError(f"no request went wrong within {within:g} s")
+
+    def release(self) -> None:
+        self._released.set()
+
+
+class _Slow(_Dropped):
+    """On its way for a while, then executed and answered."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
+        self._happened.set()
+        threading.Event().wait(self._seconds)
+        return request()
+
+
 class _Held(_Dropped):
     """Not answered in time; executed when the test releases it, by a thread that stands for the network."""
 
@@ -234,6 +280,10 @@ class FaultyBackend:
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
         return self._ask("release", within, lambda: self._inner.release(claim, granted, unsure, within), claim)
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        inner = cast("Rests", self._inner)
+        return self._ask("release", within, lambda: inner.rest(claim, granted, unsure, seconds, within), claim)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         claims = [claim for claim, _ in held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import itertools
 import os
@@ -19,6 +20,7 @@ from multilock import BackendUnavailable, Client, LeaseState, LossReason, NotHel
 from multilock.testing.conformance.base import NAME, SOON, Conformance, eventually
 from multilock.testing.conformance.faces import FACES, Face, background
 from multilock.testing.conformance.places import Place
+from multilock.testing.conformance.rest import GRAIN
 from multilock.testing.process import Helper, hear, say
 
 __all__ = ["ProcessConformance"]
@@ -96,6 +98,21 @@ class ProcessConformance(Conformance):
         assert holder.wait(SOON) == 0
         assert client.lock(NAME).try_acquire(timeout=2.0) is not None
 
+    @pytest.mark.parametrize("end", ["killed", "exited"])
+    def test_a_name_rests_whatever_becomes_of_the_process_that_released_it(
+        self, client: Client, place: Place, helper: Callable[..., Helper], end: str
+    ) -> None:
+        if not client.capabilities.hold_at_least:
+            pytest.skip("declared: the client would have to live for it")
+        holder = helper("rest" if end == "killed" else "hold_resting_and_exit", place.quick_ttl, place.rest)
+        until = float(holder.wait_for("rests", START)[1])
+        if end == "killed":
+            holder.kill()
+        assert client.lock(NAME).try_acquire() is None or now() >= until
+        assert holder.wait(SOON) is not None
+        assert client.lock(NAME).try_acquire(timeout=2 * place.rest_at_most + SOON) is not None
+        assert now() >= until
+
     def test_no_thread_of_ours_keeps_a_process_alive(self, client: Client, helper: Callable[..., Helper]) -> None:
         with client.lock(NAME):
             waiting = helper("exit_with_a_waiter", 30)
@@ -114,6 +131,24 @@ class ProcessConformance(Conformance):
         said = parent.wait_for("child", START)
         assert said[1:] == ["released", "NotHeld", "False", "NotHeld", "refused", "free", "no-callback"]
         assert parent.wait_for("parent", SOON)[1:] == ["True"]
+
+    @pytest.mark.parametrize("how", ["serve", "serve_async"])
+    def test_the_next_leader_begins_after_the_last_line_of_one_that_was_told_to_end(
+        self, client: Client, helper: Callable[..., Helper], how: str
+    ) -> None:
+        first = helper(how, 30)
+        first.wait_for("begins", START)
+        second = helper(how, 30)
+        second.wait_for("ready", START)
+        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        first.signal(signal.SIGTERM)
+        began = float(second.wait_for("begins", START)[1])
+        assert float(first.wait_for("ends", SOON)[1]) <= began
+        assert first.wait(SOON) == 0
+        second.signal(signal.SIGTERM)
+        second.wait_for("ends", SOON)
+        assert second.wait(SOON) == 0
+        assert client.inspect(NAME) is None
 
     def test_beliefs_never_overlap_while_holders_are_stopped_and_killed(
         self, client: Client, place: Place, helper: Callable[..., Helper]
@@ -167,6 +202,18 @@ def hold_and_exit(url: str, prefix: str, ttl: str) -> None:
     say("held", lease.token)
 
 
+def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
+    lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
+    lease.release()
+    say("rests", lease._granted_at + float(seconds) - GRAIN)
+    hear()
+
+
+def hold_resting_and_exit(url: str, prefix: str, ttl: str, seconds: str) -> None:
+    lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
+    say("rests", lease._granted_at + float(seconds) - GRAIN)
+
+
 def exit_with_a_waiter(url: str, prefix: str, ttl: str) -> None:
     client = _client(url, prefix, ttl)
     client.lock("another").acquire()
@@ -215,6 +262,47 @@ def _what_a_child_sees(client: Client, lease: Any, losses: list[Any]) -> Iterato
     with client.lock("another").acquire(timeout=SOON):
         yield "free"
     yield "callback" if losses else "no-callback"
+
+
+CLEAN_UP = 0.5  # seconds that a leader's work takes to end
+
+
+def serve(url: str, prefix: str, ttl: str) -> None:
+    """Work for as long as it leads, until SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+    def work(leadership: multilock.Leadership) -> None:
+        say("begins", now())
+        while leadership.is_held():
+            time.sleep(0.01)
+        time.sleep(CLEAN_UP)
+        say("ends", now())
+
+    with _client(url, prefix, ttl) as client, client.election(NAME, on_elected=work):
+        say("ready")
+        threading.Event().wait()
+
+
+def serve_async(url: str, prefix: str, ttl: str) -> None:
+    """The same under asyncio."""
+
+    async def work(leadership: multilock.AsyncLeadership) -> None:
+        say("begins", now())
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(CLEAN_UP)
+            say("ends", now())
+
+    async def main() -> None:
+        end = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+        client = multilock.connect_async(url, prefix=prefix, ttl=float(ttl))
+        async with client, client.election(NAME, on_elected=work):
+            say("ready")
+            await end.wait()
+
+    asyncio.run(main())
 
 
 def believe(url: str, prefix: str, ttl: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 import pytest
 
 from multilock import LossReason, now
-from multilock.backend import Backend
+from multilock.backend import Backend, Rests
 from multilock.model import Busy, Claim, Granted, owner_text
 from multilock.testing.conformance.base import NAME, SOON, Conformance
 from multilock.testing.conformance.faces import FACES, Face
@@ -43,6 +43,8 @@ class Ear:
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         self._tell(lambda: self.sessions.append(group))
+
+    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None: ...
 
     def group_gone(self, group: Hashable, message: str) -> None:
         self._tell(lambda: self.sessions.remove(group))
@@ -135,6 +137,36 @@ class BackendConformance(Conformance):
         granted = take(backend_, claim)
         assert backend_.release(claim, granted, False, WITHIN) is True
         assert backend_.release(claim, granted, False, WITHIN) is False
+
+    def test_nobody_revives_or_lengthens_a_name_that_rests(self, backend_: Backend, ear: Ear, place: Place) -> None:
+        if not backend_.capabilities.hold_at_least:
+            pytest.skip("declared: no name rests")
+        assert isinstance(backend_, Rests)
+        claim = ear.claim()
+        granted = take(backend_, claim)
+        assert backend_.rest(claim, granted, True, place.rest, WITHIN) is True
+        until = now() + place.rest_at_most
+        assert backend_.rest(claim, granted, True, 60.0, WITHIN) is True  # an earlier request, executed late
+        assert backend_.renew(granted.group, [(claim, granted)], WITHIN) == [None]
+        assert isinstance(backend_.attempt(claim, True, WITHIN), Busy)
+        assert backend_.rest(ear.claim(), granted, False, 0.01, WITHIN) is False
+        assert backend_.release(claim, granted, False, WITHIN) is False
+        info = backend_.inspect(NAME, WITHIN)
+        assert info is not None
+        assert info.resting_until is not None
+        while isinstance(backend_.attempt(ear.claim(), False, WITHIN), Busy):
+            assert now() < until + SOON
+            time.sleep(0.02)
+
+    def test_what_is_held_no_more_does_not_rest(self, backend_: Backend, ear: Ear, place: Place) -> None:
+        if not backend_.capabilities.hold_at_least:
+            pytest.skip("declared: no name rests")
+        assert isinstance(backend_, Rests)
+        claim = ear.claim()
+        granted = take(backend_, claim)
+        place.delete(NAME)
+        assert backend_.rest(claim, granted, False, 60.0, WITHIN) is False
+        assert backend_.inspect(NAME, WITHIN) is None
 
     def test_a_cancel_is_final_also_for_a_request_that_comes_later(self, backend_: Backend, ear: Ear) -> None:
         claim = ear.claim()

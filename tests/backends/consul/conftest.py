@@ -1,13 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from multilock.model import Claim, Granted
+from multilock.testing.conformance.spi import Ear
+from multilock_consul import ConsulBackend, open_backend
 from tests.backends.conftest import Connect
 from tests.servers_consul import ConsulCluster, ConsulServer
 
-__all__ = ["Connect"]
+__all__ = ["Connect", "Open", "take"]
+
+WITHIN = 5.0
+Open = Callable[..., ConsulBackend]
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +40,30 @@ def server() -> Iterator[ConsulServer]:
 def cluster() -> Iterator[ConsulCluster]:
     with ConsulCluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def ear() -> Ear:
+    return Ear()
+
+
+@pytest.fixture
+def open_(ear: Ear) -> Iterator[Open]:
+    """Makes backends, without a kernel; all are closed after the test."""
+    opened: list[ConsulBackend] = []
+
+    def open_(url: str, **options: object) -> ConsulBackend:
+        backend = open_backend(url, {"ttl": 3.0, "prefix": "multilock/", "identity": "me", **options})
+        backend.open(ear)
+        opened.append(backend)
+        return backend
+
+    yield open_
+    for backend in opened:
+        backend.close()
+
+
+def take(backend: ConsulBackend, claim: Claim) -> Granted:
+    granted = backend.attempt(claim, False, WITHIN)
+    assert isinstance(granted, Granted), granted
+    return granted

@@ -12,6 +12,7 @@ import pytest
 
 import multilock
 from multilock import now
+from multilock_consul.notices import FREE_EACH
 from tests.servers_consul import ConsulServer
 
 Connect = Callable[..., multilock.Client]
@@ -141,3 +142,20 @@ def test_a_free_name_that_is_followed_costs_little_however_much_is_written_aroun
     assert made["GET kv/multilock"] <= 30, "a question and a look each tenth of a second"
     with connect(server.url).lock("job"):
         assert next(leaders) is not None
+
+
+def test_many_free_names_that_are_followed_cost_little_while_another_lock_is_used(
+    server: ConsulServer, connect: Connect
+) -> None:
+    client, other = connect(server.url, ttl=30), connect(server.url, ttl=30)
+    observers = [client.election(f"job-{number}").observe() for number in range(50)]
+    assert [next(leaders) for leaders in observers] == [None] * 50
+    with counted(server) as made:
+        begun = now()
+        while now() < begun + 3.0:
+            with other.lock("other"):
+                pass
+    assert made["PUT txn"] > 100
+    assert made["GET kv/multilock"] <= 3.0 * 2 / FREE_EACH * 1.5 + 100, "a question and a look, for all of them in turn"
+    with other.lock("job-7"):
+        assert next(observers[7]) is not None

@@ -240,6 +240,32 @@ def test_a_key_that_an_operator_overwrites_stays_ours_until_we_release(server: C
     assert server.key(KEY) is None
 
 
+def test_a_key_that_an_operator_overwrites_is_waited_for_like_any_that_is_held(
+    server: ConsulServer, connect: Connect
+) -> None:
+    """``consul kv put`` writes no flags, and takes the lock from nobody."""
+    client, waiter, candidate = (connect(server.url) for _ in range(3))
+    lease = client.lock("job").acquire()
+    server.cli("kv", "put", KEY, "nobody knows why")
+    assert waiter.lock("job").try_acquire() is None
+    assert waiter.lock("job", renew=False).try_acquire(timeout=0.5) is None
+    assert waiter.lock("job").is_locked()
+
+    def wait() -> bool:
+        return waiter.lock("job").acquire(timeout=30).release()
+
+    def stand() -> bool:
+        return candidate.election("job").campaign(timeout=30).release()
+
+    taken, elected = background(wait), background(stand)
+    time.sleep(0.5)
+    assert not taken.done()
+    assert not elected.done()
+    assert lease.release()
+    assert taken.result(30)
+    assert elected.result(30)
+
+
 def test_the_lock_delay_keeps_others_out_until_the_holder_has_heard(server: ConsulServer, connect: Connect) -> None:
     lost = Recorder[multilock.Loss]()
     client = connect(server.url, ttl=7)
@@ -366,12 +392,12 @@ def test_a_leader_that_has_not_read_its_log_ends_no_session(
 ) -> None:
     """It denied, once in eight restarts, a session that it had on its disk; asked consistently it never did."""
     answers = Agents.call
-    denials = [Response(404, {}, b"Session id not found")] * denied
+    denials = [b"Session id '%b' not found"] * denied
     silences = [multilock.BackendUnavailable("no answer")] * silent
 
     def call(self: Agents, method: str, target: str, within: float, body: bytes = b"") -> Answer:
         if "session/renew" in target and denials:
-            return denials.pop(), now()
+            return Response(404, {}, denials.pop() % target.rpartition("/")[2].encode()), now()
         if "session/info" in target and silences:
             raise silences.pop()
         return answers(self, method, target, within, body)

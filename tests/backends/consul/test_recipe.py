@@ -3,46 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from multilock import BackendUnavailable, now
-from multilock.model import Busy, Claim, Granted
+from multilock.model import Busy, Granted
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.spi import Ear
-from multilock_consul import ConsulBackend, open_backend
-from multilock_consul.http1 import Reading
+from tests.backends.consul.conftest import WITHIN, Open, take
 from tests.servers_consul import ConsulServer
-
-WITHIN = 5.0
-Open = Callable[..., ConsulBackend]
-
-
-@pytest.fixture
-def ear() -> Ear:
-    return Ear()
-
-
-@pytest.fixture
-def open_(ear: Ear) -> Iterator[Open]:
-    opened: list[ConsulBackend] = []
-
-    def open_(url: str, **options: object) -> ConsulBackend:
-        backend = open_backend(url, {"ttl": 3.0, "prefix": "multilock/", "identity": "me", **options})
-        backend.open(ear)
-        opened.append(backend)
-        return backend
-
-    yield open_
-    for backend in opened:
-        backend.close()
-
-
-def take(backend: ConsulBackend, claim: Claim) -> Granted:
-    granted = backend.attempt(claim, False, WITHIN)
-    assert isinstance(granted, Granted), granted
-    return granted
 
 
 def test_a_lock_is_as_old_as_the_last_renewal_of_its_session(server: ConsulServer, open_: Open, ear: Ear) -> None:
@@ -129,34 +98,3 @@ def test_a_lock_without_renewal_counts_from_when_it_was_free_and_not_from_when_i
     later = backend.attempt(waiter, True, WITHIN)
     assert isinstance(later, Granted)
     assert later.sent_at >= before
-
-
-# ---- answers as they arrive
-
-ANSWERS = {
-    b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Consul-Index: 7\r\n\r\n"abc"': (200, b'"abc"'),
-    b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n": (404, b""),
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\n\r\n": (
-        200,
-        b"abc0123456789",
-    ),
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nTrailer: x\r\n\r\n": (200, b"a"),
-}
-
-
-@pytest.mark.parametrize("wire", ANSWERS, ids=range(len(ANSWERS)))
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_an_answer_is_whole_with_its_last_byte_and_not_before(wire: bytes, size: int) -> None:
-    reading = Reading()
-    pieces = [wire[start : start + size] for start in range(0, len(wire), size)]
-    for piece in pieces[:-1]:
-        assert reading.feed(piece) is None
-    response = reading.feed(pieces[-1])
-    assert response is not None
-    assert (response.status, response.body) == ANSWERS[wire]
-
-
-@pytest.mark.parametrize("wire", [b"SSH-2.0-x\r\n\r\n", b"x" * 70_000, b"HTTP/1.1 abc\r\n\r\n"])
-def test_what_is_no_http_is_an_error(wire: bytes) -> None:
-    with pytest.raises(ValueError):
-        Reading().feed(wire)

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from multilock import BackendUnavailable, LeaseState, Loss
+from multilock import BackendRejected, BackendUnavailable, LeaseState, Loss
 from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
-from tests.servers_etcd import EtcdCluster, EtcdServer
+from tests.servers_etcd import EtcdCluster, EtcdProxy, EtcdServer, learner
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -122,3 +122,27 @@ def test_diagnose_names_the_silent_endpoint_and_the_members_left_out(cluster: Et
     second.kill()
     [silent] = [finding for finding in client.diagnose() if finding.code == "etcd-endpoint-silent"]
     assert second.endpoint in silent.message
+
+
+def test_a_learner_is_left_for_a_member_that_answers(server: EtcdServer, connect: Connect) -> None:
+    with learner(server) as new:
+        connect(url_of(new, server)).ping()
+        assert connect(url_of(new, server)).lock("job").try_acquire() is not None
+        alone = connect(url_of(new))
+        with pytest.raises(BackendUnavailable, match="learner") as caught:
+            alone.lock("job").try_acquire()
+        assert not caught.value.unknown, "nothing was executed"
+        assert "etcd-learner" in {finding.code for finding in alone.diagnose()}
+
+
+def test_a_grpc_proxy_acknowledges_no_renewal_and_is_refused_before_anything_is_held(
+    server: EtcdServer, connect: Connect
+) -> None:
+    with EtcdProxy(server) as proxy:
+        client = connect(proxy.url)
+        for lock in (client.lock("job"), client.lock("job", renew=False)):
+            with pytest.raises(BackendRejected, match="grpc-proxy"):
+                lock.acquire(timeout=5)
+        assert client.inspect("job") is None
+        assert "etcd-grpc-proxy" in {finding.code for finding in client.diagnose()}
+    assert "etcd-grpc-proxy" not in {finding.code for finding in connect(server.url).diagnose()}

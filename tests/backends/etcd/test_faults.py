@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import Iterator
@@ -10,17 +11,18 @@ from typing import Any
 
 import pytest
 
+import multilock
 import multilock_etcd.recipe
-from multilock import BackendUnavailable, LeaseState, Loss, LossReason, now
+from multilock import BackendRejected, BackendUnavailable, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
-from multilock.model import Granted
+from multilock.model import Busy, Claim, Granted
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, believed_until, by_the_clock, eventually, queued
+from multilock.testing.conformance.base import Pulse, Recorder, believed_until, by_the_clock, eventually, queued
 from multilock.testing.conformance.faces import background
-from multilock.testing.conformance.spi import Ear
+from multilock.testing.conformance.spi import Ear, take
 from multilock_etcd import open_backend
 from multilock_etcd.notices import REASON_WITHIN
-from multilock_etcd.sessions import Session
+from multilock_etcd.sessions import Session, Sessions
 from multilock_etcd.transport import Transport, calls
 from tests.backends.etcd.conftest import Connect
 from tests.servers_etcd import EtcdServer, etcdctl
@@ -156,6 +158,59 @@ def test_tombstones_are_cleared_away_by_a_later_renewal(server: EtcdServer, monk
     backend.close()
 
 
+def test_a_cancel_outlasts_an_outage_that_its_session_outlives(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock.cleanup.AT_LEAST", 0.5)  # what nobody renews is given up after 2 × ttl
+    client = connect(proxy.url, ttl=2)
+    client.lock("another").acquire()
+    lost = proxy.drop_reply(b"multilock/job/", then="hold")
+    with pytest.raises(BackendUnavailable):
+        client.lock("job").try_acquire()
+    lost.wait(5)
+    server.kill()
+    time.sleep(6)
+    server.start()  # its leases begin their time anew
+    assert len(keys(server, "multilock/job/")) == 1
+    eventually(lambda: keys(server, "multilock/job/") == [], within=10)
+
+
+def out_of_space(server: EtcdServer, action: str) -> None:
+    server.post("maintenance/alarm", {"action": action, "alarm": "NOSPACE"})
+
+
+def test_a_server_that_is_out_of_space_takes_no_tombstone_but_the_lock_is_free(server: EtcdServer) -> None:
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    claim = ear.claim("job")
+    granted = backend.attempt(claim, False, 2.0)
+    assert isinstance(granted, Granted)
+    out_of_space(server, "ACTIVATE")
+    with pytest.raises(BackendRejected):  # it is tried on: a request that comes late would find no tombstone
+        backend.release(claim, granted, True, 2.0)
+    assert keys(server) == []
+    out_of_space(server, "DEACTIVATE")
+    backend.release(claim, granted, True, 2.0)
+    assert "!gone/" in etcdctl(server.endpoint, "get", "--prefix", "multilock/")
+    backend.close()
+
+
+def test_a_release_goes_on_until_there_is_space_again_and_the_lock_is_free_at_once(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    client = connect(proxy.url, ttl=5)
+    lease = client.lock("job").acquire()
+    held = proxy.hold_request(b"multilock/job/")
+    out_of_space(server, "ACTIVATE")
+    assert lease.release()
+    held.wait(5)
+    eventually(lambda: keys(server) == [])
+    assert not client._kernel.cleanup.wait(0)
+    out_of_space(server, "DEACTIVATE")
+    eventually(lambda: client._kernel.cleanup.wait(0), within=15)
+
+
 # ---- the server
 
 
@@ -239,6 +294,124 @@ def test_the_mended_watch_itself_tells_of_the_loss_before_any_renewal_asks(
     with outage(proxy):
         etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
     assert ear.wait(lambda: ear.losses == [(claim.id, LossReason.TAKEN)])
+    backend.close()
+
+
+def test_a_lease_revoked_while_the_watch_is_broken_is_told_as_the_end_of_the_session(
+    server: EtcdServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", REASON_WITHIN)
+    ear = Ear()
+    backend = open_backend(proxy.url, {})
+    backend.open(ear)
+    for number in range(5):
+        claim = ear.claim(f"job-{number}")
+        granted = backend.attempt(claim, False, 2.0)
+        assert isinstance(granted, Granted)
+        backend.watch(granted.group, [(claim, granted)], 2.0)
+    with outage(proxy):
+        etcdctl(server.endpoint, "lease", "revoke", leases(server)[0])
+        proxy.delay(0.1, which="new")
+    assert ear.wait(lambda: ear.sessions == [] or len(ear.losses) == 5)
+    assert {reason for _, reason in ear.losses} <= {LossReason.SESSION_LOST}
+    backend.close()
+
+
+def test_a_lease_revoked_between_its_renewal_and_the_look_at_its_keys_is_told_as_the_end_of_the_session(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    held = []
+    for name in ("one", "two"):
+        claim = ear.claim(name)
+        granted = backend.attempt(claim, False, 2.0)
+        assert isinstance(granted, Granted)
+        held.append((claim, granted))
+    keep_alive = Sessions.keep_alive
+
+    def revoked_then(sessions: Sessions, lease: Any, within: float) -> Session | None:
+        session = keep_alive(sessions, lease, within)
+        etcdctl(server.endpoint, "lease", "revoke", leases(server)[0])
+        return session
+
+    monkeypatch.setattr(Sessions, "keep_alive", revoked_then)
+    assert list(backend.renew(held[0][1].group, held, 5.0)) == [None, None]
+    assert {reason for _, reason in ear.losses} == {LossReason.SESSION_LOST}
+    backend.close()
+
+
+@pytest.mark.timeout(120)
+def test_thousands_of_locks_at_a_long_round_trip_outlive_a_broken_connection(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    count = 2500
+    lost = Recorder[Loss]()
+    client = connect(proxy.url, ttl=10)
+    held = [client.lock(f"job-{number}", on_lost=lost).acquire() for number in range(count)]
+    watched = "etcd_debugging_mvcc_watcher_total"
+    eventually(lambda: server.metric(watched) == count, within=20)
+    proxy.delay(0.05)
+    proxy.cut()
+    eventually(lambda: server.metric(watched) == 0, within=20)
+    with outage(proxy):
+        etcdctl(server.endpoint, "del", "--prefix", "multilock/job-77/")
+    proxy.delay(0.05)
+    eventually(lambda: server.metric(watched) == count - 1, within=20)
+    assert lost.wait(within=20).lease.name == "job-77"
+    time.sleep(12)  # until each that was not renewed would be lost
+    assert sum(lease.is_held() for lease in held) == count - 1
+
+
+def test_keys_that_no_watch_covers_are_looked_at_in_turn_within_the_time_there_is(
+    server: EtcdServer, proxy: FaultProxy
+) -> None:
+    ear = Ear()
+    backend = open_backend(proxy.url, {})
+    backend.open(ear)
+    held = []
+    for number in range(1000):
+        claim = ear.claim(f"job-{number}")
+        granted = backend.attempt(claim, False, 5.0)
+        assert isinstance(granted, Granted)
+        held.append((claim, granted))
+    etcdctl(server.endpoint, "del", "--prefix", "multilock/job-950/")
+    proxy.delay(0.05)
+    answers = []
+    begun = now()
+    with Pulse() as pulse:
+        for _ in range(4):
+            answers.append(backend.renew(held[0][1].group, held, 1.0))
+        assert now() - begun < 4.0 + pulse.stopped()
+    assert all(answer for answer in answers[0][:900]), "the proof of the session is that of each"
+    assert [number for answer in answers for number, each in enumerate(answer) if each is None][:1] == [950]
+    backend.close()
+
+
+def test_the_keys_of_one_lease_have_their_turn_whatever_is_looked_at_of_another(
+    server: EtcdServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.recipe.AT_ONCE", 10)
+    ear = Ear()
+    backend = open_backend(proxy.url, {})
+    backend.open(ear)
+
+    def hold(count: int, ttl: float) -> list[tuple[Claim, Granted]]:
+        claims = [ear.claim(f"job-{ttl:g}-{number}", ttl=ttl) for number in range(count)]
+        return [(claim, take(backend, claim)) for claim in claims]
+
+    many, few = hold(15, 30.0), hold(3, 20.0)
+    proxy.delay(0.1)  # there is time for one look of ten keys
+    backend.renew(many[0][1].group, many, 0.9)
+    etcdctl(server.endpoint, "del", "--prefix", "multilock/job-30-8/")
+    for _ in range(5):
+        backend.renew(few[0][1].group, few, 0.9)
+        backend.renew(many[0][1].group, many[:1], 0.9)  # as `Lease.renew()` does
+        if None in backend.renew(many[0][1].group, many, 0.9):
+            break
+    else:
+        pytest.fail("its turn never came")
     backend.close()
 
 
@@ -338,6 +511,23 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     unanswered.wait(5)
 
 
+def test_many_losses_at_once_wait_for_their_reasons_no_longer_than_one(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", REASON_WITHIN)
+    lost = Recorder[Loss]()
+    client = connect(proxy.url, ttl=60)
+    for number in range(60):
+        client.lock(f"job-{number}", renew=False, on_lost=lost).acquire()
+    eventually(lambda: server.metric("etcd_debugging_mvcc_watcher_total") == 60)
+    proxy.delay(0.04)
+    begun = now()
+    with Pulse() as pulse:
+        etcdctl(server.endpoint, "del", "--prefix", "multilock/")
+        lost.wait(60, within=20)
+        assert max(lost.times) - begun < 2.5 + pulse.stopped()
+
+
 def test_an_idle_client_whose_lease_has_ended_gets_a_new_one_with_its_next_lock(
     server: EtcdServer, connect: Connect
 ) -> None:
@@ -408,6 +598,32 @@ def test_a_lock_that_is_not_renewed_has_a_lease_of_its_own(server: EtcdServer, c
     assert not kept.is_held()
 
 
+def test_the_time_of_a_lock_that_is_not_renewed_counts_from_its_grant(server: EtcdServer, connect: Connect) -> None:
+    holder = connect(server.url).lock("job").acquire()
+    client = connect(server.url)
+    waits = background(lambda: client.lock("job", renew=False, ttl=3).acquire(timeout=20))
+    eventually(lambda: queued(client, "job") == 1)
+    time.sleep(4.5)
+    with Pulse() as pulse:
+        assert holder.release()
+        assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # its callback has the last tenth
+
+
+def test_who_waits_without_renewal_for_longer_than_its_ttl_keeps_its_turn(server: EtcdServer, connect: Connect) -> None:
+    first, second, third = (connect(server.url) for _ in range(3))
+    holder = first.lock("job").acquire()
+    waits = background(lambda: second.lock("job", renew=False, fair=True, ttl=3).acquire(timeout=20))
+    eventually(lambda: queued(first, "job") == 1)
+    behind = background(lambda: third.lock("job", fair=True).acquire(timeout=20))
+    eventually(lambda: queued(first, "job") == 2)
+    time.sleep(4.5)
+    assert holder.release()
+    lease = waits.result(5)
+    assert not behind.done()
+    lease.release()
+    behind.result(5)
+
+
 @pytest.mark.usefixtures("time_to_revoke")
 def test_close_leaves_neither_keys_nor_leases(server: EtcdServer, connect: Connect) -> None:
     client = connect(server.url)
@@ -418,6 +634,117 @@ def test_close_leaves_neither_keys_nor_leases(server: EtcdServer, connect: Conne
     client.close()
     assert keys(server) == []
     assert leases(server) == []
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_an_own_lease_that_is_granted_after_the_cancel_is_revoked(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch, join: bool
+) -> None:
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    claim = ear.claim("job", renew=False)
+    grant = Sessions._grant
+
+    def cancelled_meanwhile(sessions: Sessions, ttl: float, within: float) -> Session:
+        session = grant(sessions, ttl, within)
+        backend.release(claim, None, True, 2.0)
+        return session
+
+    monkeypatch.setattr(Sessions, "_grant", cancelled_meanwhile)
+    assert isinstance(backend.attempt(claim, join, 2.0), Busy)
+    assert leases(server) == []
+    assert keys(server) == []
+    backend.close()
+
+
+def test_cancelled_asyncio_acquires_leave_no_lease_of_their_own(server: EtcdServer) -> None:
+    async def main() -> None:
+        async with multilock.connect_async(server.url, ttl=10) as client:
+            await client.lock("job").acquire()
+            for number in range(30):
+                waits = asyncio.create_task(client.lock("job", renew=False, ttl=86400).acquire())
+                await asyncio.sleep(number / 10_000)
+                waits.cancel()
+            await asyncio.get_running_loop().run_in_executor(None, lambda: eventually(lambda: len(leases(server)) == 1))
+
+    asyncio.run(main())
+
+
+def test_a_lease_whose_revocation_had_no_answer_is_revoked_with_the_next(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    really, unanswered = Transport.call, [calls.REVOKE]
+
+    def call(transport: Transport, method: Any, request: Any, within: float) -> Any:
+        if method in unanswered:
+            unanswered.clear()
+            raise BackendUnavailable("the test keeps silent")
+        return really(transport, method, request, within)
+
+    monkeypatch.setattr(Transport, "call", call)
+    for name, left in (("first", 1), ("second", 0)):
+        claim = ear.claim(name, renew=False)
+        granted = backend.attempt(claim, False, 2.0)
+        assert isinstance(granted, Granted)
+        assert backend.release(claim, granted, False, 2.0)
+        assert len(leases(server)) == left
+    backend.close()
+
+
+def test_the_end_takes_no_longer_however_many_locks_are_not_renewed(
+    server: EtcdServer, proxy: FaultProxy, connect: Connect
+) -> None:
+    client = connect(proxy.url, ttl=10, request_timeout=1.0)
+    for number in range(300):
+        client.lock(f"job-{number}", renew=False, ttl=3600).acquire()
+    proxy.delay(0.01)
+    begun = now()
+    with Pulse() as pulse:
+        client.close()  # one request timeout for callbacks and answers each
+        assert now() - begun < 3.5 + pulse.stopped()
+    assert keys(server) == []
+
+
+def test_a_frozen_server_is_waited_for_once_at_the_end_of_many_clients(server: EtcdServer) -> None:
+    clients = [multilock.connect(server.url, ttl=30) for _ in range(5)]
+    for number, client in enumerate(clients):
+        client.lock(f"job-{number}").acquire().release()
+    server.pause()
+    begun = now()
+    with Pulse() as pulse:
+        for client in clients:
+            client._kernel.backend.close()
+        assert now() - begun < 1.5 + pulse.stopped()
+    server.resume()
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_first_renewal_without_an_answer_costs_no_acquire(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch, renew: bool
+) -> None:
+    ear = Ear()
+    backend = open_backend(server.url, {})
+    backend.open(ear)
+    really, unanswered = Transport.call, [calls.KEEP_ALIVE]
+
+    def call(transport: Transport, method: Any, request: Any, within: float) -> Any:
+        if method in unanswered:
+            unanswered.clear()
+            time.sleep(within)
+            raise BackendUnavailable("the test keeps silent")
+        return really(transport, method, request, within)
+
+    monkeypatch.setattr(Transport, "call", call)
+    before = now()
+    granted = backend.attempt(ear.claim("job", renew=renew), True, 4.0)
+    assert isinstance(granted, Granted)
+    assert unanswered == []
+    assert granted.sent_at < before + 1.0, "what was not acknowledged proves nothing"
+    backend.close()
 
 
 # ---- cost

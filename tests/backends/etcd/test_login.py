@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from multilock import BackendRejected, ConfigurationError, LeaseState, LossReason
-from multilock.testing.conformance.base import eventually
+from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LeaseState, LossReason, now
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import Pulse, eventually
 from multilock.testing.conformance.faces import background
+from multilock_etcd import messages
+from multilock_etcd.notices import Watcher
+from multilock_etcd.transport import Transport
 from tests.backends.etcd.conftest import Connect
 from tests.servers_etcd import EtcdServer, etcdctl
 
@@ -80,6 +86,67 @@ def test_an_expired_token_is_asked_for_again(guarded: EtcdServer, connect: Conne
     time.sleep(0.2)
     assert holder.release()
     assert waits.result(5).is_held()
+
+
+def test_a_watch_that_an_open_stream_refuses_is_set_with_a_new_token(guarded: EtcdServer, connect: Connect) -> None:
+    ours, theirs = (connect(login(guarded, "app:s3cret"), ttl=60) for _ in range(2))
+    holder = theirs.lock("job").acquire()
+    kept = ours.lock("kept").acquire()
+    eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") == 2)  # the stream is open, with its token
+    time.sleep(4)  # twice as long as a token lives that nobody uses
+    waits = background(lambda: ours.lock("job").acquire(timeout=20))
+    later = ours.lock("later").acquire()
+    eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") >= 5)
+    assert holder.release()
+    assert waits.result(5).is_held()
+    for lease in (kept, later):
+        etcdctl(guarded.endpoint, "--user", "root:secret", "del", "--prefix", f"multilock/{lease.name}/")
+        loss = lease.wait_lost(5)
+        assert loss is not None
+        assert loss.reason is LossReason.TAKEN
+
+
+def test_a_watch_that_is_denied_for_good_is_told_once_and_not_asked_for_again_and_again(
+    shared: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = []
+    hear, watch = Watcher._hear, Transport.watch
+
+    def denied(watcher: Watcher, answer: Any) -> None:
+        if answer.created:
+            refused = {"watch_id": -1, "created": True, "canceled": True, "cancel_reason": "permission denied"}
+            answer = messages.WatchResponse(**refused)
+        hear(watcher, answer)
+
+    def counted(transport: Transport, requests: Any) -> Any:
+        opened.append(requests)
+        return watch(transport, requests)
+
+    monkeypatch.setattr(Watcher, "_hear", denied)
+    monkeypatch.setattr(Transport, "watch", counted)
+    client = connect(shared.url, prefix="denied/", ttl=60)
+    with caplog.at_level(logging.WARNING, "multilock"):
+        held = [client.lock(f"job-{number}").acquire() for number in range(5)]
+        eventually(lambda: "does not let us watch" in caplog.text)
+        time.sleep(1.0)
+    assert caplog.text.count("does not let us watch") == 1
+    assert len(opened) == 2, "once more, with a new token"
+    assert all(lease.is_held() for lease in held)
+
+
+def test_a_try_behind_a_login_that_hangs_takes_no_longer_than_it_may(guarded: EtcdServer, connect: Connect) -> None:
+    with FaultProxy.before(login(guarded, "app:s3cret")) as proxy:
+        client = connect(proxy.url, ttl=60)
+        hangs = proxy.hold_request(b"s3cret")
+        waits = background(lambda: client.lock("first").acquire(timeout=20))
+        hangs.wait(5)
+        begun = now()
+        with Pulse() as pulse:
+            with pytest.raises(BackendUnavailable):
+                client.lock("second", renew=False).try_acquire(timeout=0.3)
+            assert now() - begun < 1.0 + pulse.stopped()
+        hangs.release()
+        assert waits.result(20).is_held()
 
 
 def test_a_restart_forgets_every_token_and_costs_no_lock(guarded: EtcdServer, connect: Connect) -> None:

@@ -49,6 +49,8 @@ class Ear:
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         raise AssertionError("a local backend has no sessions")
 
+    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None: ...
+
     def group_gone(self, group: Hashable, message: str) -> None:
         raise AssertionError("a local backend has no sessions")
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from multilock_redis import RedisBackend, open_backend
 from multilock_redis.transport import pack
 from tests.servers import RedisServer
 
-__all__ = ["Bare", "Ear", "Ours", "busy", "eventually", "holder_of", "since"]
+__all__ = ["Bare", "Ear", "Ours", "busy", "eventually", "holder_of", "since", "without"]
 
 Bare = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
@@ -48,6 +48,8 @@ class Ear:
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         self._hear("group", group)
+
+    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None: ...
 
     def group_gone(self, group: Hashable, message: str) -> None:
         self._hear("group_gone", group)
@@ -138,6 +140,14 @@ def busy(server: RedisServer) -> Iterator[None]:
         finally:
             bare.script_kill()
             it.recv(100)
+
+
+def without(bare: Bare, server: RedisServer, right: str) -> str:
+    """The URL of a user who may do everything but this."""
+    bare.execute_command("ACL", "SETUSER", "lacking", "reset", "on", "nopass", "~*", "+@all", f"-{right}")
+    with suppress(redis.ResponseError):  # 6.0 has no rights on channels
+        bare.execute_command("ACL", "SETUSER", "lacking", "allchannels")
+    return server.url.replace("//", "//lacking:x@")
 
 
 def since(bare: Bare, version: str, what: str) -> None:

@@ -18,6 +18,7 @@ from multilock import AsyncClient, BackendRejected, BackendUnavailable
 from multilock.aio.channels import LINES, Channels
 from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
+from tests.backends.redis.descriptors import its_number_is_free
 from tests.backends.redis.kit import WITHIN, Bare, holder_of
 from tests.servers import RedisServer
 
@@ -225,6 +226,13 @@ def test_a_server_that_ends_an_idle_connection_costs_no_request(server: RedisSer
             assert not complaints, "of an answer that nobody awaits"
 
     run(main)
+
+
+@pytest.mark.parametrize("ends", ["in the answer", "before the request", "while it is idle"])
+def test_a_descriptor_that_ended_is_let_go_of_before_another_connection_gets_its_number(
+    proxy: FaultProxy, ends: str
+) -> None:
+    run(lambda: its_number_is_free(proxy, ends))
 
 
 def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(

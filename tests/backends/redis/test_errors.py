@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import redis
@@ -15,9 +15,9 @@ from multilock import now
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
-from multilock_redis.transport import refusal
+from multilock_redis.transport import CONNECTING_AT_ONCE, refusal
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours, busy, eventually, holder_of, since
+from tests.backends.redis.kit import Bare, Ours, busy, eventually, holder_of, since, without
 from tests.servers import RedisServer, free_port
 
 SECRET = "correct-horse"
@@ -108,10 +108,32 @@ def test_a_user_with_exactly_the_documented_rights_can_do_everything(
     assert "refused" not in {finding.code for finding in us.backend.diagnose(1)}
 
 
+@pytest.mark.parametrize(
+    "right", ["zadd", "zrem", "zrange", "zrank", "hset", "hget", "hdel", "pexpire", "time", "publish"]
+)
+def test_a_missing_right_leaves_no_key_without_an_end(
+    server: RedisServer, bare: Bare, connect: Connect, right: str
+) -> None:
+    whole, lacking = connect(), connect(without(bare, server, right))
+    held, _ = whole.take()
+    claim = lacking.claim()
+    for call in (
+        lambda: lacking.attempt(claim, join=True),
+        lambda: lacking.release(claim, unsure=True),
+        lambda: lacking.attempt(lacking.claim("free"), join=True),
+        lambda: whole.wait(),
+    ):
+        with suppress(BackendRejected):
+            call()
+        assert {key for key in bare.scan_iter() if bare.ttl(key) == -1} == set()
+    assert whole.release(held)
+
+
 # What the page on Redis says a user needs.
 KEYS_AND_CHANNELS = ("~multilock/*", "~{multilock/*", "&multilock:wake:*", "&__redis__:invalidate")
 COMMANDS = (
     *("+evalsha", "+script|load", "+client|id", "+client|tracking", "+client|caching", "+subscribe", "+publish"),
+    "+pubsub|numsub",
     *("+get", "+set", "+exists", "+del", "+mget", "+pexpire", "+pttl", "+time", "+scan", "+ping", "+select"),
     *("+zadd", "+zrem", "+zrange", "+zrank", "+zcard", "+hset", "+hget", "+hdel"),
 )
@@ -179,6 +201,37 @@ def test_a_name_look_up_that_hangs_ends_in_time(connect: Connect, monkeypatch: p
         connect("redis://slow.example", within=0.2).take()
     assert now() - started < 3
     release.set()
+
+
+def test_however_many_ask_a_look_up_that_hangs_keeps_a_bounded_number_of_threads(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(30) and [])
+    us = connect("redis://slow.example", within=0.05)
+
+    def ask() -> None:
+        for _ in range(4):
+            with silent(unknown=False):
+                us.take()
+
+    callers = [threading.Thread(target=ask) for _ in range(50)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert connecting() <= CONNECTING_AT_ONCE
+    release.set()
+    eventually(lambda: connecting() == 0)
+    started = now()
+    with silent(unknown=False):  # and the next is tried at once
+        us.take()
+    assert now() - started < 1
+    eventually(lambda: connecting() == 0)
+
+
+def connecting() -> int:
+    return sum(thread.name == "multilock-redis-connect" for thread in threading.enumerate())
 
 
 def test_a_socket_that_is_not_there(connect: Connect) -> None:
@@ -370,6 +423,16 @@ def test_a_server_that_was_restarted_is_found_again(redis_server: RedisServer) -
         ("ERR Error running script (call to f_0f): @user_script:7: user_script:7: attempt", BackendUnavailable, True),
         ("UNKNOWNWORD something new", BackendUnavailable, True),
         ("ERR unknown command 'EVALSHA'", BackendRejected, 0),
+        (
+            "ERR The user executing the script can't run this command or subcommand script: 0f, on @user_script:9.",
+            BackendRejected,
+            0,
+        ),
+        (
+            "ERR ACL failure in script: User u has no permissions to run 'hset' script: 0f, on @user_script:9.",
+            BackendRejected,
+            0,
+        ),
         ("MISCONF Redis is configured to save RDB snapshots", BackendRejected, 0),
         ("MASTERDOWN Link with MASTER is down", BackendUnavailable, False),
         ("MOVED 1234 10.0.0.1:6379", BackendRejected, 0),

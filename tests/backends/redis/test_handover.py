@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+import multilock
 from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.model import Busy, Granted
@@ -14,7 +15,7 @@ from multilock.testing import FaultProxy, Helper, hear, say
 from multilock_redis.notices import Listener
 from multilock_redis.transport import Wire
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, since
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, since, without
 from tests.servers import RedisServer
 from tests.unit.kit import our_threads
 
@@ -62,6 +63,46 @@ def test_a_killed_waiter_is_skipped_in_the_same_release(us: Ours, them: Ours, se
         us.release(claim)
         them.ear.hears("wake", alive.id)
         assert holder_of(bare) == alive.owner
+
+
+def test_a_program_that_listens_to_everything_makes_no_dead_waiter_look_alive(
+    us: Ours, them: Ours, server: RedisServer, bare: Bare
+) -> None:
+    claim, _ = us.take()
+    with bare.pubsub() as monitor, Helper(f"{__name__}:waiting", server.url) as dead:
+        monitor.psubscribe("*")
+        eventually(lambda: bare.pubsub_numpat() == 1)
+        dead.wait_for("waiting", within=10)
+        alive = them.wait()
+        dead.kill()
+        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1)
+        us.release(claim)
+        them.ear.hears("wake", alive.id)
+        assert holder_of(bare) == alive.owner
+
+
+def test_who_may_not_ask_who_listens_takes_everybody_for_listening(
+    server: RedisServer, bare: Bare, connect: Connect
+) -> None:
+    ours, them = connect(without(bare, server, "pubsub")), connect()
+    claim, _ = ours.take()
+    waiter = them.wait()
+    assert ours.release(claim) is True
+    assert holder_of(bare) == waiter.owner
+    them.ear.hears("wake", waiter.id)
+
+
+def test_a_deleted_lock_is_passed_on_by_who_had_it(server: RedisServer, bare: Bare) -> None:
+    """The watchdog's clean-up is the first request that comes: the waiters' next heartbeats are 1.8 s away."""
+    with multilock.connect(server.url) as ours, multilock.connect(server.url) as theirs:
+        former = ours.lock("a").acquire()
+        waiter = threading.Thread(target=theirs.lock("a").acquire, daemon=True)
+        waiter.start()
+        eventually(lambda: bare.zcard(QUEUE) == 1)
+        eventually(lambda: ours._kernel.backend._listener._watched)  # type: ignore[attr-defined]
+        bare.delete("multilock/a")
+        eventually(lambda: (holder_of(bare) or former.owner) != former.owner, within=1.0)
+        waiter.join()
 
 
 def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_only(

@@ -227,3 +227,23 @@ def test_a_certificate_that_is_not_trusted_is_rejected(tls: str) -> None:
     with pytest.raises(BackendRejected, match="not trusted"):
         ours.take()
     ours.close()
+
+
+# several addresses
+
+
+@pytest.mark.parametrize("url", ["redis://a:1,b:2/0", "redis://a,b", "rediss://u:p@[::1]:1,[::2]:2/0"])
+def test_one_address_is_all_it_takes(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="takes one address"):
+        open_backend(url, {})
+
+
+def test_a_comma_in_a_password_is_no_second_address() -> None:
+    assert open_backend("redis://u:a,b@h:1/0", {})
+
+
+def test_a_password_in_the_place_of_the_database_is_not_shown() -> None:
+    for url, options in (("redis://h/s3cr3t", {}), ("redis://h", {"db": "s3cr3t"})):
+        with pytest.raises(ConfigurationError, match="the database must be a number") as caught:
+            open_backend(url, options)
+        assert "s3cr3t" not in str(caught.value)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import threading
 import time
+from typing import Any
 
 import pytest
+from redis.connection import Connection
 
 import multilock
 from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.process import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
+from multilock_redis import open_backend, transport
 from multilock_redis.recipe import RELEASE
 from multilock_redis.transport import FRESH
 from tests.backends.redis.conftest import Connect
@@ -54,6 +58,76 @@ def test_a_forked_child_uses_connections_of_its_own_and_leaves_the_parents_alone
         assert bare.get("multilock/child") is None
         client = str(holder_of(bare))[:16]
         assert bare.pubsub_numsub(f"multilock:wake:{client}")[0][1] == 1
+
+
+def leaving_a_child(url: str) -> None:
+    """Waits, watches and has connections of every kind; forks; the child stays on and uses nothing of it."""
+    ours = Ours(url)
+    ours.watch(ours.take(ours.claim("mine")))
+    ours.backend.channel(2)
+    waiter = ours.wait()
+    if os.fork() == 0:
+        ours.backend.open(Ear())
+        say("child")
+        hear()  # until the test ends
+        os._exit(0)
+    say("waiting", waiter.owner)
+    threading.Event().wait()
+
+
+def test_a_forked_child_keeps_no_connection_of_a_parent_that_was_killed(
+    us: Ours, them: Ours, server: RedisServer, bare: Bare
+) -> None:
+    held, _ = us.take()
+    before = connections(bare)
+    with Helper(f"{__name__}:leaving_a_child", server.url) as parent:
+        parent.wait_for("waiting", within=10)
+        parent.wait_for("child", within=10)
+        assert len(connections(bare) - before) == 4  # for requests, subscribed, tracked, a channel
+        parent.signal(signal.SIGKILL)  # not its child
+        eventually(lambda: connections(bare) <= before)
+        waiter = them.wait()
+        us.release(held)
+        assert holder_of(bare) == waiter.owner
+
+
+def forking_while_it_connects(url: str) -> None:
+    """A child is forked when the connection is made and nobody knows of it yet."""
+    connect = Connection.connect
+    children: list[int] = []
+
+    def slowly(connection: Any) -> None:
+        connect(connection)  # type: ignore[no-untyped-call]
+        if not children:
+            children.append(os.fork())
+            if children == [0]:
+                hear()
+                os._exit(0)
+
+    setattr(Connection, "connect", slowly)  # noqa: B010
+    ours = Ours(url)
+    waiter = ours.wait()
+    say("waiting", waiter.owner)
+    threading.Event().wait()
+
+
+def test_a_child_forked_while_its_parent_connects_keeps_no_connection_that_is_used(
+    us: Ours, them: Ours, server: RedisServer, bare: Bare
+) -> None:
+    held, _ = us.take()
+    before = connections(bare)
+    with Helper(f"{__name__}:forking_while_it_connects", server.url) as parent:
+        parent.wait_for("waiting", within=10)
+        assert len(connections(bare) - before) == 2
+        parent.signal(signal.SIGKILL)  # not its child
+        eventually(lambda: connections(bare) <= before)
+        waiter = them.wait()
+        us.release(held)
+        assert holder_of(bare) == waiter.owner
+
+
+def connections(bare: Bare) -> set[str]:
+    return {client["id"] for client in bare.client_list()}
 
 
 def exiting(url: str) -> None:
@@ -181,3 +255,21 @@ def test_what_was_not_sent_when_a_request_is_given_up_never_reaches_the_server(
     assert len(us.backend._connections._idle) == 0
     eventually(lambda: len(proxy.connections) <= 1)
     assert holder_of(bare) is None
+
+
+def test_a_process_that_forks_faster_than_it_connects_does_not_try_for_ever(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really: Any = Connection.connect
+
+    def connect_and_fork(connection: Any) -> None:
+        really(connection)
+        transport._count_forks()
+        transport._count_forks()
+
+    monkeypatch.setattr(Connection, "connect", connect_and_fork)
+    endpoint = open_backend(server.url, {})._endpoint
+    with pytest.raises(BackendUnavailable):
+        endpoint.connect(0.2, now)
+    eventually(lambda: endpoint._permits.qsize() == transport.CONNECTING_AT_ONCE)
+    assert not endpoint._open

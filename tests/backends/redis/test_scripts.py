@@ -98,6 +98,63 @@ def test_a_waiter_whose_deadline_is_over_is_dropped(us: Ours, them: Ours, bare: 
     assert bare.zcard(QUEUE) == 0
 
 
+def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
+    """Waiters of a process that was killed: in the queue for ``until`` ms more, and nobody listens for them."""
+    seconds, micros = bare.time()
+    client, deadline = "d" * 16, seconds * 1000 + micros // 1000 + until
+    dead = [f"{client}.{number:032x}@lock:h:1:me:10" for number in range(count)]
+    bare.zadd(QUEUE, {owner: seconds * 1_000_000 + number for number, owner in enumerate(dead)})
+    bare.hset(LIVE, mapping=dict.fromkeys(dead, f"f{deadline}"))
+    return dead
+
+
+def test_a_newcomer_never_overtakes_who_waits_behind_more_dead_than_are_looked_at(
+    us: Ours, them: Ours, bare: Bare
+) -> None:
+    holder, _ = us.take()
+    dead = killed(bare, 300)
+    waiter = them.wait()
+    us.release(holder)
+    assert holder_of(bare) is None  # who comes first is not known
+    answer = us.attempt(us.claim())
+    assert isinstance(answer, Busy), "a newcomer was first"
+    assert answer.expires_in is None
+    bare.hset(LIVE, mapping=dict.fromkeys(dead, "f1"))
+    assert isinstance(us.attempt(us.claim()), Busy)
+    assert holder_of(bare) == waiter.owner
+
+
+def test_a_process_that_was_killed_with_fifty_waiters_holds_up_nobody(us: Ours, them: Ours, bare: Bare) -> None:
+    holder, _ = us.take()
+    killed(bare, 50)
+    waiter = them.wait()
+    us.release(holder)
+    assert holder_of(bare) == waiter.owner
+
+
+def test_a_waiter_keeps_its_liveness_and_no_more_when_the_clock_of_the_server_was_stepped_back(
+    us: Ours, them: Ours, bare: Bare
+) -> None:
+    holder, _ = us.take()
+    waiter = them.wait(them.claim(ttl=30))
+    deadline = bare.hget(LIVE, waiter.owner)
+    bare.hset(LIVE, waiter.owner, f"f{int(deadline[1:]) + 3_600_000}")  # written before the step of an hour
+    us.release(holder)
+    assert holder_of(bare) == waiter.owner
+    assert 0 < bare.pttl(LOCK) <= 6_000
+
+
+def test_who_died_before_the_clock_of_the_server_was_stepped_back_is_dropped_as_soon_as_any_other(
+    us: Ours, bare: Bare
+) -> None:
+    holder, _ = us.take()
+    dead = killed(bare, 3, until=3_600_000)
+    us.release(holder)
+    seconds, _ = bare.time()
+    for owner in dead:
+        assert int(bare.hget(LIVE, owner)[1:]) < (seconds + 8) * 1000
+
+
 def test_a_waiter_is_told_to_look_when_the_holder_ends_only_if_it_is_among_the_first_three(us: Ours) -> None:
     us.take(us.claim(ttl=5))
     answers = [us.attempt(us.claim(ttl=9), join=True) for _ in range(4)]
@@ -172,6 +229,23 @@ def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us:
     [tombstone] = keys(bare) - {TOKEN}
     assert tombstone == f"{{multilock/a}}:gone:{unsure.id}"
     assert 59_000 < bare.pttl(tombstone) <= 60_000
+
+
+def test_a_release_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
+    former, _ = us.take()
+    waiter = them.wait()
+    bare.delete(LOCK)  # an operator; the clean-up of who had it is the first to come
+    assert us.release(former) is False
+    assert holder_of(bare) == waiter.owner
+    them.ear.hears("wake", waiter.id)
+
+
+def test_a_cancel_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
+    us.take()
+    leaving, staying = us.wait(), them.wait()
+    bare.delete(LOCK)
+    assert us.release(leaving, unsure=True) is False
+    assert holder_of(bare) == staying.owner
 
 
 # token

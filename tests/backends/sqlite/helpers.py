@@ -107,6 +107,23 @@ def try_once_below_the_proc_of_another(url: str) -> None:
     try_once(url)
 
 
+def try_once_by_a_mount(source: str, at: str, file: str = "") -> None:
+    """A bind mount of the file, or of its directory."""
+    if not file:
+        Path(at).touch()
+    subprocess.run(["mount", "--bind", source, at], check=True)
+    try_once(f"sqlite://{at}/{file}" if file else f"sqlite://{at.replace(' ', '%20')}")
+
+
+def try_once_under_a_boot_id_of_its_own(url: str, file: str) -> None:
+    """As systemd-nspawn gives each container one."""
+    before = host.boot_id()
+    Path(file).write_text("6d756c74-696c-6f63-6b00-000000000000\n")
+    subprocess.run(["mount", "--bind", file, "/proc/sys/kernel/random/boot_id"], check=True)
+    assert host.boot_id() != before
+    try_once(url)
+
+
 def fill_the_disk(directory: str) -> None:
     """Hold, fill the disk, then say what each call answers."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory], check=True)
@@ -158,18 +175,27 @@ import sqlite3, sys, time
 blocker = sqlite3.connect(sys.argv[1], isolation_level=None)
 blocker.execute("BEGIN IMMEDIATE")
 print("blocked", flush=True)
-time.sleep(0.5)
+time.sleep(float(sys.argv[2]))
 """
+
+
+def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
+    """Another program that writes for so long.
+
+    In a process of its own: SQLite in a child of ours would go on believing in the lock of a foreign connection.
+    """
+    command = [sys.executable, "-c", BLOCK, url.removeprefix("sqlite://"), str(seconds)]
+    blocker = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert blocker.stdout is not None
+    blocker.stdout.readline()
+    return blocker
 
 
 def fork_while_asking(url: str) -> None:
     """Forks while another thread waits for the write lock: no connection may be open at the fork."""
     client = multilock.connect(url, request_timeout=3)
     client.ping()
-    # In a process of its own: SQLite in the child would go on believing in the lock of a connection that is not ours.
-    blocker = subprocess.Popen([sys.executable, "-c", BLOCK, url.removeprefix("sqlite://")], stdout=subprocess.PIPE)
-    assert blocker.stdout is not None
-    blocker.stdout.readline()
+    blocker = block(url, 0.5)
     asking = threading.Thread(target=client.lock("n").acquire)
     asking.start()
     while not multilock_sqlite.transport._live:  # its connection
@@ -186,6 +212,50 @@ def fork_while_asking(url: str) -> None:
     os.waitpid(pid, 0)
     blocker.communicate()
     say("parent", client.lock("n").is_locked())
+
+
+def fork_while_another_file_is_locked(locked: str, healthy: str) -> None:
+    """Say how long the fork took, the longest request to the healthy file meanwhile, and whether its lease lives."""
+    slow, client = multilock.connect(locked, request_timeout=5), multilock.connect(healthy, ttl=2)
+    slow.ping()
+    lease = client.lock("n").acquire()
+    blocker = block(locked, 4)
+    asking = threading.Thread(target=slow.lock("n").acquire)
+    asking.start()
+    longest = 0.0
+    forked = threading.Event()
+
+    def ask() -> None:
+        nonlocal longest
+        while not forked.is_set():
+            started = time.monotonic()
+            client.lock("other").acquire().release()
+            longest = max(longest, time.monotonic() - started)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    found = os.stat(locked.removeprefix("sqlite://"))
+    while not _is_asked((found.st_dev, found.st_ino)):
+        time.sleep(0.001)
+    started = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if slow.lock("child").try_acquire(timeout=5) else 1)
+    took = time.monotonic() - started
+    forked.set()
+    asker.join()
+    asking.join()
+    say("forked", took, longest, lease.is_held(), os.waitpid(pid, 0)[1])
+    blocker.communicate()
+
+
+def _is_asked(file: tuple[int, int]) -> bool:
+    """Whether a request to the file is under way in this process."""
+    databases = [database for reference in multilock_sqlite.transport._databases if (database := reference())]
+    idle = [connection for database in databases for connection in list(database._idle)]
+    return any(
+        connection.file == file and connection not in idle for connection in list(multilock_sqlite.transport._live)
+    )
 
 
 def fork_often(url: str, times: str) -> None:

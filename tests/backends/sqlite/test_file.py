@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -20,14 +21,23 @@ from multilock.model import Busy
 from multilock.testing import Helper
 from multilock_sqlite import host, layout
 from multilock_sqlite.findings import weaknesses
-from tests.backends.memory.rules import Asker
+from tests.backends.memory.rules import Asker, Clock
 from tests.backends.sqlite.test_processes import HELPERS, apart
 
 
+class Ask(Protocol):
+    def __call__(self, now: Callable[[], float] = ...) -> Asker: ...
+
+
 @pytest.fixture
-def ask(url: str, request: pytest.FixtureRequest) -> Callable[[], Asker]:
-    def ask() -> Asker:
-        asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ask(url: str, request: pytest.FixtureRequest) -> Ask:
+    def ask(now: Callable[[], float] = multilock.now) -> Asker:
+        asker = Asker(multilock_sqlite.open_backend(url, {}), now)
         request.addfinalizer(asker.backend.close)
         return asker
 
@@ -59,6 +69,13 @@ def rejection(path: Path) -> str:
 def test_only_an_absolute_path_of_a_file_is_taken(url: str) -> None:
     with pytest.raises(ConfigurationError, match="absolute path"):
         multilock.connect(url)
+
+
+@pytest.mark.parametrize("path", ["/locks.db", "//locks.db", "/./locks.db", "/locks.db?ttl=5"])
+def test_file_in_the_root_directory_is_refused_as_a_slip(path: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"absolute: write sqlite:////directory/file, with four slashes"):
+        multilock.connect(f"sqlite://{path}")
+    assert not Path("/locks.db").exists()
 
 
 def test_a_url_without_a_file_is_shown_without_its_user_info() -> None:
@@ -117,7 +134,7 @@ def test_database_of_another_program_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_file_of_another_format_is_left_alone(path: Path, ask: Callable[[], Asker]) -> None:
+def test_file_of_another_format_is_left_alone(path: Path, ask: Ask) -> None:
     ask().backend.ping(5)
     with sqlite3.connect(path) as sql:
         sql.execute(f"PRAGMA user_version = {layout.VERSION + 1}")
@@ -125,7 +142,7 @@ def test_file_of_another_format_is_left_alone(path: Path, ask: Callable[[], Aske
     assert f"format {layout.VERSION + 1}" in rejection(path)
 
 
-def test_two_clients_may_create_the_file_at_once(ask: Callable[[], Asker]) -> None:
+def test_two_clients_may_create_the_file_at_once(ask: Ask) -> None:
     askers = [ask() for _ in range(8)]
     start = threading.Barrier(8)
     tokens = []
@@ -174,7 +191,7 @@ def test_too_many_open_files_is_silence_and_not_a_refusal(url: str) -> None:
         assert "Too many open files" in " ".join(helper.wait_for("BackendUnavailable", within=10))
 
 
-def test_holder_hears_that_the_file_was_deleted(path: Path, url: str, ask: Callable[[], Asker]) -> None:
+def test_holder_hears_that_the_file_was_deleted(path: Path, url: str, ask: Ask) -> None:
     losses: list[multilock.Loss] = []
     with multilock.connect(url) as client:
         lease = client.lock("n", on_lost=losses.append).acquire()
@@ -186,6 +203,62 @@ def test_holder_hears_that_the_file_was_deleted(path: Path, url: str, ask: Calla
             lease.renew()
         assert lease.wait_lost(5).reason is LossReason.TAKEN  # type: ignore[union-attr]
         assert client.lock("n").try_acquire() is None
+
+
+# ---- names of one file
+
+
+def test_file_with_two_names_is_refused_by_each_of_them(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "elsewhere" / "locks.db"
+    other.parent.mkdir()
+    with multilock.connect(f"sqlite://{path}") as client, client.lock("n") as lease:
+        os.link(path, other)
+        assert "2 names" in rejection(other)
+        assert "2 names" in rejection(path)
+        lease.renew()  # on the connection that it has, beside whose log nobody can open another
+        assert lease.is_held()
+    other.unlink()
+    with multilock.connect(f"sqlite://{path}") as client, client.lock("n"):
+        pass
+
+
+def test_file_that_is_mounted_itself_is_refused_and_its_directory_is_not(path: Path, tmp_path: Path) -> None:
+    name = tmp_path / "a b" / "locks.db"  # a blank is escaped in the table of mounts
+    name.parent.mkdir()
+    directory = tmp_path / "directory"
+    directory.mkdir()
+    with multilock.connect(f"sqlite://{path}") as client, client.lock("n"):
+        with apart("try_once_by_a_mount", path, name) as helper:
+            assert "mount its directory" in " ".join(helper.wait_for("BackendRejected", within=10))
+        with apart("try_once_by_a_mount", path.parent, directory, path.name) as helper:
+            helper.wait_for("LockTimeout", within=10)
+
+
+def test_symbolic_links_in_two_directories_lead_to_one_lock(path: Path, tmp_path: Path) -> None:
+    links = [tmp_path / name / "locks.db" for name in "ab"]
+    for link in links:
+        link.parent.mkdir()
+        link.symlink_to(path)
+    with (
+        multilock.connect(f"sqlite://{links[0]}") as one,  # it makes the file where the link leads to
+        multilock.connect(f"sqlite://{links[1]}") as two,
+        multilock.connect(f"sqlite://{path}") as three,
+        one.lock("n"),
+    ):
+        assert two.lock("n").try_acquire() is None
+        assert three.lock("n").try_acquire() is None
+    assert not list(links[0].parent.glob("*-wal"))
+
+
+def test_link_that_is_turned_to_another_file_is_followed(path: Path, tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "other.db"
+    link.symlink_to(path)
+    with multilock.connect(f"sqlite://{link}") as client, multilock.connect(f"sqlite://{target}") as other:
+        lease = client.lock("n").acquire()
+        link.unlink()
+        link.symlink_to(target)
+        with other.lock("n"), pytest.raises(LockLost):
+            lease.renew()
 
 
 # ---- boots
@@ -200,24 +273,72 @@ def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
     return boot
 
 
-def test_reboot_ends_all_leases_and_skips_the_tokens_reserved(
-    ask: Callable[[], Asker], boot: Callable[[str | None], None]
+def reboot(boot: Callable[[str | None], None], clock: Clock, now: float) -> None:
+    """Another boot id, and a clock that begins again."""
+    boot("after")
+    clock.now = now
+
+
+def test_reboot_ends_what_its_clock_cannot_explain_and_skips_the_tokens_reserved(
+    ask: Ask, clock: Clock, boot: Callable[[str | None], None]
 ) -> None:
     boot("before")
-    one = ask()
+    one = ask(clock)
     claim = one.claim()
     granted = one.hold(claim)
     one.wait(one.claim(fair=True))
-    boot("after")
-    two = ask()
+    reboot(boot, clock, 100)
+    two = ask(clock)
     token = two.hold(two.claim()).token
     assert granted.token == 1
     assert token == 1 + multilock_sqlite.recipe.RESERVE + 1
     assert one.renew((claim, granted)) == [None]
 
 
+def test_lease_of_a_short_former_boot_lives_for_its_ttl_at_most(
+    ask: Ask, clock: Clock, boot: Callable[[str | None], None]
+) -> None:
+    boot("before")
+    one = ask(clock)
+    one.hold(one.claim(ttl=30, renew=False))  # nobody looks for its process
+    reboot(boot, clock, clock.now + 10)
+    two = ask(clock)
+    assert two.wait(two.claim()).expires_in == pytest.approx(20)
+    boot("third")
+    clock.now -= 10.5
+    three = ask(clock)
+    three.hold(three.claim())
+
+
+def test_another_boot_id_alone_ends_no_lease_no_place_and_no_cancel(
+    ask: Ask, clock: Clock, boot: Callable[[str | None], None]
+) -> None:
+    boot("host")
+    one = ask(clock)
+    claim, first, late = one.claim(), one.claim(fair=True), one.claim("late")
+    granted = one.hold(claim)
+    one.wait(first)
+    one.release(late, unsure=True)
+    boot("container")
+    two = ask(clock)
+    second = two.claim(fair=True)
+    two.wait(second)
+    assert all(one.renew((claim, granted)))
+    assert isinstance(one.attempt(late), Busy), "it was cancelled"
+    one.release(claim, granted)
+    two.wait(second)
+    assert one.hold(first).token > granted.token  # type: ignore[operator]
+
+
+def test_container_with_a_boot_id_of_its_own_ends_nobodys_lease(path: Path, url: str, tmp_path: Path) -> None:
+    with multilock.connect(url) as client, client.lock("n") as lease:
+        with apart("try_once_under_a_boot_id_of_its_own", url, tmp_path / "boot_id") as helper:
+            helper.wait_for("LockTimeout", within=10)
+        lease.renew()
+
+
 def test_power_failure_that_loses_the_last_grants_gives_no_token_twice(
-    path: Path, ask: Callable[[], Asker], boot: Callable[[str | None], None]
+    path: Path, ask: Ask, boot: Callable[[str | None], None]
 ) -> None:
     boot("before")
     one = ask()
@@ -234,7 +355,7 @@ def test_power_failure_that_loses_the_last_grants_gives_no_token_twice(
 
 
 def test_process_that_cannot_know_the_boot_leaves_the_leases_of_others(
-    ask: Callable[[], Asker], boot: Callable[[str | None], None]
+    ask: Ask, boot: Callable[[str | None], None]
 ) -> None:
     boot("this")
     one = ask()
@@ -250,14 +371,10 @@ def test_process_that_cannot_know_the_boot_leaves_the_leases_of_others(
     three = ask()
     assert isinstance(three.attempt(three.claim("other"), join=False), Busy)
     assert all(one.renew((claim, granted)))
-    boot("next")
-    four = ask()
-    four.hold(four.claim())
-    assert isinstance(four.attempt(four.claim("other"), join=False), Busy)
 
 
 def test_lease_that_ends_later_than_its_ttl_from_now_is_of_another_boot(
-    path: Path, ask: Callable[[], Asker], boot: Callable[[str | None], None]
+    path: Path, ask: Ask, boot: Callable[[str | None], None]
 ) -> None:
     boot(None)
     one = ask()
@@ -297,10 +414,11 @@ def test_file_that_others_may_write_is_found(path: Path, url: str) -> None:
 def test_host_that_does_not_tell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "boot_id", lambda: None)
     monkeypatch.setattr(host.Process, "current", lambda: None)
+    monkeypatch.setattr(host, "is_mount_point", lambda path: None)
     monkeypatch.setattr(host, "clock_is_shifted", lambda: True)
     monkeypatch.setattr(host, "file_system", lambda directory: None)
     codes = [finding.code for finding in weaknesses("/missing/locks.db")]
-    assert codes == ["no_boot_id", "no_process_identity", "time_namespace"]
+    assert codes == ["no_boot_id", "no_process_identity", "no_mount_table", "time_namespace"]
 
 
 def test_file_system_of_a_directory_is_the_nearest_mount() -> None:

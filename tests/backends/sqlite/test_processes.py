@@ -132,6 +132,14 @@ def test_fork_waits_for_a_request_under_way(url: str) -> None:
         assert not any(line.startswith("failed") for line in helper.lines), helper.lines
 
 
+def test_fork_that_waits_for_one_file_does_not_stop_another(url: str, tmp_path: Path) -> None:
+    with Helper(f"{HELPERS}:fork_while_another_file_is_locked", f"sqlite://{tmp_path}/locked.db", url) as helper:
+        (_, took, longest, held, child) = helper.wait_for("forked", within=20)
+    assert float(took) > 1, "nothing was slow"
+    assert float(longest) < AT_ONCE
+    assert (held, child) == ("True", "0")
+
+
 def test_forks_under_load_are_quick_and_every_child_works(url: str) -> None:
     with Helper(f"{HELPERS}:fork_often", url, 20) as helper:
         (_, failures, longest) = helper.wait_for("forked", within=40)

@@ -10,8 +10,7 @@ T = 6.0
 
 
 def until(session: Session) -> float:
-    sent_at, valid_for = session.validity()
-    return sent_at + valid_for
+    return session.validity().until
 
 
 def test_a_session_counts_from_its_handshake() -> None:
@@ -58,4 +57,4 @@ def test_an_older_write_that_is_answered_late_moves_nothing_back() -> None:
     session = Session(1, T, 100.0)
     session.prove(101.0)
     session.prove(100.5)
-    assert session.validity()[0] == 101.0
+    assert session.validity().sent_at == 101.0

@@ -1,0 +1,32 @@
+"""Alembic: every replica runs `alembic upgrade head` when it starts; the migrations run once.
+
+    pip install 'multilock[redis]' alembic
+    export MULTILOCK_URL=redis://127.0.0.1:6379/0 DATABASE_URL=sqlite:////var/tmp/app.db
+    cd docs/examples/alembic_project
+    alembic upgrade head & alembic upgrade head; wait
+
+You should see "creating accounts" once. The second waits for the first, and finds nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+
+from alembic import context
+from sqlalchemy import create_engine
+
+import multilock
+
+
+def run_migrations() -> None:
+    engine = create_engine(os.environ["DATABASE_URL"])
+    with engine.connect() as connection:
+        context.configure(connection=connection)
+        with context.begin_transaction():
+            context.run_migrations()
+
+
+# The lock is taken before the database is asked which migrations it has. A lock that was lost meanwhile is an error:
+# the deployment stops there instead of starting on a half-migrated database.
+with multilock.connect() as client, client.lock("alembic").acquire(timeout=600):
+    run_migrations()

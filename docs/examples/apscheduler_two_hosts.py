@@ -1,0 +1,38 @@
+"""APScheduler on every host; each tick's job runs on one of them.
+
+    pip install 'multilock[redis]' 'apscheduler<4'
+    export MULTILOCK_URL=redis://127.0.0.1:6379/0
+    python docs/examples/apscheduler_two_hosts.py & python docs/examples/apscheduler_two_hosts.py
+
+You should see one line for each tick, from whichever host was first. Their clocks may differ by less than HOLD: the
+name stays taken for so long after the grant, however short the job is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from apscheduler.schedulers.blocking import BlockingScheduler
+
+import multilock
+
+EVERY = 3  # seconds between ticks
+HOLD = 2.0  # seconds; more than clocks differ, less than EVERY
+
+client = multilock.connect()  # $MULTILOCK_URL
+
+
+@client.locked("tick", timeout=0, skip=True, hold_at_least=HOLD)
+def tick() -> None:
+    print(f"tick {round(time.time()) // EVERY} on pid {os.getpid()}", flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that `with` ends in order
+    scheduler = BlockingScheduler()
+    scheduler.add_job(tick, "cron", second=f"*/{EVERY}")  # by the clock: an interval begins at each host's own start
+    with client:
+        scheduler.start()

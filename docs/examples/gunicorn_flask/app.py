@@ -1,0 +1,50 @@
+"""Flask under gunicorn: an application that is loaded before the workers are forked, with locks and one leader.
+
+    pip install 'multilock[redis]' flask gunicorn
+    export MULTILOCK_URL=redis://127.0.0.1:6379/0
+    cd docs/examples/gunicorn_flask && gunicorn app:app          # reads gunicorn.conf.py
+    curl localhost:8000/leader; curl -X POST localhost:8000/report & curl -X POST localhost:8000/report
+
+You should see the same leader whichever worker answers, and one of two reports at the same time refused with 409.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import flask
+
+import multilock
+from multilock import Leadership
+
+# Made before the fork, and used after it: each worker opens connections of its own. Making them does no I/O.
+client = multilock.connect()  # $MULTILOCK_URL
+
+
+def work(leadership: Leadership) -> None:
+    """What only one worker of all hosts may do."""
+    print(f"pid {os.getpid()}, term {leadership.term}: leads", flush=True)
+    while leadership.is_held():  # False at once when this worker stops, and when leadership is lost
+        leadership.wait_lost(1.0)
+    print(f"pid {os.getpid()}, term {leadership.term}: cleaned up", flush=True)
+
+
+election = client.election("flask", on_elected=work, grace=20)
+app = flask.Flask(__name__)
+
+
+@app.get("/leader")
+def leader() -> dict[str, object]:
+    now = election.leader()
+    return {"leader": now and now.identity, "pid": os.getpid(), "healthy": client.is_healthy()}
+
+
+@app.post("/report")
+def report() -> tuple[dict[str, object], int]:
+    lease = client.lock("report").try_acquire()
+    if lease is None:
+        return {"error": "a report is being made"}, 409
+    with lease:
+        time.sleep(0.5)  # make it
+        return {"report": lease.fence(), "pid": os.getpid()}, 200

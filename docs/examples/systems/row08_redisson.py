@@ -1,0 +1,23 @@
+"""Row 8, Redisson's lock: tryLock(wait, lease) with a fixed lease time, and the watchdog where none is fixed.
+
+    MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row08_redisson.py
+
+You should see the fixed lease end by itself and let a waiter in, and the renewed one outlive its ttl.
+"""
+
+import time
+
+import multilock
+
+with multilock.connect() as client, multilock.connect() as other:
+    fixed = client.lock("fixed", ttl=2.0, renew=False)  # leaseTime
+    lease = fixed.try_acquire(timeout=1.0)  # waitTime; pushed by the server where it can, not polled
+    assert lease is not None
+    print(f"fixed: {lease.remaining():.1f} s left, never renewed")
+    with other.lock("fixed").acquire(timeout=60):
+        assert not lease.is_held()
+        print("another got it when its time was over")
+
+    with client.lock("watched", ttl=1.0) as watched:  # the default ttl is 30, renewed every 10
+        time.sleep(1.5)
+        print("watched: held", watched.is_held())

@@ -1,0 +1,41 @@
+"""Row 11, production: settings from a file, log lines with an id to follow, metrics, and a drill.
+
+    cd docs/examples/systems && python row11_production.py        # reads multilock.toml
+
+You should see a log line with the id of the lease, two metrics, and what an operator's act looks like to the holder.
+"""
+
+import logging
+import threading
+from pathlib import Path
+
+from prometheus_client import generate_latest
+
+import multilock
+from multilock.contrib import prometheus
+
+FORMAT = "%(levelname)s %(message)s lock=%(lock_name)s owner=%(lock_owner)s token=%(lock_token)s"
+
+handler = logging.StreamHandler()
+handler.setFormatter(logging.Formatter(FORMAT))
+logging.getLogger("multilock").addHandler(handler)
+
+# The profile is $MULTILOCK_PROFILE, else the file's default; a URL in $MULTILOCK_URL wins over both.
+with multilock.connect(config=Path(__file__).with_name("multilock.toml")) as client:
+    prometheus.instrument(client)
+    for finding in client.diagnose():  # what this server's settings take away from the lock
+        print(finding.level, finding.message)
+
+    lost = threading.Event()
+    client.events.subscribe(lambda event: lost.set() if isinstance(event, multilock.Lost) else None)
+    with client.lock("orders") as lease:
+        print("healthy:", client.is_healthy(), "owner:", lease.owner)
+    lease = client.lock("orders").acquire()
+    client.force_release("orders")  # the drill
+    assert lost.wait(30)
+    assert not lease.is_held()
+
+# What Prometheus would scrape.
+for line in generate_latest().decode().splitlines():
+    if line.startswith(("multilock_acquires_total", "multilock_losses_total")):
+        print(line)

@@ -1,0 +1,87 @@
+"""A process that has many descriptors open: a big server's, where ``select()`` takes none of ours."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+import multilock
+from multilock import Client, LossReason
+from multilock.registry import open_backend
+from multilock.testing.conformance.base import NAME, Conformance, Recorder
+from multilock.testing.conformance.faces import FACES, Face, background
+from multilock.testing.conformance.places import Place
+from multilock.testing.process import Helper, say
+
+__all__ = ["DescriptorConformance"]
+
+HERE = "multilock.testing.conformance.descriptors"
+OPEN = 2000  # files; select() takes descriptors below 1024
+TTL = 10.0
+ENDS_WITHIN = 60.0  # seconds for all of it, on a busy machine
+
+
+class DescriptorConformance(Conformance):
+    @pytest.fixture
+    def helper(self, face: Face, place: Place) -> Iterator[Helper]:
+        module = place.registered_in or HERE
+        with Helper(f"{HERE}:live", module, face.name, place.clean_url, place.prefix) as helper:
+            yield helper
+
+    def test_all_goes_well_in_a_process_with_two_thousand_open_files(self, helper: Helper) -> None:
+        assert int(helper.wait_for("lowest", ENDS_WITHIN)[1]) > 1024
+        for step in ("acquired", "renewed", "waited", "lost", "again", "closed"):
+            helper.wait_for(step, ENDS_WITHIN)
+        assert helper.wait(ENDS_WITHIN) == 0
+        assert "Traceback" not in helper.errors
+
+
+def live(module: str, face_name: str, url: str, prefix: str) -> None:
+    """In the helper process: the life of some locks, with all connections beyond what select() takes."""
+    import resource  # not on every system, but on those that have select()'s limit
+
+    importlib.import_module(module)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = 2 * OPEN
+    resource.setrlimit(resource.RLIMIT_NOFILE, (enough if hard == resource.RLIM_INFINITY else min(enough, hard), hard))
+    with ExitStack() as files:
+        for _ in range(OPEN):
+            files.enter_context(open(os.devnull, "rb"))
+        with open(os.devnull, "rb") as lowest:
+            say("lowest", lowest.fileno())
+        face = FACES[face_name]()
+        clients = [_client(face, url, prefix) for _ in range(2)]
+        _hold_wait_and_lose(*clients)
+        for client in clients:
+            client.close()
+        say("closed")
+        face.close()
+
+
+def _client(face: Face, url: str, prefix: str) -> Client:
+    shared = {"ttl": TTL, "prefix": prefix, "identity": "conformance", "request_timeout": None}
+    return face.client(open_backend(url.partition(":")[0], url, shared), ttl=TTL)
+
+
+def _hold_wait_and_lose(client: Client, other: Client) -> None:
+    lost = Recorder[multilock.Loss]()
+    first = client.lock(NAME).acquire()
+    say("acquired")
+    waiting = background(lambda: other.lock(NAME, on_lost=lost).acquire(timeout=ENDS_WITHIN))
+    time.sleep(0.5)  # until it waits, the lock is watched, and a connection that is kept has been idle
+    first.renew()
+    say("renewed")
+    assert first.release()
+    second = waiting.result(ENDS_WITHIN)
+    time.sleep(0.5)
+    say("waited", second.is_held())
+    assert client.force_release(NAME)
+    assert lost.wait(1, TTL).reason in (LossReason.TAKEN, LossReason.SESSION_LOST)
+    say("lost")
+    with client.lock(NAME).acquire(timeout=ENDS_WITHIN):
+        say("again")

@@ -1,0 +1,171 @@
+"""A name that is released early rests: ``hold_at_least``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from multilock import CapabilityMissing, Client, Leadership, LeaseState, NotHeld, now
+from multilock.testing.conformance.base import NAME, SOON, Conformance, Recorder, eventually
+from multilock.testing.conformance.faces import Face, background
+from multilock.testing.conformance.places import Place
+
+__all__ = ["RestConformance"]
+
+GRAIN = 0.01  # seconds by which the clocks of this process and of a server may differ over a rest
+
+
+class RestConformance(Conformance):
+    """Where the server can keep a released name taken by its own clock; elsewhere it is refused before any I/O."""
+
+    @pytest.fixture(autouse=True)
+    def _can(self, client: Client) -> None:
+        if not client.capabilities.hold_at_least:
+            with pytest.raises(CapabilityMissing, match="cannot keep a released name taken"):
+                client.lock(NAME, hold_at_least=1.0)
+            pytest.skip("declared: the client would have to live for it")
+
+    def rests_until(self, client: Client, place: Place, seconds: float) -> float:
+        """Take it, give it back at once; until when nobody may have it."""
+        lease = client.lock(NAME, hold_at_least=seconds, ttl=place.quick_ttl).acquire()
+        assert lease.release()
+        return lease._granted_at + seconds - GRAIN
+
+    def stays_taken(self, other: Client, until: float) -> None:
+        while now() < until:
+            got = other.lock(NAME).try_acquire()
+            assert got is None or now() >= until
+            time.sleep(0.05)
+
+    def test_a_name_that_is_released_early_rests_and_is_then_free(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
+        before = datetime.now(UTC)
+        lease = client.lock(NAME, hold_at_least=place.rest).acquire()
+        until = lease._granted_at + place.rest - GRAIN
+        assert lease.release()
+        assert lease.state is LeaseState.RELEASED
+        with pytest.raises(NotHeld):
+            lease.renew()
+        assert other.lock(NAME).try_acquire() is None
+        assert client.lock(NAME).try_acquire() is None
+        info = other.inspect(NAME)
+        assert info is not None
+        assert info.resting_until is not None
+        assert info.resting_until >= before + timedelta(seconds=place.rest - 0.1)
+        assert info.owner == lease.owner
+        assert [one.name for one in other.inspect_all() if one.resting_until] == [NAME]
+        next_one = other.lock(NAME).acquire(timeout=place.rest_at_most + SOON)
+        assert now() >= until
+        assert next_one.token is None or next_one.token > (lease.token or 0)
+        assert next_one.release()
+        eventually(lambda: client.inspect(NAME) is None and place.leftovers() == [])
+
+    def test_it_may_be_longer_than_the_ttl(self, client: Client, other: Client, place: Place) -> None:
+        until = self.rests_until(client, place, place.quick_ttl + place.rest)
+        self.stays_taken(other, until)
+        assert other.lock(NAME).try_acquire(timeout=2 * place.rest_at_most + SOON) is not None
+
+    def test_a_release_after_that_time_frees_it_at_once(self, client: Client, other: Client) -> None:
+        lease = client.lock(NAME, hold_at_least=0.05).acquire()
+        eventually(lambda: now() >= lease._granted_at + 0.05)
+        assert lease.release()
+        info = other.inspect(NAME)
+        assert info is None or info.resting_until is None
+        assert other.lock(NAME).try_acquire(timeout=SOON) is not None
+
+    def test_who_waits_gets_it_when_the_rest_is_over(self, client: Client, other: Client, place: Place) -> None:
+        lease = client.lock(NAME, hold_at_least=place.rest).acquire()
+        until = lease._granted_at + place.rest - GRAIN
+        waiting = background(lambda: other.lock(NAME).acquire(timeout=place.rest_at_most + 2 * SOON))
+        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        assert lease.release()
+        assert waiting.result(place.rest_at_most + 2 * SOON).is_held()
+        assert until <= now() <= until + place.rest_at_most - place.rest + SOON
+
+    def test_it_rests_whatever_becomes_of_the_client(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        first = make()
+        until = self.rests_until(first, place, place.rest)
+        first.close()
+        self.stays_taken(other, until)
+
+    def test_a_client_that_is_closed_while_it_holds_leaves_it_resting(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        first = make()
+        lease = first.lock(NAME, hold_at_least=place.rest).acquire()
+        first.close()
+        self.stays_taken(other, lease._granted_at + place.rest - GRAIN)
+
+    def test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss(self, client: Client, other: Client) -> None:
+        losses = Recorder[object]()
+        with client.lock(NAME, hold_at_least=60, on_lost=losses):
+            pass
+        waiting = background(lambda: other.lock(NAME).acquire(timeout=2 * SOON))
+        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
+        assert other.force_release(NAME)
+        assert waiting.result(2 * SOON).is_held()
+        assert losses.stays_at(0)
+
+    def test_a_lost_reply_leaves_it_resting(self, client: Client, other: Client, place: Place) -> None:
+        mishap = place.drop_reply("release")
+        until = self.rests_until(client, place, place.rest)
+        mishap.wait(SOON)
+        self.stays_taken(other, until)
+        other.lock(NAME).acquire(timeout=2 * place.rest_at_most + SOON).release()
+        eventually(lambda: place.leftovers() == [])
+
+    def test_a_release_that_nobody_heard_lets_it_rest_when_it_is_heard(
+        self, make: Callable[..., Client], other: Client, place: Place
+    ) -> None:
+        client = make(request_timeout=0.3)
+        lease = client.lock(NAME, hold_at_least=place.rest + 2.0).acquire()
+        until = lease._granted_at + place.rest + 2.0 - GRAIN
+        with place.silence():
+            assert lease.release()
+        self.stays_taken(other, until)
+        assert other.lock(NAME).try_acquire(timeout=2 * place.rest_at_most + SOON + 4.0) is not None
+
+    def test_a_lease_that_was_lost_leaves_no_rest(self, client: Client, other: Client, place: Place) -> None:
+        losses = Recorder[object]()
+        lease = client.lock(NAME, hold_at_least=60, on_lost=losses).acquire()
+        place.delete(NAME)
+        losses.wait(1, SOON + lease.ttl)
+        assert other.lock(NAME).try_acquire(timeout=client.capabilities.lock_delay + SOON) is not None
+
+    def test_nobody_is_elected_while_the_work_of_the_last_leader_rests(
+        self, client: Client, other: Client, face: Face, place: Place
+    ) -> None:
+        begun: list[float] = []
+
+        def work(leadership: Leadership) -> str:
+            begun.append(leadership._granted_at)
+            return "done"
+
+        for each in (client, other):
+            election = each.election("nightly", hold_at_least=place.rest)
+            assert election.run(face.function(work)) == "done"
+            assert election.leader() is None
+        first, second = begun
+        assert second >= first + place.rest - GRAIN
+
+    def test_a_leader_that_is_stopped_leaves_no_rest(self, client: Client, other: Client) -> None:
+        with client.election("nightly", hold_at_least=60) as election:
+            eventually(election.is_leader)
+        leadership = other.election("nightly").campaign(timeout=SOON + client.capabilities.lock_delay)
+        assert leadership.is_held()
+
+    def test_what_cannot_be_is_said_before_any_request(self, client: Client) -> None:
+        for wrong in (-1.0, float("nan"), float("inf"), client.capabilities.ttl_max * 2):
+            with pytest.raises(ValueError, match="hold_at_least"):
+                client.lock(NAME, hold_at_least=wrong)
+            with pytest.raises(ValueError, match="hold_at_least"):
+                client.election(NAME, hold_at_least=wrong)
+        with pytest.raises(TypeError, match="hold_at_least"):
+            client.lock(NAME, hold_at_least=True)
+        client.lock(NAME, hold_at_least=0)

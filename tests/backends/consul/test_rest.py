@@ -1,0 +1,322 @@
+"""A name that rests is locked by a session that nobody renews, remembers or ends but the server's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+import multilock
+from multilock import BackendUnavailable, now
+from multilock.model import Busy, Claim, Granted
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import NAME, eventually
+from multilock.testing.conformance.faces import background
+from multilock.testing.conformance.spi import Ear
+from multilock_consul import ConsulBackend
+from tests.backends.consul.conftest import WITHIN, Connect, Open, take
+from tests.servers_consul import ConsulServer
+
+KEY = "multilock/job/.lock"
+MOVE = b'"unlock"'
+LONG = 60.0  # seconds of a rest that no test waits for
+SHORT = 1.0
+
+
+def key_session(server: ConsulServer) -> str:
+    entry = server.key(KEY)
+    assert entry is not None
+    session: str = entry["Session"]
+    return session
+
+
+def ids(server: ConsulServer) -> set[str]:
+    return {session["ID"] for session in server.sessions()}
+
+
+@pytest.fixture
+def held(ear: Ear) -> Callable[..., tuple[Claim, Granted]]:
+    def held(backend: ConsulBackend, **options: Any) -> tuple[Claim, Granted]:
+        claim = ear.claim("job", **{"ttl": 10.0, **options})
+        return claim, take(backend, claim)
+
+    return held
+
+
+Held = Callable[..., tuple[Claim, Granted]]
+
+
+# ---- requests whose answer is lost, or that are executed late
+
+
+def test_a_session_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_another(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
+) -> None:
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    lost = proxy.drop_reply(b"/v1/session/create")
+    with pytest.raises(BackendUnavailable) as silence:
+        backend.rest(claim, granted, False, SHORT, WITHIN)
+    assert not silence.value.unknown
+    lost.wait(WITHIN)
+    assert key_session(server) == granted.key, "it is held until it rests"
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    unused = ids(server) - {granted.key, key_session(server)}
+    assert len(unused) == 1
+    eventually(lambda: not unused & ids(server))  # it ends by itself
+    assert server.key(KEY)
+
+
+@pytest.mark.parametrize("then", ["cut", "hold"])
+def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_nor_lengthens_it(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, then: Literal["cut", "hold"]
+) -> None:
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    lost = proxy.drop_reply(MOVE, then=then)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, LONG, 1.0)
+    lost.wait(WITHIN)
+    rest = server.key(KEY)
+    assert rest is not None
+    assert rest["Session"] != granted.key
+    assert backend.rest(claim, granted, True, 2 * LONG, WITHIN) is True
+    assert server.key(KEY) == rest
+    assert ids(server) == {granted.key, rest["Session"]}, "what is superfluous is ended"
+
+
+def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_for(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
+) -> None:
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    late = proxy.hold_request(MOVE)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, 2.0, 0.3)
+    late.wait(WITHIN)
+    asked_at = now()
+    time.sleep(0.5)
+    late.release()
+    eventually(lambda: key_session(server) != granted.key)
+    assert backend.rest(claim, granted, True, 2.0, WITHIN) is True
+    while isinstance(backend.attempt(ear.claim("job"), False, WITHIN), Busy):
+        assert now() < asked_at + 10.0
+        time.sleep(0.02)
+    assert now() >= asked_at + 1.5
+
+
+def test_a_move_that_is_executed_after_the_release_moves_nothing(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
+) -> None:
+    """The rest would be over by now, so that the kernel gives it back; and another took it."""
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    late = proxy.hold_request(MOVE)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, LONG, 0.3)
+    late.wait(WITHIN)
+    assert backend.release(claim, granted, True, WITHIN) is True
+    take(backend, ear.claim("job"))
+    before = server.key(KEY)
+    late.release()
+    time.sleep(0.3)
+    assert server.key(KEY) == before
+
+
+def test_a_move_that_comes_when_its_session_has_ended_moves_nothing(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
+) -> None:
+    """This process, or the server, stood still between the two requests."""
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    late = proxy.hold_request(MOVE)
+    resting = background(lambda: backend.rest(claim, granted, False, SHORT, 20.0))
+    late.wait(WITHIN)
+    eventually(lambda: ids(server) == {granted.key}, 15.0)
+    late.release()
+    with pytest.raises(BackendUnavailable, match="too late") as silence:
+        resting.result(WITHIN)
+    assert not silence.value.unknown
+    assert key_session(server) == granted.key
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+
+
+@pytest.mark.parametrize("mark", [b"/v1/session/create", MOVE])
+def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(
+    server: ConsulServer, proxy: FaultProxy, mark: bytes
+) -> None:
+    async def main() -> None:
+        async with multilock.connect_async(proxy.url, ttl=10.0) as client:
+            lease = await client.lock("job", hold_at_least=LONG).acquire()
+            session = key_session(server)
+            asked = proxy.hold_request(mark)
+            releasing = asyncio.ensure_future(lease.release())
+            await asyncio.to_thread(asked.wait, WITHIN)
+            releasing.cancel()
+            await asyncio.gather(releasing, return_exceptions=True)
+            await asyncio.to_thread(eventually, lambda: key_session(server) != session, WITHIN)
+            rests = server.key(KEY)
+            asked.release()
+            await asyncio.sleep(0.3)
+            assert server.key(KEY) == rests
+            info = await client.inspect("job")
+            assert info is not None
+            assert info.resting_until
+
+    asyncio.run(main())
+
+
+# ---- what must not end it, or begin it
+
+
+def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, granted: Granted, seconds: float) -> None:
+    lost = proxy.drop_reply(b"/v1/session/create")
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, seconds, WITHIN)
+    assert lost.happened
+
+
+def test_what_is_to_rest_is_not_swept_until_then(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
+) -> None:
+    """Its session is renewed, and keeps it for the one who asks again; afterwards nobody wants it."""
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    begun = now()
+    unanswered_rest(backend, proxy, claim, granted, 3.0)
+    for _ in range(3):
+        backend.renew(granted.group, [], WITHIN)
+        assert server.key(KEY) or now() >= begun + 3.0
+    eventually(lambda: backend.renew(granted.group, [], WITHIN) == [] and server.key(KEY) is None)
+    assert now() >= begun + 3.0
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is False
+
+
+def test_a_cancel_in_the_same_session_ends_no_name_that_is_to_rest(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
+) -> None:
+    """A session in which nothing is held is ended by a cancel, as a rule."""
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    unanswered_rest(backend, proxy, claim, granted, LONG)
+    other = ear.claim("other", ttl=10.0)
+    unheard = proxy.drop_reply(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        backend.attempt(other, False, WITHIN)
+    assert unheard.happened
+    backend.release(other, None, True, WITHIN)
+    assert key_session(server) == granted.key
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+
+
+def test_close_leaves_a_name_that_could_not_be_told_to_rest_to_the_clock(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
+) -> None:
+    backend = open_(proxy.url)
+    claim, granted = held(backend)
+    other = take(backend, ear.claim("other", ttl=20.0))
+    unanswered_rest(backend, proxy, claim, granted, LONG)
+    backend.close()
+    assert key_session(server) == granted.key
+    assert other.key not in ids(server)
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_an_acquire_without_an_answer_cannot_come_after_the_rest(
+    server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear, renew: bool
+) -> None:
+    backend = open_(proxy.url)
+    claim = ear.claim("job", ttl=10.0, renew=renew)
+    late = proxy.hold_request(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        backend.attempt(claim, True, 0.3)
+    late.wait(WITHIN)
+    granted = take(backend, claim)
+    assert backend.rest(claim, granted, True, SHORT, WITHIN) is True
+    assert granted.key not in ids(server)
+    late.release()
+    eventually(lambda: server.key(KEY) is None)
+    time.sleep(0.3)
+    assert server.key(KEY) is None
+
+
+def test_a_lock_that_is_not_renewed_rests_without_its_own_session(
+    server: ConsulServer, open_: Open, held: Held, ear: Ear
+) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, renew=False)
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert ids(server) == {key_session(server)}
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert isinstance(backend.attempt(ear.claim("job"), False, WITHIN), Busy)
+
+
+def test_a_key_that_an_operator_overwrote_rests_too(server: ConsulServer, open_: Open, held: Held) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend)
+    server.cli("kv", "put", KEY, "nobody knows why")
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    info = backend.inspect("job", WITHIN)
+    assert info is not None
+    assert info.resting_until
+    assert (info.owner, info.token) == (claim.owner, granted.token)
+
+
+def test_an_operator_who_ends_a_rest_leaves_no_session(server: ConsulServer, open_: Open, held: Held) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend)
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert open_(server.url).force_release("job", WITHIN) is True
+    assert ids(server) == {granted.key}
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is False
+    assert ids(server) == {granted.key}
+
+
+def test_what_was_lost_gets_no_session_that_stays(server: ConsulServer, open_: Open, held: Held) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend)
+    server.ask("PUT", f"session/destroy/{granted.key}")
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is False
+    assert ids(server) == set()
+    assert server.key(KEY) is None
+
+
+def test_a_rest_shorter_than_a_session_can_be_lasts_as_long_as_that(open_: Open, held: Held) -> None:
+    with ConsulServer(session_ttl_min="5s") as server:
+        backend = open_(server.url)
+        claim, granted = held(backend)
+        begun = time.time()
+        assert backend.rest(claim, granted, False, SHORT, WITHIN) is True
+        info = backend.inspect("job", WITHIN)
+        assert info is not None
+        assert info.resting_until
+        assert info.resting_until.timestamp() >= begun + 5.0 - 0.01
+
+
+# ---- Consul's own tools
+
+
+def test_consul_lock_waits_for_a_name_that_rests(server: ConsulServer, connect: Connect) -> None:
+    with connect(server.url).lock("job", hold_at_least=2.0):
+        pass
+    begun = now()
+    official = background(lambda: server.cli("lock", "multilock/job", "true"))
+    official.result(30)
+    assert now() - begun >= 1.5
+
+
+def test_the_name_of_every_lock_is_told_apart_from_a_resting_one(server: ConsulServer, connect: Connect) -> None:
+    client = connect(server.url)
+    with client.lock(NAME, hold_at_least=LONG) as lease:
+        info = client.inspect(NAME)
+        assert info is not None
+        assert info.resting_until is None
+    resting = client.inspect(NAME)
+    assert resting is not None
+    assert resting.resting_until is not None
+    assert (resting.owner, resting.token) == (lease.owner, lease.token)
+    client.force_release(NAME)
+    assert client.inspect(NAME) is None

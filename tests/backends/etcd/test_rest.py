@@ -1,0 +1,326 @@
+"""A name that rests: its key is on a lease that nobody renews, remembers or revokes, and stays first in the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import BackendUnavailable, now
+from multilock.model import Busy, Claim, Granted
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.faces import background
+from multilock.testing.conformance.spi import Ear
+from multilock_etcd import EtcdBackend, open_backend
+from multilock_etcd.transport import Method, Transport, calls
+from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.test_faults import keys, leases
+from tests.servers_etcd import EtcdServer, etcdctl
+
+WITHIN = 5.0
+LONG = 60.0  # seconds of a rest that no test waits for
+SHORT = 2.0  # … the least that the server keeps
+MOVE = b"resting_until"
+
+Open = Callable[[str], EtcdBackend]
+
+
+@pytest.fixture
+def ear() -> Ear:
+    return Ear()
+
+
+@pytest.fixture
+def open_(ear: Ear) -> Iterator[Open]:
+    """Makes backends, without a kernel; all are closed after the test."""
+    opened: list[EtcdBackend] = []
+
+    def open_(url: str) -> EtcdBackend:
+        backend = open_backend(url, {})
+        backend.open(ear)
+        opened.append(backend)
+        return backend
+
+    yield open_
+    for backend in opened:
+        backend.close()
+
+
+def held(backend: EtcdBackend, ear: Ear, **options: Any) -> tuple[Claim, Granted]:
+    claim = ear.claim("job", **options)
+    granted = backend.attempt(claim, False, WITHIN)
+    assert isinstance(granted, Granted)
+    return claim, granted
+
+
+class Mishap:
+    """What befalls the next request of one kind: its answer is lost, or it is sent only when the test says so."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, method: Method, mark: bytes = b"", *, executed: bool = True
+    ) -> None:
+        self._really = Transport.call
+        self._wanted = method, mark
+        self._executed = executed
+        self.kept: list[tuple[Transport, Any]] = []
+        monkeypatch.setattr(Transport, "call", lambda *args: self._call(*args))
+
+    def _call(self, transport: Transport, method: Method, request: Any, within: float) -> Any:
+        wanted, mark = self._wanted
+        if method is wanted and not self.kept and mark in request.SerializeToString():
+            self.kept.append((transport, request))
+            if self._executed:
+                self._really(transport, method, request, within)
+            raise BackendUnavailable("the test lost it", unknown=True)
+        return self._really(transport, method, request, within)
+
+    def send(self) -> Any:
+        """Now the server executes it."""
+        [(transport, request)] = self.kept
+        return self._really(transport, self._wanted[0], request, WITHIN)[0]
+
+
+def lease_of_key(server: EtcdServer) -> int:
+    [row] = rows(server)
+    return int(row["lease"])
+
+
+def rows(server: EtcdServer) -> list[dict[str, Any]]:
+    """The keys of the contenders."""
+    begin, end = (base64.b64encode(key).decode() for key in (b"multilock/job/", b"multilock/job0"))
+    found: list[dict[str, Any]] = server.post("kv/range", {"key": begin, "range_end": end}).get("kvs", [])
+    return found
+
+
+# ---- requests whose answer is lost, or that are executed late
+
+
+def test_a_lease_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_another(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    Mishap(monkeypatch, calls.GRANT)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, SHORT, WITHIN)
+    assert lease_of_key(server) == granted.group, "it is held until it rests"
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert len(leases(server)) == 3
+    eventually(lambda: len(leases(server)) == 2)  # it ends by itself
+    assert keys(server)
+
+
+def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_nor_lengthens_it(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    Mishap(monkeypatch, calls.TXN, MOVE)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, LONG, WITHIN)
+    before = rows(server)
+    assert int(before[0]["lease"]) != granted.group
+    assert backend.rest(claim, granted, True, 2 * LONG, WITHIN) is True
+    assert rows(server) == before
+    assert len(leases(server)) == 2, "what is superfluous is revoked"
+
+
+def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_for(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)
+    asked_at = now()
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, 4.0, WITHIN)
+    assert late.send().succeeded
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    while isinstance(backend.attempt(ear.claim("job"), False, WITHIN), Busy):
+        assert now() < asked_at + 15.0
+        time.sleep(0.02)
+    assert now() >= asked_at + 4.0
+
+
+@pytest.mark.parametrize("unsure", [True, False])
+def test_a_move_that_is_executed_after_the_release_moves_nothing(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
+) -> None:
+    """The rest would be over by now, so that the kernel gives it back; and another took it."""
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, LONG, WITHIN)
+    assert backend.release(claim, granted, unsure, WITHIN) is True
+    held(backend, ear)
+    before = rows(server)
+    assert not late.send().succeeded
+    assert rows(server) == before
+
+
+@pytest.mark.parametrize("unsure", [True, False])
+def test_a_move_that_is_sent_when_its_lease_has_ended_moves_nothing(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
+) -> None:
+    """This process stood still between the two requests."""
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    really = Transport.call
+
+    def stand_still(transport: Transport, method: Method, request: Any, within: float) -> Any:
+        if method is calls.TXN and MOVE in request.SerializeToString():
+            for rest in [lease for lease in leases(server) if int(lease, 16) != granted.group]:
+                etcdctl(server.endpoint, "lease", "revoke", rest)
+        return really(transport, method, request, within)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transport, "call", stand_still)
+        with pytest.raises(BackendUnavailable, match="too late") as silence:
+            backend.rest(claim, granted, unsure, LONG, WITHIN)
+    assert not silence.value.unknown
+    assert lease_of_key(server) == granted.group
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+
+
+def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(server: EtcdServer, proxy: FaultProxy) -> None:
+    async def main() -> None:
+        async with multilock.connect_async(proxy.url, ttl=10.0) as client:
+            lease = await client.lock("job", hold_at_least=LONG).acquire()
+            before = lease_of_key(server)
+            asked = proxy.drop_reply(MOVE, then="hold")
+            releasing = asyncio.ensure_future(lease.release())
+            await asyncio.to_thread(asked.wait, WITHIN)
+            releasing.cancel()
+            await asyncio.gather(releasing, return_exceptions=True)
+            await asyncio.to_thread(eventually, lambda: lease_of_key(server) != before)
+            rests = rows(server)
+            assert MOVE in base64.b64decode(rests[0]["value"])
+        assert rows(server) == rests
+
+    asyncio.run(main())
+
+
+# ---- what must not end it, or begin it
+
+
+def test_an_acquire_that_comes_after_an_unsure_rest_takes_nothing(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_(server.url)
+    claim = ear.claim("job")
+    late = Mishap(monkeypatch, calls.TXN, b"/job/", executed=False)
+    with pytest.raises(BackendUnavailable):
+        backend.attempt(claim, True, WITHIN)
+    granted = backend.attempt(claim, True, WITHIN)
+    assert isinstance(granted, Granted)
+    assert backend.rest(claim, granted, True, SHORT, WITHIN) is True
+    eventually(lambda: rows(server) == [])
+    assert not late.send().succeeded
+    assert rows(server) == []
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_close_leaves_a_name_that_could_not_be_told_to_rest_to_the_clock(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, renew: bool
+) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear, renew=renew)
+    Mishap(monkeypatch, calls.GRANT, executed=False)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, LONG, WITHIN)
+    other = backend.attempt(ear.claim("other", ttl=20.0), False, WITHIN)
+    assert isinstance(other, Granted)
+    backend.close()
+    assert lease_of_key(server) == granted.group
+    assert [int(lease, 16) for lease in leases(server)] == [granted.group]
+
+
+def test_a_rest_is_found_although_the_lease_for_its_tombstone_has_ended(
+    server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    Mishap(monkeypatch, calls.TXN, MOVE)
+    with pytest.raises(BackendUnavailable):
+        backend.rest(claim, granted, False, LONG, WITHIN)
+    before = rows(server)
+    etcdctl(server.endpoint, "lease", "revoke", f"{granted.group:x}")
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert rows(server) == before
+    assert len(leases(server)) == 1
+
+
+def test_no_release_of_it_ends_a_rest(server: EtcdServer, open_: Open, ear: Ear) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    before = rows(server)
+    assert isinstance(backend.attempt(claim, True, WITHIN), Busy)
+    for unsure in (False, True):
+        assert backend.release(claim, granted, unsure, WITHIN) is False
+    assert rows(server) == before
+
+
+def test_a_lock_that_is_not_renewed_rests_without_its_own_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear, renew=False)
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert [int(lease, 16) for lease in leases(server)] == [lease_of_key(server)]
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert len(leases(server)) == 1
+
+
+def test_a_key_that_an_operator_overwrote_rests_too(server: EtcdServer, open_: Open, ear: Ear) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    [key] = keys(server)
+    etcdctl(server.endpoint, "put", key, "nobody knows why")
+    assert [*backend.renew(granted.group, [(claim, granted)], WITHIN)] != [None]
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    info = backend.inspect("job", WITHIN)
+    assert info is not None
+    assert info.resting_until
+    assert (info.owner, info.token) == (claim.owner, granted.token)
+
+
+def test_an_operator_who_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert open_(server.url).force_release("job", WITHIN) is True
+    assert [int(lease, 16) for lease in leases(server)] == [granted.group]
+    assert backend.rest(claim, granted, True, LONG, WITHIN) is False
+    assert [int(lease, 16) for lease in leases(server)] == [granted.group]
+
+
+def test_a_queue_keeps_its_order_over_a_rest(server: EtcdServer, open_: Open, ear: Ear) -> None:
+    backend = open_(server.url)
+    claim, granted = held(backend, ear)
+    waiters = [ear.claim("job", fair=True) for _ in range(3)]
+    for waiter in waiters:
+        assert isinstance(backend.attempt(waiter, True, WITHIN), Busy)
+    begun = now()
+    assert backend.rest(claim, granted, False, SHORT, WITHIN) is True
+    assert ear.wait(lambda: waiters[0].id in ear.wakes, 10.0)
+    assert now() >= begun + SHORT
+    for waiter in reversed(waiters[1:]):
+        assert isinstance(backend.attempt(waiter, True, WITHIN), Busy)
+    assert isinstance(backend.attempt(waiters[0], True, WITHIN), Granted)
+
+
+# ---- etcd's own tools
+
+
+def test_etcdctl_lock_waits_for_a_name_that_rests(server: EtcdServer, connect: Connect) -> None:
+    with connect(server.url).lock("job", hold_at_least=3.0) as lease:
+        pass
+    official = background(lambda: etcdctl(server.endpoint, "lock", "multilock/job", "true"))
+    official.result(30)
+    assert now() >= lease._granted_at + 3.0

@@ -1,0 +1,135 @@
+"""A URL that leads to another service, or to TLS where none is meant: the error says so."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import multilock
+from multilock import MultilockError
+from multilock.strangers import who_answered
+from tests.servers import RedisServer, free_port
+from tests.servers_consul import ConsulServer
+from tests.servers_etcd import EtcdServer
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    folder: Path = tmp_path_factory.mktemp("tls")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    rest = ["-subj", "/CN=localhost", "-days", "2", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run([*make, *rest], cwd=folder, check=True, capture_output=True)
+    files = {"cert-file": "cert.pem", "key-file": "key.pem", "ca-cert-file": "cert.pem"}
+    options = [part for name, file in files.items() for part in (f"--tls-{name}", str(folder / file))]
+    port = str(free_port())
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer("--tls-port", port, *options))
+        consul, etcd = stack.enter_context(ConsulServer()), stack.enter_context(EtcdServer())
+        yield {
+            "redis": redis.endpoint,
+            "redis with TLS": f"127.0.0.1:{port}",
+            "consul": consul.endpoint,
+            "etcd": etcd.endpoint,
+        }
+
+
+@pytest.mark.parametrize(
+    ("scheme", "place", "says"),
+    [
+        ("redis", "consul", "an HTTP server listens there: it is no Redis"),
+        ("redis", "redis with TLS", "One that speaks TLS has a URL with rediss://"),
+        ("redis", "etcd", "is it a Redis?"),
+        ("rediss", "redis", r"is it TLS that is spoken there\? Else the URL is redis://"),
+        ("rediss", "consul", "does not speak TLS: the URL is redis://"),
+        ("consul", "redis", "is it an agent of Consul?"),
+        ("consul", "redis with TLS", "One that speaks TLS has a URL with consuls://"),
+        ("consul", "etcd", "an HTTP server that is no Consul made no session"),
+        ("consuls", "consul", "does not speak TLS: the URL is consul://"),
+        ("etcd", "redis", "a Redis listens there, no etcd"),
+        ("etcd", "consul", "an HTTP server listens there, no etcd"),
+        ("etcds", "consul", "does not speak TLS: the URL is etcd://"),
+    ],
+)
+def test_a_url_that_leads_elsewhere_is_told_where(places: dict[str, str], scheme: str, place: str, says: str) -> None:
+    client = multilock.connect(f"{scheme}://{places[place]}", ttl=10, request_timeout=2)
+    with client, pytest.raises(MultilockError, match=says):
+        client.lock("a").acquire(timeout=0)
+
+
+def test_a_server_that_is_away_is_not_asked_what_it_is() -> None:
+    for scheme in ("redis", "rediss", "consul", "consuls"):
+        with multilock.connect(f"{scheme}://127.0.0.1:{free_port()}", ttl=10, request_timeout=2) as client:
+            with pytest.raises(MultilockError, match="cannot be reached") as caught:
+                client.lock("a").acquire(timeout=0)
+            assert "URL" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "who"),
+    [
+        (b"\x15\x03\x03\x00\x02\x02\x46", "what listens there speaks TLS"),
+        (b"HTTP/1.0 400 Bad Request\r\n", "an HTTP server listens there"),
+        (b"-NOAUTH Authentication required.\r\n", "a Redis listens there"),
+        (b"\x00\x00\x06\x04\x00\x00\x00\x00\x00", "an HTTP/2 server listens there, as etcd is one"),
+        (b"SSH-2.0-OpenSSH", None),
+        (b"", None),
+    ],
+)
+def test_the_first_bytes_tell_who_it_is(said: bytes, who: str | None) -> None:
+    assert who_answered(said) == who
+
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:{}@127.0.0.1:1",
+        "redis://u:{}@127.0.0.1:1/x",
+        "redis://u:{}@127.0.0.1:bad/0",
+        "redis://u:p%40{}@127.0.0.1:1",
+        "redis://u:a@{}@127.0.0.1:1",
+        "redis://u:a/{}@127.0.0.1:1",
+        "redis://u:a?{}@127.0.0.1:1",
+        "redis://u:a#{}@127.0.0.1:1",
+        "redis://u:%zz{}@127.0.0.1:1",
+        "redis://u:{}@a:1,b:2/0",
+        "redis://127.0.0.1:1/{}",
+        "redis://127.0.0.1:1?db={}",
+        "redis://127.0.0.1:1?password={}&colour=3",
+        "rediss://u:{}@127.0.0.1:1",
+        "redlock://u:{}@a,b,c",
+        "nosuch://u:{}@h",
+        "u:{}@h:1",
+        "consul://127.0.0.1:1?token={}",
+        "consul://u:{}@127.0.0.1:1",
+        "etcd://u:{}@127.0.0.1:1",
+        "etcd://127.0.0.1:1?username=u&password={}",
+        "zookeeper://u:{}@127.0.0.1:1/x",
+        "zookeeper://127.0.0.1:1/x?username=u&password={}",
+        "sqlite://u:{}@h/x",
+        "unix://u:{}@/no/such.sock",
+    ],
+)
+def test_a_password_is_shown_nowhere(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    shown: list[str] = []
+    with caplog.at_level("DEBUG"):
+        try:
+            with multilock.connect(url.format(SECRET), ttl=10, request_timeout=0.5) as client:
+                shown += [repr(client), repr(client._kernel.settings), repr(client._kernel.backend)]
+                client.lock("a").acquire(timeout=0)
+        except MultilockError as error:
+            shown.append("".join(traceback.format_exception(error)))
+            shown.append(repr(error))
+    assert shown
+    assert SECRET not in "\n".join(shown)
+    assert SECRET not in caplog.text

@@ -1,0 +1,170 @@
+"""The session timeout is negotiated at every connection: a server restarted with other limits, or another server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from multilock import Client, Lease, Loss, now
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import Pulse, Recorder, answers, believed_until, eventually
+from multilock.testing.conformance.faces import background
+from multilock.testing.conformance.spi import Ear
+from multilock_zookeeper import open_backend
+from multilock_zookeeper.session import Session
+from tests.backends.zookeeper.conftest import Connect, Operator
+from tests.servers_zookeeper import ZooKeeperCluster, ZooKeeperServer
+
+LONG, SHORT = 15.0, 5.0
+
+
+def session_ttl(client: Client) -> float:
+    session = client._kernel.backend._transport.present()  # type: ignore[attr-defined]
+    return float(session.ttl) if session else 0.0
+
+
+def restart_with(server: ZooKeeperServer, **settings: object) -> None:
+    server.settings.update(settings)
+    server.restart()
+
+
+def gap(lease: Lease, lost: Recorder[Loss], other: Client, proxy: FaultProxy) -> float:
+    """Seconds from the end of our belief, or our callback if that was later, to the next holder, when the holder is cut
+    off; with those for which this process stood still."""
+    waits = background(lambda: (other.lock("job").acquire(timeout=30), now())[1])
+    with Pulse() as pulse:
+        proxy.black_hole()
+        believed = believed_until(lease)
+        lost.wait(within=20)
+        found = waits.result(30) - max(believed, lost.times[0]) + pulse.stopped()
+    proxy.heal()
+    return found
+
+
+def test_a_server_restarted_with_a_lower_limit_has_one_holder(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = Recorder[Loss]()
+    client = connect(proxy.url, ttl=LONG)
+    lease = client.lock("job", on_lost=lost).acquire()
+    assert lease.ttl == LONG
+    assert "zookeeper-short-session" not in [finding.code for finding in client.diagnose()]
+    caplog.set_level(logging.WARNING, "multilock")
+    restart_with(server, maxSessionTimeout=int(SHORT * 1000))
+    other = connect(server.url, ttl=LONG)
+    eventually(lambda: answers(other) and answers(client), within=20)
+    if lease.is_held():  # it is not where the restart took longer than the shorter lease lives
+        assert lease.ttl == SHORT
+        assert lease.remaining() < SHORT * 2 / 3
+        assert gap(lease, lost, other, proxy) > 0
+    eventually(lambda: "5 s instead of 15 s" in caplog.text)
+    assert caplog.text.count("instead of") == 1
+    assert "zookeeper-short-session" in [finding.code for finding in client.diagnose()]
+
+
+@pytest.fixture
+def unequal() -> Iterator[ZooKeeperCluster]:
+    """Three servers, the last of which grants less than the others."""
+    cluster = ZooKeeperCluster()
+    cluster.members[2].settings["maxSessionTimeout"] = int(SHORT * 1000)
+    with cluster:
+        yield cluster
+
+
+@pytest.mark.timeout(150)
+def test_a_client_that_moves_to_a_server_with_a_lower_limit_is_never_one_of_two_holders(
+    unequal: ZooKeeperCluster, connect: Connect
+) -> None:
+    generous, _, mean = unequal.members
+    lost = Recorder[Loss]()
+    with (
+        FaultProxy.before(f"zookeeper://{generous.endpoint}") as first,
+        FaultProxy.before(f"zookeeper://{mean.endpoint}") as second,
+    ):
+        second.refuse()
+        client = connect(f"zookeeper://{first.host}:{first.port},{second.host}:{second.port}", ttl=LONG)
+        other = connect(f"zookeeper://{unequal.members[1].endpoint}", ttl=LONG)
+        lease = client.lock("job", on_lost=lost).acquire(timeout=20)
+        assert lease.ttl == LONG
+        second.accept()
+        first.refuse()
+        first.cut()
+        eventually(lambda: session_ttl(client) == SHORT, within=20)
+        assert lease.ttl == SHORT
+        first.accept()  # the one that grants more is not believed again within this session
+        second.cut()
+        first.black_hole()
+        assert gap(lease, lost, other, second) > 0
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_what_is_held_is_cut_before_anything_is_sent_on_the_new_connection(
+    server: ZooKeeperServer, proxy: FaultProxy, connect: Connect, renew: bool
+) -> None:
+    client = connect(proxy.url, ttl=LONG, request_timeout=1.0)
+    lease = client.lock("job", renew=renew).acquire()
+    server.settings["maxSessionTimeout"] = int(SHORT * 1000)
+    held = proxy.hold_request(b"\0\0\0\5")  # operation 5 is setData: no renewal comes through
+    server.restart()
+    eventually(lambda: session_ttl(client) == SHORT, within=20)
+    eventually(lambda: lease.remaining() < SHORT * 2 / 3)
+    assert lease.ttl == SHORT
+    held.release()
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_cut_in_the_middle_of_a_grant_is_a_cut_of_that_grant(
+    server: ZooKeeperServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, renew: bool
+) -> None:
+    client = connect(server.url, ttl=LONG)
+    client.ping()
+    listener = client._kernel.backend._watcher  # type: ignore[attr-defined]
+    really = Session.validity
+
+    def cut_afterwards(session: Session) -> Any:
+        """As kazoo's thread may, when it has connected anew."""
+        proof = really(session)
+        if session.shorten(SHORT):
+            listener.shortened(session)
+        return proof
+
+    monkeypatch.setattr(Session, "validity", cut_afterwards)
+    lease = client.lock("job", renew=renew).acquire()
+    assert lease.ttl == SHORT
+    assert lease.remaining() < SHORT * 2 / 3
+
+
+def test_the_kernel_knows_a_session_before_anything_can_be_granted_in_it(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(server.url, {"ttl": LONG})
+    ear = Ear()
+    known: list[object] = []
+    monkeypatch.setattr(ear, "group", lambda *_: known.append(backend._transport.present()))
+    monkeypatch.setattr(ear, "group_gone", lambda *_: None)
+    backend.open(ear)
+    backend.ping(10)
+    assert known == [None]
+    assert backend._transport.present() is not None
+    backend.close()
+
+
+def test_the_timeout_is_read_from_the_handshake_itself(server: ZooKeeperServer, connect: Connect) -> None:
+    before = server.metric("zk_packets_received")
+    connect(server.url, ttl=LONG).ping()
+    assert server.metric("zk_packets_received") - before <= 4  # handshake, exists, the question; no second session
+
+
+def test_a_client_handed_over_is_asked_again_at_each_connection(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    theirs: Any = operator(server.endpoint, timeout=LONG)
+    client = connect("zookeeper://", ttl=LONG, client=theirs)
+    lease = client.lock("job").acquire()
+    assert lease.ttl == LONG
+    restart_with(server, maxSessionTimeout=int(SHORT * 1000))
+    eventually(lambda: answers(client) and session_ttl(client) == SHORT, within=30)
+    assert lease.ttl == SHORT or not lease.is_held()  # kazoo may be slow to come back

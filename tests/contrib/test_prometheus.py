@@ -1,0 +1,212 @@
+"""Metrics, as Prometheus gets them: scraped from a real endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import re
+import urllib.request
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+import multilock
+from multilock import Client, LockTimeout
+from multilock.contrib.prometheus import instrument
+from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.faces import background
+from tests.unit.kit import Scripted, client_on, silence
+
+PAGES = Path(__file__).parents[2] / "docs" / "monitoring"
+Scrape = Callable[..., float | None]
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry(auto_describe=True)  # as the one that everybody uses
+
+
+@pytest.fixture
+def scrape(registry: CollectorRegistry) -> Iterator[Scrape]:
+    """The value of a sample at this moment; None where there is no such series."""
+    server, thread = start_http_server(0, "127.0.0.1", registry=registry)
+
+    def scrape(name: str, /, **labels: str) -> float | None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    return sample.value
+        return None
+
+    yield scrape
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with multilock.connect("memory://metrics") as client:
+        yield client
+
+
+def test_a_lock_shows_in_every_figure(client: Client, registry: CollectorRegistry, scrape: Scrape) -> None:
+    instrument(client, registry=registry)
+    with client.lock("n"):
+        assert scrape("multilock_held", backend="memory") == 1
+        with pytest.raises(LockTimeout):
+            client.lock("n").acquire(timeout=0)
+        with pytest.raises(LockTimeout):
+            client.lock("n").acquire(timeout=0.01)
+    assert scrape("multilock_held", backend="memory") == 0
+    eventually(lambda: scrape("multilock_held_seconds_count", backend="memory") == 1)
+    assert scrape("multilock_acquires_total", result="acquired", backend="memory", name="") == 1
+    assert scrape("multilock_acquires_total", result="taken") == 2
+    assert scrape("multilock_acquire_wait_seconds_count") == 1
+    assert scrape("multilock_watchdog_late_seconds", backend="memory") == 0
+
+
+def test_who_waits_is_counted_at_the_server_and_behind_the_gate(
+    client: Client, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    instrument(client, registry=registry)
+    with multilock.connect("memory://metrics") as other:
+        held = other.lock("n").acquire()
+        waiting = [background(lambda: client.lock("n").acquire(timeout=20).release()) for _ in range(3)]
+        eventually(lambda: scrape("multilock_waiting", backend="memory") == 3)
+        held.release()
+        assert [one.result(20) for one in waiting] == [True] * 3
+    assert scrape("multilock_waiting", backend="memory") == 0
+    eventually(lambda: scrape("multilock_acquires_total", result="acquired") == 3)
+
+
+@pytest.mark.parametrize(
+    ("name_label", "label"),
+    [(False, ""), (True, "invoices/42"), (lambda name: name.split("/")[0], "invoices"), (lambda name: 1 / 0, "error")],
+)
+def test_what_the_label_name_holds_is_the_users_choice(
+    client: Client, registry: CollectorRegistry, scrape: Scrape, name_label: bool | Callable[[str], str], label: str
+) -> None:
+    instrument(client, registry=registry, name_label=name_label)
+    with client.lock("invoices/42"):
+        assert scrape("multilock_held", name=label) == 1
+        eventually(lambda: scrape("multilock_acquires_total", name=label) == 1)
+
+
+def test_a_renewal_shows_its_round_trip_and_what_was_left(registry: CollectorRegistry, scrape: Scrape) -> None:
+    runtime = HandRuntime()
+    client = client_on(Scripted(runtime), runtime, ttl=30.0)
+    instrument(client, registry=registry)
+    client.lock("n").acquire()
+    runtime.advance(12)
+    assert scrape("multilock_renew_seconds_count") == 1
+    assert scrape("multilock_renew_slack_ratio_bucket", le="0.7") == 1
+    assert scrape("multilock_renew_slack_ratio_bucket", le="0.333") == 0
+    client.close()
+
+
+def test_silence_and_loss_are_counted_by_their_reasons(registry: CollectorRegistry, scrape: Scrape) -> None:
+    runtime = HandRuntime()
+    backend = Scripted(runtime)
+    client = client_on(backend, runtime, ttl=30.0)
+    instrument(client, registry=registry)
+    client.lock("n").acquire()
+    backend.always("renew", silence())
+    backend.always("attempt", silence())
+    runtime.advance(40)
+    with pytest.raises(multilock.BackendUnavailable):
+        client.lock("m").acquire(timeout=0)
+    assert (scrape("multilock_renew_failures_total") or 0) >= 1
+    assert scrape("multilock_losses_total", reason="expired") == 1
+    assert scrape("multilock_held_seconds_count") == 1
+    assert scrape("multilock_acquires_total", result="unavailable") == 1
+    client.close()
+    with pytest.raises(multilock.ClientClosed):
+        client.lock("m")
+
+
+def test_who_leads_is_shown_as_kubernetes_shows_it(client: Client, registry: CollectorRegistry, scrape: Scrape) -> None:
+    instrument(client, registry=registry)
+    with multilock.connect("memory://metrics") as other:
+        leadership = other.election("e").campaign()
+        with client.election("e") as election:
+            assert scrape("leader_election_master_status", name="e") == 0
+            leadership.release()
+            eventually(election.is_leader)
+            assert scrape("leader_election_master_status", name="e") == 1
+        assert scrape("leader_election_master_status", name="e") is None
+
+
+def test_an_asyncio_client_is_measured_too(registry: CollectorRegistry, scrape: Scrape) -> None:
+    async def main() -> None:
+        async with multilock.connect_async("memory://metrics") as client:
+            instrument(client, registry=registry)
+            holder = await client.lock("n").acquire()
+            waiting = asyncio.create_task(client.lock("n").acquire())
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await holder.release()
+            await asyncio.to_thread(eventually, lambda: scrape("multilock_held_seconds_count") == 1)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert scrape("multilock_acquires_total", result="cancelled", backend="memory") == 1
+
+
+def test_several_clients_share_a_registry_and_one_is_instrumented_once(
+    client: Client, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    with multilock.connect("memory://metrics") as other:
+        instrument(client, registry=registry)
+        instrument(client, registry=registry)
+        stop = instrument(other, registry=registry)
+        with client.lock("a"), other.lock("b"):
+            assert scrape("multilock_held", backend="memory") == 2
+        eventually(lambda: scrape("multilock_acquires_total", result="acquired") == 2)
+        stop()
+        with client.lock("a"), other.lock("b"):
+            assert scrape("multilock_held", backend="memory") == 1
+    eventually(lambda: scrape("multilock_held_seconds_count") == 3)
+    assert scrape("multilock_acquires_total", result="acquired") == 3
+
+
+def test_a_client_that_nobody_refers_to_is_not_kept_by_its_metrics(registry: CollectorRegistry) -> None:
+    client = multilock.connect("memory://metrics")
+    instrument(client, registry=registry)
+    client.close()
+    gone = weakref.ref(client)
+    del client
+    gc.collect()
+    assert gone() is None
+
+
+def names_in(text: str) -> set[str]:
+    """The metrics that a page, a rule or a dashboard speaks of, as families."""
+    found = re.findall(r"\b(multilock_[a-z_]+[a-z]|leader_election_[a-z_]+)\b(?=[\s{(\[`)\"\\,]|$)", text)
+    return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in found}
+
+
+@pytest.mark.parametrize("page", ["alerts.yaml", "dashboard.json", "../monitoring.md"])
+def test_alerts_dashboard_and_page_name_metrics_that_exist(
+    client: Client, registry: CollectorRegistry, page: str
+) -> None:
+    instrument(client, registry=registry)
+    there = {family.name for family in registry.collect()}
+    spoken_of = names_in((PAGES / page).read_text(encoding="utf-8"))
+    assert spoken_of - there == set()
+    if page.endswith(".md"):
+        assert spoken_of == there
+
+
+def test_the_dashboard_is_json_that_grafana_takes() -> None:
+    dashboard = json.loads((PAGES / "dashboard.json").read_text(encoding="utf-8"))
+    assert {panel["type"] for panel in dashboard["panels"]} == {"timeseries"}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

@@ -1,0 +1,108 @@
+"""Celery, APScheduler, cron, a pool of workers: what several hosts would do once too often."""
+
+from __future__ import annotations
+
+import collections
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import multilock
+from tests.examples.conftest import EXAMPLES, ROOT, Programs
+
+pytestmark = pytest.mark.timeout(180)
+RESTS = ["sqlite", "redis", "etcd"]  # backends with hold_at_least that several hosts or processes share
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_a_celery_task_that_is_sent_twice_runs_once(programs: Programs, broker_url: str) -> None:
+    programs.env["CELERY_BROKER_URL"] = broker_url
+    worker = programs.start("celery", "-A", "celery_once", "worker", "-c", "2", "-l", "INFO", cwd=EXAMPLES)
+    programs.wait_for("ready.")
+    programs.all_end(programs.python("celery_once.py"))
+    programs.wait_for("done: report of monday with token")
+    programs.wait_for("skipped: the report of monday")
+    assert programs.terminate(worker) == 0
+
+
+def test_one_celery_beat_runs_and_another_host_takes_over(programs: Programs, place: str, broker_url: str) -> None:
+    programs.env["CELERY_BROKER_URL"] = broker_url
+    elect, beat = ["multilock", "elect", "beat", "--identity"], ["celery", "-A", "celery_once", "beat", "-l", "INFO"]
+    hosts = {
+        name: programs.start(*elect, name, "--", *beat, "-s", programs.folder / name, cwd=EXAMPLES)
+        for name in ("host-1", "host-2")
+    }
+    programs.wait_for("Sending due task")
+    assert len(programs.lines("beat: Starting")) == 1
+    with multilock.connect(place) as client:
+        info = client.inspect("beat")
+    assert info is not None
+    assert info.identity is not None
+    programs.terminate(hosts[info.identity])
+    programs.wait_for("beat: Starting", times=2)
+    sent = len(programs.lines("Sending due task"))
+    programs.wait_for("Sending due task", times=sent + 1)
+
+
+@pytest.mark.parametrize("place", RESTS, indirect=True)
+def test_each_tick_of_apscheduler_runs_on_one_of_two_hosts(programs: Programs) -> None:
+    hosts = [programs.python("apscheduler_two_hosts.py") for _ in range(2)]
+    programs.wait_for("tick", times=2)
+    for host in hosts:
+        assert programs.terminate(host) == 0
+    ticks = [re.findall(r"tick (\d+) on pid", line)[0] for line in programs.lines("on pid")]
+    assert [tick for tick, times in collections.Counter(ticks).items() if times > 1] == [], programs.said()
+
+
+@pytest.mark.parametrize("place", RESTS, indirect=True)
+def test_a_job_that_cron_starts_a_second_later_on_another_host_runs_once(programs: Programs) -> None:
+    for _ in range(2):  # the second begins when the first has ended
+        programs.all_end(programs.python("cron_nightly.py"))
+    assert len(programs.lines("made on")) == 1
+    assert len(programs.lines("has just made it")) == 1
+
+
+@pytest.mark.parametrize("place", RESTS, indirect=True)
+def test_the_same_as_a_line_of_a_crontab(programs: Programs) -> None:
+    recipe = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    [line] = re.findall(r"^0 3 \* \* \* +(multilock run .*) -- make-the-report$", recipe, re.MULTILINE)
+    for _ in range(2):
+        programs.all_end(programs.start(*line.split(), "--", "echo", "made"))
+    assert programs.said() == "made\n"
+
+
+@pytest.mark.parametrize("place", ["sqlite", "redis"], indirect=True)
+def test_a_pool_of_workers_does_each_job_once(programs: Programs, tmp_path: Path) -> None:
+    inbox, done = tmp_path / "inbox", tmp_path / "done"
+    inbox.mkdir()
+    done.mkdir()
+    names = {f"{n:03}" for n in range(40)}
+    for name in names:
+        (inbox / name).touch()
+    programs.all_end(*(programs.python("asyncio_worker_pool.py", inbox, done) for _ in range(2)))
+    lines = programs.lines("job", "by pid")
+    assert sorted(line.split()[1] for line in lines) == sorted(names)
+    assert {path.name for path in done.iterdir()} == names
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_django_migrates_once_and_makes_one_report(programs: Programs, tmp_path: Path) -> None:
+    programs.env["DATABASE"] = str(tmp_path / "site.db")
+    manage = [sys.executable, EXAMPLES / "django_project" / "manage.py"]
+    programs.all_end(*(programs.start(*manage, "migrate_once") for _ in range(3)))
+    assert len(programs.lines("Applying jobs.0001_initial")) == 1
+    assert len(programs.lines("No migrations to apply")) == 2
+    programs.all_end(*(programs.start(*manage, "nightly") for _ in range(3)))
+    made, skipped = len(programs.lines("made report")), len(programs.lines("being made by another host"))
+    assert made >= 1  # one that is started when another has ended makes its own
+    assert made + skipped == 3
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_alembic_migrates_once(programs: Programs, tmp_path: Path) -> None:
+    programs.env["DATABASE_URL"] = f"sqlite:///{tmp_path}/app.db"
+    folder = EXAMPLES / "alembic_project"
+    programs.all_end(*(programs.start("alembic", "upgrade", "head", cwd=folder) for _ in range(3)))
+    assert len(programs.lines("creating accounts")) == 1

@@ -1,0 +1,62 @@
+"""One program for each row of the systems that multilock was conceived from."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.examples.conftest import EXAMPLES, Programs
+
+pytestmark = pytest.mark.timeout(180)
+
+# The last words of each.
+SAYS = {
+    "row01_watchdog": "works as a threading.Lock",
+    "row02_try_lock": "no answer:",
+    "row04_three_conditions": "3: freed",
+    "row05_consul_lock": "released: False False",
+    "row07_reentrant": "free",
+    "row08_redisson": "watched: held True",
+    "row09_fault_tolerance": "what was half taken is free",
+    "row11_production": 'multilock_losses_total{backend="sqlite",name="",reason="taken"} 1.0',
+}
+PLACES = [
+    ("row01_watchdog", "sqlite"),
+    ("row01_watchdog", "redis"),
+    ("row02_try_lock", "redis"),
+    ("row04_three_conditions", "sqlite"),
+    ("row04_three_conditions", "redis"),
+    ("row04_three_conditions", "etcd"),
+    ("row05_consul_lock", "consul?ttl=2"),
+    ("row07_reentrant", "redis"),
+    ("row08_redisson", "redis"),
+    ("row09_fault_tolerance", "redis"),
+    ("row09_fault_tolerance", "etcd"),
+    ("row11_production", "sqlite"),
+]
+
+
+def test_every_row_is_run() -> None:
+    assert sorted(SAYS) == sorted(path.stem for path in (EXAMPLES / "systems").glob("row*.py"))
+    assert {row for row, _ in PLACES} == set(SAYS)
+
+
+@pytest.mark.parametrize(("row", "place"), PLACES, indirect=["place"])
+def test_the_row_works(row: str, programs: Programs) -> None:
+    programs.all_end(programs.python(f"systems/{row}.py"))
+    assert programs.lines(SAYS[row]), programs.said()
+    assert not programs.lines("Traceback"), programs.said()
+
+
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_the_tests_of_a_service_run_on_each_url(programs: Programs, place: str) -> None:
+    path = EXAMPLES / "test_billing.py"
+    urls = ["--multilock-url", "memory://", "--multilock-url", place]
+    programs.all_end(programs.start("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", path, *urls))
+    assert programs.lines("5 passed, 1 skipped"), programs.said()
+
+
+def test_every_example_is_named_in_the_recipes() -> None:
+    recipes = (EXAMPLES.parent / "recipes.md").read_text(encoding="utf-8")
+    files = {path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml", ".service")}
+    folders = {path.parent for path in EXAMPLES.glob("*/*.py")}
+    assert [path.name for path in files | folders if f"(examples/{path.name}" not in recipes] == []

@@ -1,0 +1,70 @@
+"""A thousand locks on one client, far from its server: all are kept, and their losses told in time.
+
+`make chaos` does it over a shorter way too: ``MULTILOCK_ROUND_TRIPS`` are the seconds, with commas in between.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from multilock import now
+from multilock.testing import Helper
+from multilock.testing.conformance.base import eventually
+from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, ServerArena, ZooKeeperArena
+from tests.faults.oracles import Record
+
+pytestmark = pytest.mark.slow
+
+LOCKS = 1_000
+WANTED = 10  # of them, by somebody near the server
+TTL = 6.0
+ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "0.1").split(",")]
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("round_trip", ROUND_TRIPS)
+@pytest.mark.parametrize("arena", [RedisArena, EtcdArena, ConsulArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
+def test_a_thousand_locks_far_from_the_server_are_kept_and_their_losses_told_in_time(
+    arena: type[ServerArena], round_trip: float
+) -> None:
+    with ExitStack() as stack:
+
+        def keep(url: str, locks: int) -> Helper:
+            return stack.enter_context(Helper("tests.faults.contender:keep", url, TTL, "n", 0, locks))
+
+        place = arena(stack)
+        way = place.proxies[0]
+        way.delay(round_trip / 2)
+        keeper = keep(way.url, LOCKS)
+        ready = float(keeper.wait_for("ready", within=60)[1])
+        time.sleep(max(0.0, ready + 2 * TTL - now()))
+        record = recorded(keeper)
+        assert len(record.beliefs) == LOCKS
+        assert [belief for belief in record.beliefs.values() if belief.losses or belief.over] == []
+
+        rival = keep(place.url, WANTED)
+        way.black_hole()
+        eventually(lambda: sum(line.startswith("lost") for line in keeper.lines) == LOCKS, within=3 * TTL)
+        rival.wait_for("ready", within=4 * TTL)
+        way.heal()
+        for helper in (keeper, rival):
+            helper.tell("stop")
+        for helper in (keeper, rival):
+            helper.wait_for("end", within=20)
+        record = recorded(keeper, rival)
+        # A thousand at once take their time, but each has begun before the next holder.
+        assert [*record.late_callbacks(slack=TTL / 5)] == []
+        assert [*record.overlaps(), *record.token_regressions(), *record.wrong] == []
+        assert [*record.miscounted_callbacks({keeper.pid})] == []
+
+
+def recorded(*helpers: Helper) -> Record:
+    record = Record()
+    for helper in helpers:
+        for line in helper.lines.copy():
+            record.feed(helper.pid, line)
+    return record

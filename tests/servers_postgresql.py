@@ -1,0 +1,85 @@
+"""PostgreSQL for the tests: a database of the test's own, started as a user who is not root, which it insists on.
+
+``tests/bootstrap/postgresql.sh`` finds or installs the programs.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from tests.servers import Server, unavailable
+
+__all__ = ["PostgresqlServer"]
+
+BOOTSTRAP = Path(__file__).parent / "bootstrap" / "postgresql.sh"
+USERS = ("postgres", "nobody")  # whose processes it may be where we are root
+QUICK = {"fsync": "off", "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "shared_buffers": "16MB"}
+
+
+@lru_cache
+def programs() -> Path:
+    """The folder with initdb, postgres and pg_isready."""
+    found = subprocess.run([str(BOOTSTRAP)], capture_output=True, text=True, check=False)
+    if found.returncode:
+        unavailable("postgresql", found.stderr.strip().replace("\n", " "))
+    return Path(found.stdout.strip())
+
+
+class PostgresqlServer(Server):
+    """One PostgreSQL with the superuser ``app``, who needs no password, and the database ``postgres``."""
+
+    name = "postgresql"
+    program = "PostgreSQL"
+    start_within = 30.0  # it answers after 0.2 on an idle machine
+    ends_by = signal.SIGQUIT  # SIGTERM waits for its clients
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://app@{self.endpoint}/postgres"
+
+    def command(self, folder: Path) -> list[str]:
+        data = folder / "data"
+        as_user = self._own(folder)
+        if not data.exists():
+            self._make(data, as_user)
+        settings = [part for key, value in QUICK.items() for part in ("-c", f"{key}={value}")]
+        return [*as_user, str(programs() / "postgres"), "-D", str(data), "-p", str(self.port), *settings]
+
+    def _own(self, folder: Path) -> list[str]:
+        """What goes before a command so that it is not root's; the process is still the one that we started."""
+        if os.geteuid():
+            return []
+        user = next(found for name in USERS if (found := _user(name)))
+        shutil.chown(folder, user.pw_uid, user.pw_gid)
+        return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+
+    def _make(self, data: Path, as_user: list[str]) -> None:
+        initdb = [
+            str(programs() / "initdb"),
+            "--no-sync",
+            "--auth=trust",
+            "--username=app",
+            "--no-locale",
+            "-D",
+            str(data),
+        ]
+        done = subprocess.run([*as_user, *initdb], cwd=data.parent, capture_output=True, text=True, check=False)
+        if done.returncode:
+            unavailable(self.name, done.stderr.strip())
+
+    def answers(self) -> bool:
+        asked = [str(programs() / "pg_isready"), "-q", "-h", self.host, "-p", str(self.port)]
+        return subprocess.run(asked, check=False).returncode == 0
+
+
+def _user(name: str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None

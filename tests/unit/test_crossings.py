@@ -1,0 +1,368 @@
+"""Where two of our rules meet: a finalizer in the middle of ours, a loop that was closed, a fork in a close, an
+interrupt as a thread starts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import pytest
+
+from multilock import AsyncClient, BackendUnavailable, Loss, LossReason, process
+from multilock.backend import Backend
+from multilock.model import Claim, Granted
+from multilock.runtime import Threads, inside
+from multilock.testing import HandRuntime
+from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, late, refused, silence
+from tests.unit.test_no_threads import Refusing
+
+# A finalizer, or a signal handler, in the middle of ours
+
+
+def test_a_release_from_within_that_meets_a_loss_is_one_of_both() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads())
+    kernel = client._kernel
+    losses = Losses()
+    lease = client.lock("n", on_lost=losses).acquire()
+    answers: list[bool] = []
+    real = kernel.now
+
+    def now() -> float:  # asked by the release, which has seen that the lease is held, and has not ended it yet
+        if threading.current_thread() is threading.main_thread():
+            kernel.now = real
+            notice = (lease._claim.id, LossReason.TAKEN, "taken")
+            loser = threading.Thread(target=kernel.monitor.gone, args=notice)
+            loser.start()
+            loser.join(0.5)
+        return real()
+
+    def collect(backend: Scripted, call: Call) -> Any:
+        kernel.now = now
+        answers.append(lease.release())
+        return call.execute()
+
+    backend.script("attempt", collect)
+    client.lock("m").acquire()
+    eventually(lambda: losses.calls or backend.released())
+    client.close()
+    assert (answers, len(losses.calls)) in [([True], 0), ([False], 1)]
+
+
+def test_a_finalizer_on_the_thread_that_keeps_time_sends_nothing_there() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads())
+    lease = client.lock("n").acquire()
+    senders: list[str] = []
+
+    def send(backend: Scripted, call: Call) -> Any:
+        senders.append(threading.current_thread().name)
+        return call.execute()
+
+    backend.always("release", send)
+    client._kernel.timers.at(client._kernel.now(), lambda: [lease.release()].clear())
+    eventually(lambda: senders)
+    client.close()
+    assert senders == ["multilock-cleanup"]
+
+
+def test_a_release_in_the_middle_of_another_client_keeps_its_time_from_nobody() -> None:
+    backend = Scripted()
+    client, other = client_on(backend, Threads()), client_on(Scripted(), Threads())
+    lease = client.lock("n").acquire()
+    backend.always("release", silence(1.0))
+    began = time.monotonic()
+    with other._kernel.lock:
+        assert lease.release()
+        assert not lease.is_held()
+        assert time.monotonic() - began < 0.9
+    backend.always("release", None)
+    eventually(lambda: backend.holders == {})
+    client.close()
+    other.close()
+
+
+def test_two_finalizers_each_in_the_middle_of_the_others_client_wait_for_each_other_no_longer_than_briefly() -> None:
+    backends = Scripted(), Scripted()
+    first, second = (client_on(backend, Threads()) for backend in backends)
+    leases = first.lock("n").acquire(), second.lock("n").acquire()
+    both = threading.Barrier(2)
+
+    def release(within: Any, lease: Any) -> None:
+        with within._kernel.lock:
+            both.wait(5)
+            lease.release()
+
+    threads = [
+        threading.Thread(target=release, args=args, daemon=True) for args in [(first, leases[1]), (second, leases[0])]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+    eventually(lambda: not any(backend.holders for backend in backends))
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("end", ["release", "stop", "close"])
+def test_what_ends_in_the_middle_of_ours_waits_for_no_callback_there(end: str) -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads(), ttl=4.0)
+    told, go_on = threading.Event(), threading.Event()
+
+    def on_lost(loss: Loss) -> None:
+        told.set()
+        go_on.wait(10)
+
+    election = client.election("n", on_lost=on_lost)
+    leadership = election.campaign()
+    began = time.monotonic()
+    with client._kernel.lock:
+        ends: dict[str, Callable[[], object]]
+        ends = {"release": leadership.release, "stop": election.stop, "close": client.close}
+        ends[end]()
+    assert time.monotonic() - began < 2
+    assert told.wait(5)
+    assert backend.holders, "kept until on_lost has ended"
+    go_on.set()
+    eventually(lambda: backend.holders == {})
+    client.close()
+
+
+def test_a_close_in_the_middle_of_ours_ends_in_the_background() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads(), ttl=10.0)
+    go_on = threading.Event()
+    client.lock("n", on_lost=lambda loss: go_on.wait(10)).acquire()
+    began = time.monotonic()
+    with client._kernel.lock:
+        client.close()
+    assert time.monotonic() - began < 1.5, "the time of one request is 2 s"
+    go_on.set()
+    eventually(lambda: backend.closed)
+    assert backend.holders == {}
+
+
+# Interrupts, forks, refused threads
+
+
+def test_an_interrupt_as_a_request_begins_does_not_leave_its_thread_inside() -> None:
+    client = client_on(Scripted(), Threads())
+    with ctrl_c("call_inside", after="add"):
+        client.lock("n").acquire()
+    left = threading.get_ident() in inside
+    inside.discard(threading.get_ident())
+    client.close()
+    assert not left
+
+
+def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind() -> None:
+    class Interrupted(Threads):
+        interrupts = 2
+
+        def spawn(self, run: Callable[[], None], name: str) -> None:
+            if name == "multilock-cleanup" and self.interrupts:
+                self.interrupts -= 1
+                raise KeyboardInterrupt
+            super().spawn(run, name)
+
+    backend = Scripted()
+    client = client_on(backend, Interrupted())
+    leases = [client.lock(f"n{number}").acquire() for number in range(2)]
+    for lease in leases:
+        with pytest.raises(KeyboardInterrupt):
+            client._kernel.release_later(lease)
+    eventually(lambda: backend.holders == {})
+    client.close()
+
+
+class Resting(Scripted):
+    def __init__(self) -> None:
+        super().__init__(hold_at_least=True)
+        self.rests: list[float] = []
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+        self.rests.append(seconds)
+        return self.release(claim, granted, unsure, within)
+
+
+def test_a_lock_whose_acquire_was_interrupted_does_not_rest() -> None:
+    backend = Resting()
+    client = client_on(backend, Threads())
+    with ctrl_c("Scope.push"):
+        client.lock("n", hold_at_least=50).acquire()
+    eventually(lambda: backend.holders == {})
+    client.close()
+    assert backend.rests == [], "nothing was done for which it would"
+
+
+def test_a_child_that_is_forked_in_a_close_gives_back_nothing_of_its_parents() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads(), ttl=2.0)
+    client.lock("n").acquire()
+    backend.always("release", silence(0.3))
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    eventually(lambda: backend.called("release"))
+    if (pid := os.fork()) == 0:
+        status = 99
+        try:
+            before = len(backend.calls)
+            process._at_exit()
+            status = len(backend.calls) - before
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    closing.join(10)
+
+
+def test_a_renewal_by_hand_that_finds_no_thread_is_our_exception() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads())
+    lease = client.lock("n").acquire()
+    backend.script("renew", refused(RuntimeError("can't start new thread")))
+    with pytest.raises(BackendUnavailable):
+        lease.renew()
+    assert lease.is_held()
+    client.close()
+
+
+def test_a_first_renewal_that_finds_no_thread_costs_no_acquire() -> None:
+    runtime = HandRuntime()
+    backend = Scripted(runtime)
+    client = client_on(backend, runtime, ttl=10)
+    backend.script("attempt", late(5.5))
+    backend.script("renew", refused(RuntimeError("can't start new thread")))
+    assert client.lock("n").acquire().is_held()
+
+
+def test_a_node_stands_also_while_there_is_no_thread_to_tell_who_leads() -> None:
+    backend, threads = Scripted(), Refusing()
+    client = client_on(backend, threads)
+    told: list[object] = []
+    election = client.election("n", on_leader_changed=told.append)
+    threads.refusals["multilock-observer"] = 2
+    election.start()
+    eventually(election.is_leader)
+    eventually(lambda: told)
+    client.close()
+
+
+# A ttl that the server has cut while the grant was on its way
+
+
+def test_a_grant_that_a_cut_ttl_has_ended_is_nobodys_lease() -> None:
+    runtime = HandRuntime()
+    backend = Scripted(runtime, sessions=True)
+    client = client_on(backend, runtime, ttl=30)
+    losses = Losses(runtime)
+    client.lock("a").acquire()
+
+    def cut(backend: Scripted, call: Call) -> Any:
+        granted = call.execute()
+        runtime.advance(6)
+        group: Hashable = granted.group
+        backend.notices.shortened(group, 4.0, granted.sent_at + 4.0, 1.0)
+        return granted
+
+    backend.script("attempt", cut)
+    lock = client.lock("n", on_lost=losses)
+    with pytest.raises(BackendUnavailable):
+        lock.acquire(timeout=0)
+    runtime.advance(10)
+    assert (lock.is_held(), losses.calls) == (False, [])
+
+
+# A loop that was closed under an election
+
+
+def on_closed_loop(backend: Backend, steps: Callable[[AsyncClient], Any]) -> tuple[AsyncClient, Any]:
+    """What ``steps(client)`` did on a loop that was closed then, with all that ran on it."""
+    client = AsyncClient(backend, ttl=2.0)
+    loop = asyncio.new_event_loop()
+    try:
+        return client, loop.run_until_complete(asyncio.wait_for(steps(client), 10))
+    finally:
+        loop.close()
+
+
+async def until(ready: Callable[[], object]) -> None:
+    await asyncio.to_thread(eventually, ready)
+
+
+@pytest.mark.parametrize("used", [True, False], ids=["used-there", "new-there"])
+@pytest.mark.parametrize("end", ["resign", "stop", "release", "close"])
+def test_on_lost_runs_on_the_next_loop_before_the_lease_is_given_back(end: str, used: bool) -> None:
+    backend = Scripted()
+    told: list[tuple[LossReason, bool]] = []
+    elected = threading.Event()
+
+    async def on_elected(leadership: Any) -> None:
+        elected.set()
+        await asyncio.sleep(1000)
+
+    async def on_lost(loss: Loss) -> None:
+        await asyncio.sleep(0.2)
+        told.append((loss.reason, "n" in backend.holders))
+
+    async def lead(client: AsyncClient) -> Any:
+        election = client.election("n", on_elected=on_elected, on_lost=on_lost)
+        leadership = await election.campaign()
+        await until(elected.is_set)
+        return election, leadership
+
+    client, (election, leadership) = on_closed_loop(backend, lead)
+
+    async def next_loop() -> None:
+        if used:
+            await (await client.lock("other").acquire()).release()
+        if end == "close":
+            await client.close()
+        else:
+            await (leadership.release() if end == "release" else getattr(election, end)())
+        await until(lambda: told)
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(next_loop(), 20))
+    gc.collect()  # what was under way on that loop unwinds here, and not in another test
+    assert told == [(LossReason.RESIGNED, True)]
+    assert backend.holders == {}
+
+
+@pytest.mark.parametrize("led", [True, False], ids=["led", "waited"])
+def test_an_election_whose_loop_was_closed_stands_again_on_the_next(led: bool) -> None:
+    backend = Scripted()
+    backend.heartbeat = 0.1
+    elected: list[Any] = []
+    lost: list[LossReason] = []
+    if not led:
+        backend.holders["n"] = "other"
+
+    async def stand(client: AsyncClient) -> Any:
+        election = client.election("n", on_elected=elected.append, on_lost=lambda loss: lost.append(loss.reason))
+        election.start()
+        await until(lambda: elected or (not led and backend.called("attempt")))
+        return election
+
+    client, election = on_closed_loop(backend, stand)
+    if not led:
+        del backend.holders["n"]
+
+    async def next_loop() -> None:
+        election.start()
+        await until(lambda: len(elected) == 1 + led)
+        assert election.is_leader()
+        await election.stop()
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(next_loop(), 20))
+    gc.collect()  # what was under way on that loop unwinds here, and not in another test
+    assert lost == [LossReason.RESIGNED] * (1 + led)
+    assert backend.holders == {}

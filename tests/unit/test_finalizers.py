@@ -1,0 +1,215 @@
+"""What the garbage collector does in the middle of ours: release a lease, drop a client."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import process, telling
+from multilock.runtime import Threads
+from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, our_threads
+
+ROOT = Path(__file__).parents[2]
+
+CYCLES = """
+import gc, sys, time, multilock
+class Owner:
+    def __init__(self, lease):
+        self.me, self.lease = self, lease
+    def __del__(self):
+        self.lease.release()
+gc.set_threshold(17, 2, 2)
+with multilock.connect(sys.argv[1], ttl=30) as client:
+    for number in range(400):
+        Owner(client.lock(f"n{number}").acquire(timeout=2))
+    began = time.monotonic()
+    while list(client.inspect_all()):
+        gc.collect()
+        assert time.monotonic() - began < 10
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+def test_a_lease_released_by_the_garbage_collector_holds_up_nobody(backend: str, tmp_path: Path) -> None:
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'locks.db'}"}[backend]
+    done = subprocess.run(
+        [sys.executable, "-c", CYCLES, url],
+        capture_output=True,
+        text=True,
+        timeout=25,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'backends'}"},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_background() -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads())
+    losses = Losses()
+    lease = client.lock("n", on_lost=losses).acquire()
+    seen: list[object] = []
+
+    def collect(backend: Scripted, call: Call) -> Any:
+        seen.extend([lease.release(), lease.is_held(), lease.release(), backend.called("release")])
+        return call.execute()
+
+    backend.script("attempt", collect)
+    other = client.lock("m").acquire()
+    assert seen == [True, False, False, []]
+    eventually(lambda: backend.released() == {lease._claim.id})
+    with client._kernel.lock:  # or from within the kernel
+        assert other.release()
+    eventually(lambda: backend.holders == {})
+    client.close()
+    assert losses.calls == []
+
+
+def test_of_a_reentrant_lease_a_release_from_within_counts_down() -> None:
+    client = client_on(Scripted(), Threads())
+    lock = client.lock("n", reentrant=True)
+    lease = lock.acquire()
+    lock.acquire()
+    with client._kernel.lock:
+        assert lease.release()
+        assert lease.is_held()
+        assert lease.release()
+        assert not lease.is_held()
+    eventually(lambda: not client._kernel.held)
+    client.close()
+
+
+# Clients that nobody closed
+
+
+def use(url: str) -> None:
+    client = multilock.connect(url)
+    lock = client.lock("n")
+    lock.acquire().release()
+
+
+def use_async(url: str) -> None:
+    async def main() -> None:
+        client = multilock.connect_async(url)
+        await (await client.lock("n").acquire()).release()
+
+    asyncio.run(main())
+
+
+def descriptors() -> list[str]:
+    return os.listdir("/proc/self/fd")
+
+
+@pytest.mark.parametrize("use", [use, use_async])
+@pytest.mark.parametrize("backend", ["memory", "sqlite", "redis"])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_dropped_client_leaves_neither_threads_nor_descriptors(
+    backend: str, use: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path / 'locks.db'}"}
+    url = urls.get(backend) or request.getfixturevalue("redis_url") + "?prefix=dropped/"
+    gc.collect()
+    threads, open_before = our_threads(), len(descriptors())
+    for _ in range(10):
+        use(url)
+    eventually(lambda: (gc.collect(), our_threads() <= threads)[1], within=15)
+    eventually(lambda: len(descriptors()) <= open_before, within=10)
+
+
+class Ours(Scripted):
+    """Known from the clients of other tests, which may be collected meanwhile."""
+
+    scheme = "ours"
+
+
+def warned_of_ours(caught: list[warnings.WarningMessage]) -> list[warnings.WarningMessage]:
+    return [each for each in caught if "a client of ours was dropped" in str(each.message)]
+
+
+def test_a_dropped_client_is_warned_of() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        backend = Ours()
+        client_on(backend, Threads())
+        gc.collect()
+        eventually(lambda: warned_of_ours(caught))
+        eventually(lambda: backend.closed)
+    [warned] = warned_of_ours(caught)
+    assert str(warned.message) == "a client of ours was dropped: close() it, or use it in a with"
+    assert warned.category is ResourceWarning
+
+
+def test_a_lease_keeps_the_client_that_was_dropped_until_it_ends() -> None:
+    backend = Scripted()
+    lease = client_on(backend, Threads(), ttl=1.0).lock("n").acquire()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+        eventually(lambda: len(backend.called("renew")) >= 3)
+        assert lease.is_held()
+        assert not backend.closed
+        assert lease.release()
+        del lease
+        eventually(lambda: (gc.collect(), backend.closed)[1], within=15)  # it looks every 5 s
+        telling.flush(5)
+
+
+def test_a_closed_client_may_be_dropped() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client_on(Ours(), Threads()).close()
+        gc.collect()
+        assert telling.flush(10)
+    assert warned_of_ours(caught) == []
+
+
+def test_the_clients_of_a_process_can_be_looked_through_while_others_are_made() -> None:
+    ended = threading.Event()
+    errors: list[BaseException] = []
+
+    class Dummy:
+        lock = threading.RLock()
+
+        def withdraw(self, deadline: float) -> bool:
+            return False
+
+        def exit(self, deadline: float) -> None: ...
+        def forked(self) -> None: ...
+
+    def make() -> None:
+        while not ended.is_set():
+            dummies = [Dummy() for _ in range(50)]
+            for dummy in dummies:
+                process.register(dummy)
+
+    def look() -> None:
+        try:
+            for _ in range(2000):
+                process._living()
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        makers = [threading.Thread(target=make, daemon=True) for _ in range(2)]
+        for maker in makers:
+            maker.start()
+        look()
+    finally:
+        sys.setswitchinterval(interval)
+        ended.set()
+    for maker in makers:
+        maker.join(10)
+    assert errors == []

@@ -1,0 +1,86 @@
+"""Ctrl-C, or a time limit by signal, anywhere in the end of a ``with``: the lock is given back."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from multilock import Client
+from multilock.runtime import inside
+from multilock.testing import HandRuntime
+from tests.unit.kit import Scripted
+
+
+@contextlib.contextmanager
+def interrupted_at(step: int, function: str) -> Iterator[list[str]]:
+    """KeyboardInterrupt at the ``step``-th point of ours, from the call of ``function`` on, at which CPython delivers
+    one: as a function begins, or after the return of a C function. Gives where; nothing if there are not so many."""
+    left = step
+    begun = False
+    where: list[str] = []
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left, begun
+        if event not in ("call", "c_return") or "/multilock/" not in frame.f_code.co_filename:
+            return
+        begun = begun or frame.f_code.co_qualname == function
+        if begun:
+            if left == 0:
+                sys.setprofile(None)
+                where.append(f"{event} {frame.f_code.co_qualname}:{frame.f_lineno}")
+                raise KeyboardInterrupt
+            left -= 1
+
+    sys.setprofile(profile)
+    try:
+        yield where
+    finally:
+        sys.setprofile(None)
+
+
+def enter_lock(client: Client) -> None:
+    with client.lock("n"):
+        pass
+
+
+def enter_lease(client: Client) -> None:
+    with client.lock("n").acquire():
+        pass
+
+
+def enter_reentrant(client: Client) -> None:
+    lock = client.lock("n", reentrant=True)
+    with lock, contextlib.suppress(KeyboardInterrupt), lock:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
+@pytest.mark.parametrize(
+    ("use", "function"),
+    [(enter_lock, "Lock.__exit__"), (enter_lease, "Lease.__exit__"), (enter_reentrant, "Lock.__exit__")],
+)
+def test_wherever_the_end_of_a_with_is_interrupted_the_lock_is_given_back(
+    client: Client, backend: Scripted, runtime: HandRuntime, use: Callable[[Client], None], function: str
+) -> None:
+    held = []
+    step = 0
+    while True:
+        with interrupted_at(step, function) as where, contextlib.suppress(KeyboardInterrupt):
+            use(client)
+        if not where:
+            break
+        runtime.advance(0.5)  # what goes on in the background
+        # As __exit__ itself begins there is nothing of ours yet to run: that one point cannot be covered.
+        if backend.holders and not where[0].startswith(f"call {function}:"):
+            held.append((step, where))
+        backend.holders.clear()
+        client._kernel.held.clear()
+        step += 1
+        assert not inside, "every later release of this thread would be left to another one"
+    assert step > 10
+    assert held == []

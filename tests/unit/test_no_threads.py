@@ -1,0 +1,135 @@
+"""A process that can have no more threads for a while: no lock is lost by it, and what it is told is ours."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from multilock import AsyncClient, BackendUnavailable, Client
+from multilock.aio.face import LoopFace
+from multilock.config import settings_for
+from multilock.kernel import Kernel
+from multilock.runtime import Threads
+from tests.unit.kit import Call, Losses, Scripted, client_on, eventually
+
+
+class Refusing(Threads):
+    """Refuses to start so many threads of a name."""
+
+    def __init__(self) -> None:
+        self.refusals: dict[str, int] = {}
+
+    def spawn(self, run: Any, name: str) -> None:
+        if self.refusals.get(name, 0):
+            self.refusals[name] -= 1
+            raise RuntimeError("can't start new thread")
+        super().spawn(run, name)
+
+
+@pytest.fixture
+def threads() -> Refusing:
+    return Refusing()
+
+
+@pytest.fixture
+def backend() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def client(backend: Scripted, threads: Refusing) -> Iterator[Client]:
+    client = client_on(backend, threads, ttl=2.0)
+    yield client
+    client.close()
+
+
+def test_a_lock_whose_renewal_finds_no_thread_is_renewed_when_there_is_one(
+    client: Client, backend: Scripted, threads: Refusing
+) -> None:
+    losses = Losses()
+    threads.refusals["multilock-renew"] = 3
+    lease = client.lock("n", on_lost=losses).acquire()
+    eventually(lambda: len(backend.called("renew")) >= 4, within=10)
+    assert (lease.is_held(), losses.calls) == (True, [])
+    assert threads.refusals["multilock-renew"] == 0
+
+
+def test_an_acquire_without_a_watchdog_asks_nobody_and_says_so(
+    client: Client, backend: Scripted, threads: Refusing
+) -> None:
+    threads.refusals["multilock-watchdog"] = 1
+    with pytest.raises(BackendUnavailable, match=r"'n'.*new thread") as raised:
+        client.lock("n").acquire(timeout=0)
+    assert not raised.value.unknown
+    assert backend.called("attempt") == []
+    assert client.lock("n").acquire(timeout=0).is_held()
+
+
+def test_an_acquire_waits_until_there_is_a_thread(client: Client, threads: Refusing) -> None:
+    threads.refusals["multilock-watchdog"] = 3
+    assert client.lock("n").acquire(timeout=10).is_held()
+    assert threads.refusals["multilock-watchdog"] == 0
+
+
+def test_a_backend_that_is_refused_a_thread_after_its_request_leaves_nothing_behind(
+    client: Client, backend: Scripted, threads: Refusing
+) -> None:
+    def executed(backend: Scripted, call: Call) -> Any:
+        call.execute()
+        raise RuntimeError("can't start new thread")
+
+    threads.refusals["multilock-cleanup"] = 3
+    backend.script("attempt", executed)
+    with pytest.raises(BackendUnavailable, match="new thread") as raised:
+        client.lock("n").acquire(timeout=0)
+    assert raised.value.unknown
+    eventually(lambda: backend.holders == {})
+    [cancel] = backend.called("release")
+    assert cancel.details["unsure"]
+
+
+def test_what_a_backend_raises_otherwise_is_not_taken_for_it(client: Client, backend: Scripted) -> None:
+    def wrong(backend: Scripted, call: Call) -> Any:
+        raise RuntimeError("a bug")
+
+    backend.script("attempt", wrong)
+    with pytest.raises(RuntimeError, match="a bug"):
+        client.lock("n").acquire(timeout=0)
+
+
+def test_asyncio_waits_for_a_thread_too(backend: Scripted, threads: Refusing) -> None:
+    async def main() -> None:
+        client = AsyncClient.__new__(AsyncClient)
+        AsyncClient._begin(client, backend, settings_for(backend.scheme, {"ttl": 2.0}))
+        client._kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 2.0}), threads, LoopFace)
+        async with client:
+            threads.refusals.update({"multilock-watchdog": 2, "multilock-request": 2, "multilock-renew": 2})
+            lease = await client.lock("n").acquire(timeout=10)
+            await asyncio.to_thread(eventually, lambda: len(backend.called("renew")) >= 4, 10)
+            assert lease.is_held()
+            assert sum(threads.refusals.values()) == 0
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_watchdog_that_dies_where_no_other_can_start_loses_all_it_had(
+    client: Client, backend: Scripted, threads: Refusing
+) -> None:
+    losses = Losses()
+    leases = [client.lock(f"n{number}", on_lost=losses).acquire() for number in range(3)]
+
+    def die() -> None:
+        threads.refusals.update({"multilock-watchdog": 10, "multilock-callback": 1})
+        raise ValueError("a bug")
+
+    client._kernel.timers.at(client._kernel.now(), die)
+    eventually(lambda: not any(lease.is_held() for lease in leases))
+    losses.wait(2)
+    threads.refusals.clear()
+    assert client.lock("m").acquire(timeout=5).is_held(), "which starts another"
+    losses.wait(3)
+    assert threading.active_count() < 100

@@ -1,0 +1,114 @@
+"""What a newcomer stumbles over is said at once, and says what to do."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import multilock
+from multilock import BackendUnavailable, Client, LockTimeout
+from multilock.testing import HandRuntime
+from tests.unit.kit import Scripted, client_on, eventually, refused
+
+
+def test_who_waits_for_what_it_holds_is_told_at_once(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    lease = client.lock("n").acquire()
+    with pytest.raises(LockTimeout, match=r"who asks holds it: .* reentrant=True"):
+        client.lock("n").acquire(timeout=1)
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [text for text in told if "waits for the lock 'n', which it holds" in text and "reentrant=True" in text]
+    lease.release()
+
+
+def test_who_waits_for_another_or_only_tries_is_told_nothing(
+    client: Client, backend: Scripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    with client.lock("n"):
+        assert client.lock("n").try_acquire() is None
+        with client.lock("m").acquire(timeout=1):
+            pass
+    backend.holders["n"] = "somebody"
+    with pytest.raises(LockTimeout, match="still taken after 1 s: wait longer"):
+        client.lock("n").acquire(timeout=1)
+    assert "which it holds" not in caplog.text
+
+
+def test_a_single_try_is_not_told_to_wait_longer(client: Client, backend: Scripted) -> None:
+    backend.holders["n"] = "somebody"
+    with pytest.raises(LockTimeout, match="lock 'n' is taken: see who holds it with inspect") as caught:
+        client.lock("n").acquire(timeout=0)
+    assert "longer" not in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [0, 3.0, None])
+def test_the_librarys_exception_is_the_cause_of_silence_at_the_end_of_a_wait(
+    backend: Scripted, runtime: HandRuntime, timeout: float | None
+) -> None:
+    theirs = OSError("the library's own")
+    silence = BackendUnavailable("no answer", unknown=False)
+    silence.__cause__ = theirs
+    backend.always("attempt", refused(silence))
+    client = client_on(backend, runtime, outage_timeout=5.0)
+    with pytest.raises(BackendUnavailable) as caught:
+        client.lock("n").acquire(timeout=timeout)
+    assert caught.value.__cause__ is theirs
+    client.close()
+
+
+def test_a_ttl_that_is_granted_differently_is_told_once_with_both_numbers(
+    runtime: HandRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_on(Scripted(runtime, ttl_min=10.0), runtime)
+    for name in ("a", "b"):
+        client.lock(name, ttl=3).acquire()
+    eventually(lambda: "has a ttl of 10 s, where 3 s were asked for" in caplog.text)
+    assert caplog.text.count("were asked for") == 1
+    client.close()
+
+
+def test_a_ttl_that_is_granted_as_asked_is_told_nobody(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    client.lock("n", ttl=7.3).acquire()
+    assert "were asked for" not in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [threading.TIMEOUT_MAX + 1, float("inf")])
+def test_a_timeout_beyond_threadings_is_refused_as_threading_does(client: Client, seconds: float) -> None:
+    with pytest.raises(OverflowError):
+        threading.Lock().acquire(timeout=seconds)
+    adapter = client.lock("n").as_threading_lock()
+    with pytest.raises(OverflowError):
+        adapter.acquire(timeout=seconds)
+    assert not adapter.locked()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda client: client,
+        lambda client: client.lock("n"),
+        lambda client: client.lock("n").acquire(),
+        lambda client: client.lock("n").as_threading_lock(),
+        lambda client: client.election("n"),
+        lambda client: multilock.connect_async("memory://pickle"),
+        lambda client: multilock.connect_async("memory://pickle").lock("n"),
+        lambda client: multilock.connect_async("memory://pickle").election("n"),
+    ],
+)
+def test_what_belongs_to_this_process_says_so_when_it_is_pickled(
+    client: Client, made: Callable[[Client], object]
+) -> None:
+    thing = made(client)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match=r"cannot be pickled: it belongs to its process. Connect in the child"):
+            pickle.dumps(thing, protocol)
+
+
+def test_a_lease_can_still_be_copied_with_what_refers_to_it(client: Client) -> None:
+    lease = client.lock("n").acquire()
+    assert copy.copy(lease) is lease
+    assert copy.deepcopy([lease]) == [lease]

@@ -371,6 +371,7 @@ def test_a_lost_lock_ends_the_command_although_nobody_reads_stderr(
         assert process.wait(WITHIN) == 76
     else:
         assert line_of(process) != str(pid), "it stands again"
+        assert line_of(process) == "ready"
         process.terminate()
         assert process.wait(WITHIN) == 5
     os.close(reader)

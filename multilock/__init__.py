@@ -16,10 +16,10 @@ from multilock.errors import (
     MultilockError,
     NotHeld,
 )
+from multilock.kernel.runtime import now
 from multilock.lock import DistributedLock, Lease
 from multilock.model import Capabilities, Finding, LeaderInfo, LeaseState, LockInfo, Loss, LossReason
 from multilock.registry import register_backend
-from multilock.runtime import now
 
 if TYPE_CHECKING:
     from multilock.aio import (

@@ -9,24 +9,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, overload
 
 from multilock import telling
-from multilock.acquire import BlockingFace, run
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator
 from multilock.election import Election, Leadership
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
-from multilock.kernel import Kernel
+from multilock.kernel.acquire import BlockingFace, run
+from multilock.kernel.core import Kernel
+from multilock.kernel.process import OfThisProcess
+from multilock.kernel.runtime import Threads
+from multilock.kernel.scopes import Scope
 from multilock.lock import DistributedLock, Lease, Lock
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
-from multilock.process import OfThisProcess
-from multilock.runtime import Threads
-from multilock.scopes import Scope
 
 if TYPE_CHECKING:
     from multilock.backend import Backend
     from multilock.config import Settings
-    from multilock.subscribers import Events
+    from multilock.kernel.subscribers import Events
 
 __all__ = ["Client", "connect"]
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from multilock.acquire import run
-from multilock.callbacks import call_in_thread
 from multilock.errors import ClientClosed
+from multilock.kernel.acquire import run
+from multilock.kernel.callbacks import call_in_thread
+from multilock.kernel.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
 from multilock.lock import Lease
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace
-from multilock.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel, Want
+    from multilock.kernel.core import Kernel, Want
 
 __all__ = ["Election", "Leadership"]
 

@@ -9,18 +9,18 @@ from itertools import count
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self, runtime_checkable
 
-from multilock.acquire import acquire, run
 from multilock.errors import MultilockError, NotHeld
 from multilock.foreign import NamesOurs, refuse
-from multilock.holding import HELD, LOST, Holding
+from multilock.kernel.acquire import acquire, run
+from multilock.kernel.holding import HELD, LOST, Holding
+from multilock.kernel.process import OfThisProcess
+from multilock.kernel.scopes import Entered, Entry
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
-from multilock.process import OfThisProcess
-from multilock.scopes import Entered, Entry
 
 if TYPE_CHECKING:
     from multilock.client import Client
-    from multilock.kernel import Kernel, Want
+    from multilock.kernel.core import Kernel, Want
 
 __all__ = ["DistributedLock", "Lease", "Lock", "ThreadingLock"]
 

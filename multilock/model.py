@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from multilock.holding import Holding
+    from multilock.kernel.holding import Holding
 
 __all__ = [
     "Busy",

@@ -8,18 +8,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from multilock.acquire import Stop
 from multilock.aio.face import LoopFace, await_safely
 from multilock.aio.lock import Acquiring, AsyncLease
 from multilock.errors import ClientClosed
+from multilock.kernel.acquire import Stop
+from multilock.kernel.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
 from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
-from multilock.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel, Want
-    from multilock.scopes import Scope
+    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.scopes import Scope
 
 __all__ = ["AsyncElection", "AsyncLeadership"]
 

@@ -12,16 +12,16 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from multilock.acquire import Waiter
 from multilock.aio.channels import Channels, Line
 from multilock.backend import Channel
-from multilock.callbacks import Callbacks, call_safely
 from multilock.errors import BackendUnavailable
-from multilock.runtime import call_inside, wait_until
+from multilock.kernel.acquire import Waiter
+from multilock.kernel.callbacks import Callbacks, call_safely
+from multilock.kernel.runtime import call_inside, wait_until
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel
+    from multilock.kernel.core import Kernel
 
 __all__ = ["LoopCallbacks", "LoopFace", "await_safely"]
 

@@ -10,18 +10,18 @@ from collections.abc import Coroutine, Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
 
-from multilock.acquire import acquire
 from multilock.errors import NotHeld
 from multilock.foreign import NamesOurs, refuse
-from multilock.holding import Holding
+from multilock.kernel.acquire import acquire
+from multilock.kernel.holding import Holding
+from multilock.kernel.process import OfThisProcess
+from multilock.kernel.scopes import Entered, Entry, Scope
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
-from multilock.process import OfThisProcess
-from multilock.scopes import Entered, Entry, Scope
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
-    from multilock.kernel import Kernel, Want
+    from multilock.kernel.core import Kernel, Want
 
 __all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLease", "AsyncLock"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
-from multilock.runtime import now
+from multilock.kernel.runtime import now
 
 __all__ = ["CannotStart", "Child"]
 

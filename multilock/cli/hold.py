@@ -12,7 +12,7 @@ from multilock import Client, ConfigurationError, DistributedLock, Lease, LockTi
 from multilock.cli.child import CannotStart, Child
 from multilock.cli.exits import LOST, leave, say
 from multilock.cli.signals import Signalled, Signals
-from multilock.runtime import Threads, now
+from multilock.kernel.runtime import Threads, now
 
 __all__ = ["elect", "run"]
 

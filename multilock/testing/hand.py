@@ -1,11 +1,11 @@
 """A clock that stands still until a test moves it, and threads that run when the test says so.
 
-It drives what takes a `multilock.runtime.Runtime`: the kernel, in multilock's own tests. The kernel is no public
+It drives what takes a `multilock.kernel.runtime.Runtime`: the kernel, in multilock's own tests. The kernel is no public
 interface, and a client of `connect` always lives in real time::
 
-    from multilock.acquire import BlockingFace, acquire, run
+    from multilock.kernel.acquire import BlockingFace, acquire, run
     from multilock.config import settings_for
-    from multilock.kernel import Kernel
+    from multilock.kernel.core import Kernel
     from multilock.lock import Lease
     from multilock.testing import HandRuntime
     from multilock_memory import open_backend
@@ -29,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from multilock.runtime import Bell, Event, Ticker, Workers
+from multilock.kernel.runtime import Bell, Event, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
 
@@ -38,7 +38,7 @@ REAL_LIMIT = 10.0  # real seconds a thread waits for a hand that does not come
 
 
 class HandRuntime:
-    """A `multilock.runtime.Runtime` driven by hand. What it does is the same for the same ``seed``.
+    """A `multilock.kernel.runtime.Runtime` driven by hand. What it does is the same for the same ``seed``.
 
     *Time* moves by `advance`, or, in the thread that drives the clock, by waiting: ``event.wait(5)`` moves it until the
     event is set or five seconds have passed, running what is due on the way. A wait without a limit for an event that

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from typing import Literal, TypeVar, get_args
 from urllib.parse import urlsplit, urlunsplit
 
-from multilock.runtime import now
+from multilock.kernel.runtime import now
 
 __all__ = ["Connection", "Direction", "Fault", "FaultProxy", "Which"]
 

@@ -17,10 +17,14 @@ from tests.architecture.imports import imports_of, module_name, sources
 LAYERS = [
     {"errors", "model", "names", "foreign", "strangers"},
     {"telling"},
-    {"backend", "lease", "runtime", "workers", "values"},
-    {"events", "callbacks", "subscribers", "timers", "process", "registry", "urls", "config", "decorate"},
-    {"holding", "scopes", "gate", "acquire", "watchdog", "monitor", "cleanup", "followers", "kernel"},
-    {"standing", "lock", "election", "client", "aio"},
+    {"backend", "values", "events", "registry", "urls", "config", "decorate"},
+    {"kernel", "kernel.validity", "kernel.timers", "kernel.runtime", "kernel.workers"},
+    {"kernel.callbacks", "kernel.subscribers", "kernel.process"},
+    {"kernel.holding"},
+    {"kernel.scopes", "kernel.gate", "kernel.acquire", "kernel.watchdog", "kernel.monitor", "kernel.giving_back"},
+    {"kernel.followers", "kernel.core"},
+    {"kernel.standing"},
+    {"lock", "election", "client", "aio"},
     {"__init__"},
     {"cli", "testing", "contrib", "__main__"},
 ]
@@ -48,7 +52,8 @@ HEAVY = ["asyncio", "secrets", "importlib.metadata", "typing_extensions", "urlli
 
 
 def layer_of(module: str) -> int:
-    name = module.partition(".")[2].partition(".")[0] or "__init__"
+    parts = module.split(".")[1:] or ["__init__"]
+    name = ".".join(parts[:2] if parts[0] == "kernel" else parts[:1])
     [layer] = [number for number, names in enumerate(LAYERS) if name in names]
     return layer
 

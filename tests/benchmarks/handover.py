@@ -18,8 +18,8 @@ import redis_lock  # type: ignore[import-not-found, import-untyped, unused-ignor
 
 import multilock
 from multilock import AsyncClient, now
+from multilock.kernel.runtime import Bell, Threads
 from multilock.model import Claim
-from multilock.runtime import Bell, Threads
 from multilock.testing import Helper, hear, say
 from multilock_redis.recipe import ACQUIRE, RELEASE, Keyspace, Recipe
 from multilock_redis.transport import Connections, Endpoint, pack

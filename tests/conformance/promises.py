@@ -505,7 +505,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "kernel: clock": {
         "Counts the time in which the process or the machine stands still": (
             "ProcessConformance.test_a_stopped_holder_knows_when_it_runs_again",
-            "tests/unit/test_lease.py::test_nothing_here_reads_a_clock",
+            "tests/unit/test_validity.py::test_nothing_here_reads_a_clock",
         )
     },
     "kernel: pull first": {

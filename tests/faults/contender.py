@@ -44,7 +44,7 @@ from multilock import (
     now,
     telling,
 )
-from multilock.lease import lost_at
+from multilock.kernel.validity import lost_at
 from multilock.testing import hear
 from tests.faults.defects import DEFECTS
 from tests.faults.habits import ELSEWHERE, HABITS, UVLOOP

@@ -11,7 +11,7 @@ from typing import Any
 
 from multilock import Lease, now
 from multilock.aio import AsyncLease
-from multilock.holding import HELD, Holding
+from multilock.kernel.holding import HELD, Holding
 from multilock.model import Busy, Claim, Granted
 
 __all__ = ["DEFECTS", "Defect"]

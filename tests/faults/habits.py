@@ -42,9 +42,9 @@ def hold_descriptors() -> None:
 
 def give_up_soon() -> None:
     """The clean-up's minute is over after 2 × ttl: an outage need not last for longer than that minute."""
-    from multilock import cleanup
+    from multilock.kernel import giving_back
 
-    cleanup.AT_LEAST = 0.0
+    giving_back.AT_LEAST = 0.0
 
 
 HABITS: dict[str, Callable[[], None]] = {

@@ -13,15 +13,15 @@ from types import FrameType
 from typing import Any
 
 from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason, telling
-from multilock.acquire import BlockingFace, Face, Waiter
 from multilock.backend import Backend, Held, Notices
-from multilock.callbacks import Callbacks, ThreadCallbacks
 from multilock.config import settings_for
 from multilock.errors import BackendUnavailable
-from multilock.kernel import Kernel
+from multilock.kernel.acquire import BlockingFace, Face, Waiter
+from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
+from multilock.kernel.core import Kernel
+from multilock.kernel.runtime import Runtime, Threads
+from multilock.kernel.runtime import now as real_now
 from multilock.model import Busy, Claim, Granted
-from multilock.runtime import Runtime, Threads
-from multilock.runtime import now as real_now
 
 __all__ = [
     "CAPABILITIES",

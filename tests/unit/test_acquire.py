@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multilock import Acquired, BackendRejected, BackendUnavailable, Client, LockTimeout
-from multilock.acquire import acquire
+from multilock.kernel.acquire import acquire
 from multilock.testing import HandRuntime
 from tests.unit.kit import (
     Call,

@@ -26,7 +26,7 @@ from multilock import (
     LossReason,
     NotHeld,
 )
-from multilock.runtime import now
+from multilock.kernel.runtime import now
 from tests.unit.kit import Call, Scripted, eventually, executed_but_unanswered, our_threads, refused, silence
 
 

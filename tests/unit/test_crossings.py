@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from multilock import AsyncClient, BackendUnavailable, Loss, LossReason, process
+from multilock import AsyncClient, BackendUnavailable, Loss, LossReason
 from multilock.backend import Backend
+from multilock.kernel import process
+from multilock.kernel.runtime import Threads, inside
 from multilock.model import Claim, Granted
-from multilock.runtime import Threads, inside
 from multilock.testing import HandRuntime
 from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, late, refused, silence
 from tests.unit.test_no_threads import Refusing

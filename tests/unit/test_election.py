@@ -29,7 +29,7 @@ from multilock import (
     connect,
 )
 from multilock.election import HEAD_START
-from multilock.runtime import Threads
+from multilock.kernel.runtime import Threads
 from multilock.testing import HandRuntime
 from tests.unit.kit import Answer, Call, Scripted, client_on, ctrl_c, eventually, refused, silence
 
@@ -706,7 +706,7 @@ def test_who_may_not_ask_who_leads_is_told_so_and_may_ask_again(client: Client, 
 def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_told(
     client: Client, server: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.standing.FAILED_PAUSE", 0.02)
+    monkeypatch.setattr("multilock.kernel.standing.FAILED_PAUSE", 0.02)
     told: list[LeaderInfo | None] = []
     server.script("inspect", refused(BackendRejected("no right")))
     client.election("e", on_leader_changed=told.append).campaign()

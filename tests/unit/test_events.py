@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from multilock import Acquired, AtRisk, Client, Event, Lost, Released, Renewed, RenewFailed, Waiting
-from multilock.runtime import Threads
-from multilock.subscribers import BACKLOG
+from multilock.kernel.runtime import Threads
+from multilock.kernel.subscribers import BACKLOG
 from multilock.testing import HandRuntime
 from tests.unit.kit import Call, Scripted, client_on, eventually, silence
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import process, telling
-from multilock.runtime import Threads
+from multilock import telling
+from multilock.kernel import process
+from multilock.kernel.runtime import Threads
 from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, our_threads
 
 ROOT = Path(__file__).parents[2]

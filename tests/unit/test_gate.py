@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from multilock import BackendUnavailable, Client
-from multilock.acquire import acquire
-from multilock.gate import Gate
+from multilock.kernel.acquire import acquire
+from multilock.kernel.gate import Gate
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, Step, StepFace, client_on, ctrl_c, silence
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multilock import Client
-from multilock.runtime import inside
+from multilock.kernel.runtime import inside
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, NotHeld, connect, process
-from multilock.runtime import Threads, now
+from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, NotHeld, connect
+from multilock.kernel import process
+from multilock.kernel.runtime import Threads, now
 from multilock.testing import HandRuntime
 from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, our_threads, silence, state_of
 
@@ -284,9 +285,10 @@ def last():
     except multilock.ClientClosed:
         print("closed")
 if "late" in sys.argv:
-    atexit.unregister(multilock.process._at_exit); atexit.register(last); atexit.register(multilock.process._at_exit)
+    from multilock.kernel.process import _at_exit
+    atexit.unregister(_at_exit); atexit.register(last); atexit.register(_at_exit)
 from tests.unit.kit import Scripted, client_on, silence
-from multilock.runtime import Threads, now
+from multilock.kernel.runtime import Threads, now
 class Telling(Scripted):
     def release(self, claim, granted, unsure, within):
         print("release", claim.name, threading.current_thread() is threading.main_thread(), flush=True)

@@ -27,9 +27,9 @@ from multilock import (
     LossReason,
     NotHeld,
 )
-from multilock.holding import RELEASING
-from multilock.runtime import Threads
-from multilock.scopes import Scope
+from multilock.kernel.holding import RELEASING
+from multilock.kernel.runtime import Threads
+from multilock.kernel.scopes import Scope
 from multilock.testing import HandRuntime
 from tests.unit.kit import Answer, Call, Losses, Scripted, client_on, eventually, late, refused, silence
 

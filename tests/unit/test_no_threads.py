@@ -12,8 +12,8 @@ import pytest
 from multilock import AsyncClient, BackendUnavailable, Client
 from multilock.aio.face import LoopFace
 from multilock.config import settings_for
-from multilock.kernel import Kernel
-from multilock.runtime import Threads
+from multilock.kernel.core import Kernel
+from multilock.kernel.runtime import Threads
 from tests.unit.kit import Call, Losses, Scripted, client_on, eventually
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from multilock import AsyncClient, AsyncLeadership, Client, Leadership, Loss, LossReason
 from multilock.election import Election
-from multilock.runtime import Threads
+from multilock.kernel.runtime import Threads
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, client_on, ctrl_c, eventually
 from tests.unit.test_election import run, take, until

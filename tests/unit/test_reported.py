@@ -14,7 +14,7 @@ import pytest
 
 import multilock
 from multilock import registry
-from multilock.runtime import now
+from multilock.kernel.runtime import now
 from tests.unit.kit import START_OF_A_THREAD, ctrl_c, eventually, our_threads
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from multilock import LossReason, runtime
-from multilock.runtime import Threads, now
+from multilock import LossReason
+from multilock.kernel import runtime
+from multilock.kernel.runtime import Threads, now
 from tests.unit.kit import Losses, Scripted, client_on, ctrl_c, eventually
 
 LIMIT = 10.0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from multilock import LossReason, telling
-from multilock.runtime import Threads
+from multilock.kernel.runtime import Threads
 from multilock.telling import logger
 from tests.unit.kit import Losses, Scripted, client_on, eventually
 from tests.unit.test_kernel_fork_exit import in_child
@@ -295,7 +295,7 @@ def test_the_last_words_of_a_program_are_told(threads: bool) -> None:
 import logging, threading
 logging.basicConfig(format="%(levelname)s %(threadName)s %(message)s")
 from multilock.errors import BackendUnavailable
-from multilock.runtime import Threads
+from multilock.kernel.runtime import Threads
 from tests.unit.kit import Scripted, client_on, refused
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")

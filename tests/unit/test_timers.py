@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from multilock.timers import Timers
+from multilock.kernel.timers import Timers
 
 
 def test_what_is_due_is_called_in_order_and_once() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from multilock import BackendRejected, Client, Lease, LeaseState, LockLost, LossReason, connect
 from multilock.errors import BackendUnavailable
-from multilock.lease import ARM_AFTER
-from multilock.runtime import Threads, now
+from multilock.kernel.runtime import Threads, now
+from multilock.kernel.validity import ARM_AFTER
 from multilock.testing import HandRuntime
 from tests.unit.kit import (
     Call,

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from multilock import workers as module
-from multilock.workers import ThreadWorkers
+from multilock.kernel import workers as module
+from multilock.kernel.workers import ThreadWorkers
 from tests.unit.kit import eventually
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 from multilock import Client
 from multilock.aio import AsyncClient
 from multilock.backend import Backend
-from multilock.holding import Holding
+from multilock.kernel.holding import Holding
 
 __all__ = ["FACES", "AsyncioFace", "BlockingFace", "Face", "background"]
 

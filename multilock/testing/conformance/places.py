@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 from multilock import Client
 from multilock.backend import Backend, Held, Notices, Rests
 from multilock.errors import BackendUnavailable
+from multilock.kernel.runtime import now
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock.registry import open_backend
-from multilock.runtime import now
 from multilock.testing.conformance.faces import Face
 
 __all__ = ["Call", "Faults", "FaultyBackend", "Mishap", "Place", "Stroke"]

@@ -45,7 +45,7 @@ def settled(server: ConsulServer) -> Counter[str]:
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lock is held for so long that it is watched."""
-    monkeypatch.setattr("multilock.lease.ARM_AFTER", 60.0)
+    monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
 
 
 @pytest.mark.usefixtures("unwatched")

@@ -161,7 +161,7 @@ def test_tombstones_are_cleared_away_by_a_later_renewal(server: EtcdServer, monk
 def test_a_cancel_outlasts_an_outage_that_its_session_outlives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.cleanup.AT_LEAST", 0.5)  # what nobody renews is given up after 2 × ttl
+    monkeypatch.setattr("multilock.kernel.giving_back.AT_LEAST", 0.5)  # what nobody renews is given up after 2 × ttl
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")
@@ -757,7 +757,7 @@ def sent(server: EtcdServer, method: str) -> float:
 def test_an_uncontended_lock_costs_one_request_to_acquire_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.lease.ARM_AFTER", 60.0)  # none is held so long that it is watched
+    monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)  # none is held so long that it is watched
     lock = connect(server.url, ttl=60).lock("job")
     lock.acquire().release()
     before = server.metric("grpc_server_started_total")

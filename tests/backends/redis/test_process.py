@@ -16,7 +16,7 @@ from redis.connection import Connection
 import multilock
 from multilock import now
 from multilock.errors import BackendUnavailable
-from multilock.process import EXIT_TIME
+from multilock.kernel.process import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock_redis import open_backend, transport
 from multilock_redis.recipe import RELEASE

@@ -1,6 +1,6 @@
 """Everything of a client that is the same for both faces: its leases, its watchdog, its backend; one per client.
 
-A lease on its way: `claim` → `multilock.acquire` → `adopt` → the watchdog keeps it alive → `release`, or
+A lease on its way: `claim` → `multilock.kernel.acquire` → `adopt` → the watchdog keeps it alive → `release`, or
 `Monitor.lose`. State changes happen under `lock`, which is never held during a request or a callback.
 """
 
@@ -20,9 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-from multilock import lease as rules
-from multilock import process, telling
-from multilock.cleanup import Cleanup
+from multilock import telling
 from multilock.config import Settings, default_identity
 from multilock.decorate import gives
 from multilock.errors import (
@@ -33,22 +31,24 @@ from multilock.errors import (
     MultilockError,
     NotHeld,
 )
-from multilock.followers import Followers
-from multilock.gate import Gate
-from multilock.holding import HELD, RELEASED, RELEASING, Holding
+from multilock.kernel import process, validity
+from multilock.kernel.followers import Followers
+from multilock.kernel.gate import Gate
+from multilock.kernel.giving_back import Cleanup
+from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
+from multilock.kernel.monitor import Monitor
+from multilock.kernel.runtime import call_inside, wait_until
+from multilock.kernel.subscribers import Events
+from multilock.kernel.timers import Timers
+from multilock.kernel.watchdog import Watchdog
 from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, owner_text
-from multilock.monitor import Monitor
 from multilock.names import check_identity, check_name, check_seconds, check_timeout
-from multilock.runtime import call_inside, wait_until
-from multilock.subscribers import Events
 from multilock.telling import logger
-from multilock.timers import Timers
-from multilock.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from multilock.acquire import Face
     from multilock.backend import Backend, Rests
-    from multilock.runtime import Runtime, Ticker
+    from multilock.kernel.acquire import Face
+    from multilock.kernel.runtime import Runtime, Ticker
 
 __all__ = ["Ending", "Kernel", "Want"]
 
@@ -238,7 +238,7 @@ class Kernel:
         return granted
 
     def request_timeout(self, ttl: float | None = None) -> float:
-        return rules.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
+        return validity.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
 
     # The life of a lease
 
@@ -257,8 +257,8 @@ class Kernel:
             if self.closed:
                 raise self._closed_error()
             granted = self.watchdog.as_known(claim, granted)
-            until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
-            if self.now() >= rules.lost_at(until, granted.ttl):
+            until = validity.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
+            if self.now() >= validity.lost_at(until, granted.ttl):
                 return None
             lease = self.held[claim.id] = want.make(self, want, claim, granted, unsure)
             lease._state = HELD

@@ -8,10 +8,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from multilock.holding import HELD, LOST, Holding
+from multilock.kernel.holding import HELD, LOST, Holding
 
 if TYPE_CHECKING:
-    from multilock.kernel import Want
+    from multilock.kernel.core import Want
 
 __all__ = ["Entered", "Entry", "Scope"]
 

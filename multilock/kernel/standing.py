@@ -16,19 +16,19 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from multilock import process
-from multilock.acquire import Stop, Stopped, Waiter, acquire
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout
-from multilock.holding import HELD, LOST, RELEASED, RELEASING, Holding
-from multilock.kernel import Ending
+from multilock.kernel import process
+from multilock.kernel.acquire import Stop, Stopped, Waiter, acquire
+from multilock.kernel.core import Ending
+from multilock.kernel.holding import HELD, LOST, RELEASED, RELEASING, Holding
+from multilock.kernel.process import OfThisProcess
 from multilock.model import Claim, Granted, LeaderInfo, LockInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
-from multilock.process import OfThisProcess
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel, Want
-    from multilock.scopes import Scope
+    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.scopes import Scope
 
 __all__ = ["Observer", "Standing", "Term", "inside", "leader_info"]
 

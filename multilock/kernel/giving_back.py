@@ -17,13 +17,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from multilock.errors import BackendUnavailable
+from multilock.kernel.runtime import call_inside, wait_until
 from multilock.model import Claim, Granted
-from multilock.runtime import call_inside, wait_until
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.acquire import Waiter
-    from multilock.kernel import Kernel
+    from multilock.kernel.acquire import Waiter
+    from multilock.kernel.core import Kernel
 
 __all__ = ["Cleanup"]
 

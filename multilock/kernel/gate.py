@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from multilock.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from multilock.acquire import Waiter
+    from multilock.kernel.acquire import Waiter
 
 __all__ = ["SHORT", "Gate", "Line"]
 

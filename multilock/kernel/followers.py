@@ -6,12 +6,12 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from multilock.runtime import call_inside
+from multilock.kernel.runtime import call_inside
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel
-    from multilock.monitor import Wakeable
+    from multilock.kernel.core import Kernel
+    from multilock.kernel.monitor import Wakeable
 
 __all__ = ["Followers"]
 

@@ -10,19 +10,19 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from multilock import lease as rules
-from multilock.callbacks import Callbacks, ThreadCallbacks
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError
-from multilock.gate import SHORT, Line
-from multilock.holding import Holding
+from multilock.kernel import validity
+from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
+from multilock.kernel.gate import SHORT, Line
+from multilock.kernel.holding import Holding
+from multilock.kernel.runtime import call_inside
 from multilock.model import Busy, Claim, Granted
-from multilock.runtime import call_inside
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel, Want
-    from multilock.runtime import Bell, Runtime
-    from multilock.scopes import Scope
+    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.runtime import Bell, Runtime
+    from multilock.kernel.scopes import Scope
 
 __all__ = ["BlockingFace", "Face", "Stop", "Stopped", "Waiter", "acquire", "run"]
 
@@ -245,7 +245,7 @@ class _Contender:
                     answer = await self._attempt(claim)
                     if isinstance(answer, Granted):
                         granted: Granted | None = answer
-                        if claim.renew and rules.half_over(kernel.now(), answer.sent_at, answer.valid_for):
+                        if claim.renew and validity.half_over(kernel.now(), answer.sent_at, answer.valid_for):
                             granted = await self._renewed(claim, answer)
                         if granted and (lease := kernel.adopt(self.want, claim, granted, self.unsure, self.started)):
                             self._heed_no_more(claim)
@@ -324,8 +324,8 @@ class _Contender:
     async def _renewed(self, claim: Claim, granted: Granted) -> Granted | None:
         """A newer proof than one that is half over; that one where there is no answer; None: it is not ours."""
         kernel = self.kernel
-        until = rules.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
-        left = rules.lost_at(until, granted.ttl) - kernel.now()
+        until = validity.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
+        left = validity.lost_at(until, granted.ttl) - kernel.now()
         if left <= 0:
             return None
         unsure, self.unsure = self.unsure, True

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from multilock.callbacks import Callbacks
     from multilock.events import Event
+    from multilock.kernel.callbacks import Callbacks
 
 __all__ = ["BACKLOG", "Events"]
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
-from multilock import lease as rules
 from multilock.errors import CapabilityMissing, LockLost, NotHeld
 from multilock.foreign import NamesOurs
+from multilock.kernel import validity
+from multilock.kernel.process import OfThisProcess
 from multilock.model import Claim, Granted, LeaseState, Loss
-from multilock.process import OfThisProcess
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel, Want
-    from multilock.scopes import Scope
+    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.scopes import Scope
 
 __all__ = ["Holding"]
 
@@ -77,8 +77,8 @@ class Holding(OfThisProcess, NamesOurs):
         """A new proof. The caller has made sure that it came before the lease was lost."""
         ttl = granted.ttl
         self._granted = granted
-        self._valid_until = until = rules.valid_until(granted.sent_at, granted.valid_for, ttl)
-        self._lost_at = rules.lost_at(until, ttl)
+        self._valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
+        self._lost_at = validity.lost_at(until, ttl)
         self._failures = 0  # renewals since this proof
         self._renew_at: float | None = None  # the watchdog's; planned when it first looks
 
@@ -130,7 +130,7 @@ class Holding(OfThisProcess, NamesOurs):
         if not self._claim.renew:
             return False
         granted = self._granted
-        return self._failures > 0 or self._kernel.now() >= rules.late_at(granted.sent_at, granted.renew_every)
+        return self._failures > 0 or self._kernel.now() >= validity.late_at(granted.sent_at, granted.renew_every)
 
     def check(self) -> None:
         """Raise LockLost if the lease was lost, NotHeld if it was released; else return at once."""

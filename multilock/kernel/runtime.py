@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from multilock.errors import BackendUnavailable
-from multilock.workers import ThreadWorkers
+from multilock.kernel.workers import ThreadWorkers
 
 __all__ = [
     "Bell",

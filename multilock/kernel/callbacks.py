@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from multilock.runtime import wait_until
+from multilock.kernel.runtime import wait_until
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.runtime import Runtime
-    from multilock.timers import Timers
+    from multilock.kernel.runtime import Runtime
+    from multilock.kernel.timers import Timers
 
 __all__ = ["Callbacks", "Once", "ThreadCallbacks", "call_in_thread", "call_safely"]
 

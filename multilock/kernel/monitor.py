@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
-from multilock import lease as rules
-from multilock.callbacks import Once
-from multilock.holding import HELD, LOST, Holding
+from multilock.kernel import validity
+from multilock.kernel.callbacks import Once
+from multilock.kernel.holding import HELD, LOST, Holding
 from multilock.model import Claim, Loss, LossReason
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel
+    from multilock.kernel.core import Kernel
 
 __all__ = ["Monitor", "Wakeable"]
 
@@ -77,7 +77,7 @@ class Monitor:
     def expire(self, lease: Holding) -> None:
         """No acknowledged renewal in time: the deadline has passed."""
         late = self.now() - lease._lost_at
-        reason = rules.loss_reason(self.now(), lease._lost_at, lease.ttl)
+        reason = validity.loss_reason(self.now(), lease._lost_at, lease.ttl)
         if reason is LossReason.PAUSED:
             message = f"this process did not run: its deadline was noticed {late:.3f} s late"
         elif lease._claim.renew:

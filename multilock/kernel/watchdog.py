@@ -1,8 +1,8 @@
 """Keeps leases alive: one thread per client looks at every lease when something is due, and carries out nothing itself.
 
 A renewal is a request and may hang; the deadline of a lease is a timer and does not. So the ticking thread only decides
-(`multilock.lease`), and hands renewals to workers: leases of one group (a server, a session) in one request, each
-group on threads of its own, so that a dead server starves no other.
+(`multilock.kernel.validity`), and hands renewals to workers: leases of one group (a server, a session) in one request,
+each group on threads of its own, so that a dead server starves no other.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from multilock import lease as rules
 from multilock.errors import BackendUnavailable, MultilockError
-from multilock.holding import HELD, Holding
+from multilock.kernel import validity
+from multilock.kernel.holding import HELD, Holding
+from multilock.kernel.runtime import call_inside
 from multilock.model import Claim, Granted, LossReason
-from multilock.runtime import call_inside
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel import Kernel
-    from multilock.runtime import Workers
+    from multilock.kernel.core import Kernel
+    from multilock.kernel.runtime import Workers
 
 __all__ = ["Watchdog"]
 
@@ -91,7 +91,7 @@ class Watchdog:
         """
         granted = lease._granted
         due = granted.sent_at + granted.renew_every / 2
-        if due > (look := rules.arm_at(lease._granted_at)):
+        if due > (look := validity.arm_at(lease._granted_at)):
             due = look
         if due > lease._lost_at:
             due = lease._lost_at
@@ -110,9 +110,9 @@ class Watchdog:
             if not lease._renewing and granted.group not in self._sessions:
                 due = min(due, self._renew_at(lease))
             if lease._failures == 0:
-                due = min(due, rules.late_at(granted.sent_at, granted.renew_every))
+                due = min(due, validity.late_at(granted.sent_at, granted.renew_every))
         if not lease._armed:
-            due = min(due, rules.arm_at(lease._granted_at))
+            due = min(due, validity.arm_at(lease._granted_at))
         if lease._due != due:  # renewals fall on a grid: often it is planned for this very moment already
             self.drop(lease)
             self._look_at(lease, due)
@@ -127,7 +127,7 @@ class Watchdog:
             kernel = self._kernel
             granted = lease._granted
             jitter = kernel.runtime.uniform(0.9, 1.1)
-            lease._renew_at = rules.renew_at(granted.sent_at, granted.renew_every, granted.ttl, jitter, kernel.phase)
+            lease._renew_at = validity.renew_at(granted.sent_at, granted.renew_every, granted.ttl, jitter, kernel.phase)
         return lease._renew_at
 
     def _outdate(self) -> None:
@@ -183,18 +183,18 @@ class Watchdog:
         late: list[Holding],
     ) -> None:
         granted = lease._granted
-        if not lease._armed and now >= rules.arm_at(lease._granted_at):
+        if not lease._armed and now >= validity.arm_at(lease._granted_at):
             lease._armed = True
             watch.setdefault(granted.group, []).append(lease)
         if not lease._claim.renew:
             return
-        if lease._failures == 0 and now >= rules.late_at(granted.sent_at, granted.renew_every):
+        if lease._failures == 0 and now >= validity.late_at(granted.sent_at, granted.renew_every):
             lease._failures = 1
             late.append(lease)
         if not lease._renewing and granted.group not in self._sessions and now >= self._renew_at(lease):
             lease._renewing = True
             timeout = self._kernel.request_timeout(granted.ttl)
-            urgency = rules.urgency(lease._lost_at - now, timeout)
+            urgency = validity.urgency(lease._lost_at - now, timeout)
             renew.setdefault((granted.group, timeout, urgency), []).append(lease)
 
     def _tell_risk(self, lease: Holding) -> None:
@@ -286,7 +286,7 @@ class Watchdog:
                 if not lease._failures:
                     at_risk.append(lease)
                 lease._failures += 1
-                pause = rules.retry_in(lease._failures, lease.ttl, kernel.runtime.uniform(0.5, 1.5))
+                pause = validity.retry_in(lease._failures, lease.ttl, kernel.runtime.uniform(0.5, 1.5))
                 lease._renew_at = kernel.now() + pause
                 due = min(due, self._plan(lease))
         kernel.poke(due)
@@ -386,7 +386,7 @@ class Watchdog:
             self._prove(group, session, leases)
         session.failures = session.failures + 1 if error else 0
         jitter = kernel.runtime.uniform(0.9, 1.1)
-        pause = session.renew_every * jitter if not error else rules.retry_in(session.failures, session.ttl, jitter)
+        pause = session.renew_every * jitter if not error else validity.retry_in(session.failures, session.ttl, jitter)
         self._plan_session(group, session, pause)
 
     def _prove(self, group: Hashable, session: _Session, renewed: Sequence[Holding]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NoReturn, Protocol
 
 from multilock import telling
-from multilock.runtime import inside, now
+from multilock.kernel.runtime import inside, now
 
 __all__ = ["OfThisProcess", "in_the_middle", "register"]
 

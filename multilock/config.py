@@ -28,9 +28,9 @@ __all__ = [
     "Settings",
     "default_identity",
     "open_configured",
-    "reject_unknown",
     "resolve",
     "settings_for",
+    "unknown_option",
 ]
 
 DEFAULT_FILE = "multilock.toml"
@@ -147,7 +147,7 @@ def settings_for(scheme: str, options: Mapping[str, object]) -> Settings:
     known = [name for name in COMMON if name != "prefix"]
     for name in options:
         if name not in known:
-            raise _unknown_option(name, known, f"Client({scheme})")
+            raise unknown_option(name, known, f"Client({scheme})")
     found: dict[str, _Found] = {name: (value, None) for name, value in _given(options).items()}
     return _settings(scheme, f"{scheme}://", found, frozenset())
 
@@ -177,15 +177,6 @@ def open_configured(settings: Settings) -> Backend:
             backend=settings.scheme,
         )
     return backend
-
-
-def reject_unknown(options: Mapping[str, object], known: Iterable[str], scheme: str) -> None:
-    """For backends: ConfigurationError, with the known ones, if ``options`` has one that is neither in ``known`` nor
-    common to all backends. ``client`` is known only where ``known`` has it."""
-    everything = [*COMMON, *known]
-    for name in options:
-        if name not in everything:
-            raise _unknown_option(name, everything, f"{scheme}://")
 
 
 # ---- where settings come from
@@ -396,7 +387,8 @@ def _setting(name: str, where: str) -> str:
     return name
 
 
-def _unknown_option(name: str, known: Iterable[str], whose: str) -> ConfigurationError:
+def unknown_option(name: str, known: Iterable[str], whose: str) -> ConfigurationError:
+    """To be raised; `open_configured` adds where the option was written."""
     error = UnknownOption(f"unknown option {name!r:.60} for {whose}: known are {', '.join(sorted(known))}")
     error.option = name
     return error

@@ -13,9 +13,19 @@ from urllib.parse import unquote
 import consul.base
 
 from multilock.backend import Held, Notices
-from multilock.config import reject_unknown
 from multilock.errors import BackendUnavailable, ConfigurationError, MultilockError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.options import (
+    TLS_FILES,
+    client_alone,
+    number,
+    prefix_of,
+    reject_unknown,
+    text,
+    tls_context,
+    tls_only,
+    ttl_of,
+)
 from multilock_consul.diagnosis import diagnose
 from multilock_consul.notices import Listener
 from multilock_consul.recipe import Keys, Recipe
@@ -24,8 +34,7 @@ from multilock_consul.transport import Address, Agents
 
 __all__ = ["ConsulBackend", "open_backend"]
 
-FILES = ("ca", "cert", "key")
-OPTIONS = ("token", "lock_delay", *FILES, "client")
+OPTIONS = ("token", "lock_delay", *TLS_FILES, "client")
 TTL_MIN = 10.0  # seconds; session_ttl_min of a server that says nothing about it
 TTL_FLOOR = 0.1
 TTL_MAX = 86400.0
@@ -44,7 +53,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, OPTIONS, scheme)
-    prefix = cast("str", options.get("prefix", "multilock/"))
+    prefix = prefix_of(options)
     if prefix.startswith("/") or "//" in prefix:
         raise ConfigurationError(f"prefix {prefix!r}: Consul takes no key with a '/' at its beginning or after another")
     place = _place_of_client(url, options) if "client" in options else _place_of_url(url, scheme, options)
@@ -52,7 +61,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
         scheme,
         place,
         prefix=prefix,
-        ttl=cast("float", options.get("ttl", 30.0)),
+        ttl=ttl_of(options),
         identity=cast("str", options.get("identity", "")),
         lock_delay=_lock_delay(options),
     )
@@ -74,15 +83,13 @@ def _place_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Place
         raise ConfigurationError(f"{scheme}:// takes no user in its URL: give token=")
     if "/" in where:
         raise ConfigurationError(f"{scheme}:// takes no path in its URL: the beginning of all keys is prefix=")
-    files = {name: _text(name, options[name]) for name in FILES if name in options}
-    if files and scheme != "consuls":
-        raise ConfigurationError(f"{', '.join(files)}: for consuls:// only")
+    files = tls_only(options, scheme, "consuls")
     if "key" in files and "cert" not in files:
         raise ConfigurationError("key= is the key of a certificate: give cert= too")
     port = 8501 if scheme == "consuls" else 8500
     return Place(
         [_address(scheme, each, port) for each in where.split(",")] if where else [Address("localhost", port)],
-        tls=_tls(files.get("ca"), files.get("cert"), files.get("key")) if scheme == "consuls" else None,
+        tls=_tls(files) if scheme == "consuls" else None,
         token=_token(options.get("token", os.environ.get("CONSUL_HTTP_TOKEN"))),
     )
 
@@ -94,13 +101,13 @@ def _place_of_client(url: str, options: Mapping[str, object]) -> Place:
         raise ConfigurationError(
             f"client= of {scheme}:// takes a consul.Consul, not {type(client).__module__}.{type(client).__qualname__}"
         )
-    if given := [name for name in ("token", *FILES) if name in options]:
-        raise ConfigurationError(f"{', '.join(given)}: client= has its own, give one or the other")
+    client_alone(options, ("token", *TLS_FILES))
     http = client.http
     tls = None
     if http.scheme == "https":
         cert, key = http.cert if isinstance(http.cert, (tuple, list)) else (http.cert, None)
-        tls = _tls(http.verify if isinstance(http.verify, str) else None, cert, key, verify=bool(http.verify))
+        ca = http.verify if isinstance(http.verify, str) else None
+        tls = _tls({"ca": ca, "cert": cert, "key": key}, verify=bool(http.verify))
     addresses = [Address(http.host.strip("[]"), int(http.port))]  # it writes its host into URLs
     if rest and _place_of_url(url, scheme, {}).addresses != addresses:
         raise ConfigurationError(
@@ -109,10 +116,10 @@ def _place_of_client(url: str, options: Mapping[str, object]) -> Place:
     return Place(addresses, tls, _token(client.token), client.dc)
 
 
-def _address(scheme: str, text: str, port: int) -> Address:
-    host, colon, digits = text.rpartition(":")
-    if text.endswith("]") or not colon:
-        host, digits = text, str(port)
+def _address(scheme: str, said: str, port: int) -> Address:
+    host, colon, digits = said.rpartition(":")
+    if said.endswith("]") or not colon:
+        host, digits = said, str(port)
     bare = host.removeprefix("[").removesuffix("]")
     if not bare:  # to guess one might show the token to a stranger
         raise ConfigurationError(f"a host in the URL of {scheme}:// is empty: {scheme}:// alone is localhost")
@@ -123,30 +130,17 @@ def _address(scheme: str, text: str, port: int) -> Address:
     return Address(unquote(bare), int(digits))
 
 
-def _tls(ca: str | None, cert: str | None, key: str | None, *, verify: bool = True) -> ssl.SSLContext:
-    try:
-        folder = ca is not None and os.path.isdir(ca)
-        context = ssl.create_default_context(cafile=None if folder else ca, capath=ca if folder else None)
-        if not verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        if cert:
-            context.load_cert_chain(cert, key)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigurationError(f"ca=, cert= and key= must be PEM files that can be read: {error}") from error
-    return context
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
-    return value
+def _tls(files: Mapping[str, str | None], *, verify: bool = True) -> ssl.SSLContext:
+    ca = files.get("ca")
+    if ca is not None and os.path.isdir(ca):
+        return tls_context({**files, "ca": None}, folder=ca, verify=verify)
+    return tls_context(files, verify=verify)
 
 
 def _token(value: object) -> str | None:
     if not value:
         return None
-    token = _text("token", value)
+    token = text("token", value)
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError("token has a character that no token of Consul has")
     return token
@@ -156,13 +150,11 @@ def _lock_delay(options: Mapping[str, object]) -> Callable[[float], float]:
     """Seconds, for a session of so many."""
     if "lock_delay" not in options:
         return safe_delay
-    value = options["lock_delay"]
-    try:
-        seconds = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else -1.0
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= LOCK_DELAY_MAX:
-        raise ConfigurationError(f"lock_delay must be 0 to {LOCK_DELAY_MAX:g} seconds, not {value!r:.60}")
+    seconds = number(float, options["lock_delay"])
+    if seconds is None or not 0 <= seconds <= LOCK_DELAY_MAX:
+        raise ConfigurationError(
+            f"lock_delay must be 0 to {LOCK_DELAY_MAX:g} seconds, not {options['lock_delay']!r:.60}"
+        )
     return lambda ttl: seconds
 
 

@@ -19,7 +19,7 @@ import consul
 import consul.base
 
 from multilock.errors import BackendRejected, BackendUnavailable
-from multilock.strangers import NO_TLS, who_answered
+from multilock.options import NO_TLS, who_answered
 from multilock_consul.http1 import Reading, Response
 
 __all__ = ["Address", "Agents", "Answer", "Wire", "judged"]

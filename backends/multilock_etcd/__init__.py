@@ -6,19 +6,26 @@ See docs/backends/etcd.md. `recipe` is the algorithm, `sessions` the leases it l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import cast
-from urllib.parse import unquote
 
 # First of all: it imports grpc, whose absence the registry explains.
 from multilock_etcd.transport import Cluster, Transport
 
 # isort: split
 from multilock.backend import Held, Notices
-from multilock.config import reject_unknown
 from multilock.errors import ConfigurationError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.options import (
+    LOGIN,
+    TLS_FILES,
+    belong_together,
+    host_list,
+    prefix_of,
+    reject_unknown,
+    texts,
+    ttl_of,
+    user_info,
+)
 from multilock_etcd import lookup
 from multilock_etcd.diagnose import diagnose
 from multilock_etcd.notices import Watcher
@@ -32,21 +39,17 @@ TTL_MIN = 2.0  # seconds; a server grants no less than 1.5 times its election ti
 TTL_MAX = 9_000_000_000.0
 EXPIRY = 1.0  # seconds; a lease is ended up to half a second late, and its keys then go through a majority
 
-_TLS = ("ca", "cert", "key")
-_LOGIN = ("username", "password")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]+)(?::(\d+))?")
-
 _inherited: list[object] = []  # what a forked child must not close, not even by forgetting it
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
     """``etcd://h1:2379,h2:2379,h3:2379`` or ``etcds://…`` with TLS; options ``username``, ``password``, ``ca``,
     ``cert``, ``key`` (paths of PEM files), and ``client``: one of the field's, used through its ``channel``."""
-    reject_unknown(options, (*_TLS, *_LOGIN, "client"), "etcd")
+    reject_unknown(options, (*TLS_FILES, *LOGIN, "client"), "etcd")
     return EtcdBackend(
         _cluster(url, options),
-        prefix=cast("str", options.get("prefix", "multilock/")),
-        ttl=cast("float", options.get("ttl", 30.0)),
+        prefix=prefix_of(options),
+        ttl=ttl_of(options),
     )
 
 
@@ -129,22 +132,18 @@ def _cluster(url: str, options: Mapping[str, object]) -> Cluster:
     scheme, _, rest = url.partition("://")
     login, _, hosts = rest.rpartition("@")
     tls = scheme == "etcds"
-    given = {name: _text(name, options[name]) for name in (*_TLS, *_LOGIN) if name in options}
-    if login:
-        user, _, password = login.partition(":")
-        given = {"username": unquote(user), "password": unquote(password), **given}
+    given = user_info(login) | texts(options, (*TLS_FILES, *LOGIN))
     if "client" in options:
         return _handed_over(hosts, given, options["client"])
-    if not tls and (extra := [name for name in _TLS if name in given]):
+    if not tls and (extra := [name for name in TLS_FILES if name in given]):
         raise ConfigurationError(f"{extra[0]}= is for TLS: write etcds:// instead of etcd://")
-    if ("cert" in given) != ("key" in given):
-        raise ConfigurationError("cert= and key= belong together: give both")
+    belong_together(given, "cert", "key")
     if "password" in given and "username" not in given:
         raise ConfigurationError("password= needs username=")
     if not hosts.rstrip("/"):
         raise ConfigurationError("an etcd URL names its members: etcd://h1:2379,h2:2379,h3:2379")
     return Cluster(
-        [_target(host) for host in hosts.rstrip("/").split(",")],
+        host_list(hosts.rstrip("/"), PORT, "host of an etcd URL"),
         tls,
         ca=given.get("ca"),
         cert=given.get("cert"),
@@ -162,16 +161,3 @@ def _handed_over(hosts: str, given: Mapping[str, str], client: object) -> Cluste
             f"client= takes an etcd client with a gRPC .channel, such as etcd3.client(), not {type(client).__name__}"
         )
     return Cluster(["of the client handed over"], client=client)
-
-
-def _target(host: str) -> str:
-    found = _HOST.fullmatch(host)
-    if found is None or not 0 < int(found[2] or PORT) < 65536:
-        raise ConfigurationError(f"{host!r} is no host of an etcd URL: write host:port, or [::1]:2379 for IPv6")
-    return f"{found[1]}:{found[2] or PORT}"
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
-    return value

@@ -24,7 +24,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 import grpc
 
 from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError, MultilockError
-from multilock.strangers import NO_TLS
+from multilock.options import NO_TLS
 from multilock_etcd import messages
 
 __all__ = ["Cluster", "LeaseMissing", "Method", "Transport", "calls"]

@@ -20,12 +20,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import cast
 
 from multilock.backend import Held, Notices
-from multilock.config import reject_unknown
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason, parse_owner
 from multilock.names import escape, unescape
+from multilock.options import prefix_of, reject_unknown, ttl_of
 
 __all__ = ["MemoryBackend", "open_backend"]
 
@@ -39,8 +38,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> MemoryBackend:
     reject_unknown(options, (), "memory")
     return MemoryBackend(
         url.partition("://")[2],
-        prefix=cast("str", options.get("prefix", "multilock/")),
-        ttl=cast("float", options.get("ttl", 30.0)),
+        prefix=prefix_of(options),
+        ttl=ttl_of(options),
     )
 
 

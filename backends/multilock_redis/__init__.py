@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis as AsyncRedis
@@ -13,9 +12,20 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.sentinel import SentinelManagedConnection
 
 from multilock.backend import Held, Notices
-from multilock.config import reject_unknown
 from multilock.errors import ConfigurationError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.options import (
+    LOGIN,
+    TLS_FILES,
+    client_alone,
+    number,
+    prefix_of,
+    reject_unknown,
+    texts,
+    tls_context,
+    tls_only,
+    ttl_of,
+)
 from multilock_redis.channel import Channel
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.notices import Listener
@@ -26,7 +36,7 @@ __all__ = ["RedisBackend", "open_backend"]
 
 FORBIDDEN = "{}*?[]\\"
 TLS = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-OPTIONS = ("username", "password", "db", *TLS, "client")
+OPTIONS = (*LOGIN, "db", *TLS_FILES)
 # Of a client handed over, what `Endpoint` decides itself, and what ties a connection to that client's own pool.
 NOT_TAKEN_OVER = {
     "socket_timeout",
@@ -47,14 +57,14 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend:
     closed. Raises ConfigurationError; no I/O.
     """
     scheme = url.partition("://")[0]
-    reject_unknown(options, OPTIONS, scheme)
-    prefix = cast("str", options.get("prefix", "multilock/"))
+    reject_unknown(options, (*OPTIONS, "client"), scheme)
+    prefix = prefix_of(options)
     if bad := sorted(set(prefix) & set(FORBIDDEN)):
         raise ConfigurationError(
             f"prefix {prefix!r} contains {' '.join(bad)}: {scheme}:// takes none of {' '.join(FORBIDDEN)}"
         )
     endpoint = _endpoint_of_client(url, options) if "client" in options else _endpoint_of_url(url, scheme, options)
-    return RedisBackend(scheme, endpoint, prefix=prefix, ttl=cast("float", options.get("ttl", 30.0)))
+    return RedisBackend(scheme, endpoint, prefix=prefix, ttl=ttl_of(options))
 
 
 def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Endpoint:
@@ -63,12 +73,12 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
         "username": unquote(parts.username) if parts.username else None,
         "password": unquote(parts.password) if parts.password else None,
     }
-    settings |= {name: _text(name, options[name]) for name in ("username", "password") if name in options}
-    tls = {TLS[name]: _text(name, options[name]) for name in TLS if name in options}
-    if tls and scheme != "rediss":
-        raise ConfigurationError(f"{', '.join(name for name in TLS if name in options)}: for rediss:// only")
-    if tls:
-        _check_files(tls)
+    settings |= texts(options, LOGIN)
+    files = tls_only(options, scheme, "rediss")
+    if files.get("key") and not files.get("cert"):
+        raise ConfigurationError("key= needs cert=, the certificate that it belongs to")
+    if files:
+        tls_context(files)
     if scheme == "unix":
         settings["db"] = _database(options, "")
         settings["path"] = unquote(parts.path)
@@ -84,20 +94,8 @@ def _endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> En
     except ValueError:
         raise ConfigurationError(f"the port in the URL of {scheme}:// must be a number from 1 to 65535") from None
     shown = _place(scheme, settings["host"], settings["port"], settings["db"])
-    return Endpoint(shown, SSLConnection if scheme == "rediss" else Connection, settings | tls)
-
-
-def _check_files(tls: Mapping[str, str]) -> None:
-    """redis-py would read them at each connection, and a missing one would pass for a server that is away."""
-    cert, key = tls.get("ssl_certfile"), tls.get("ssl_keyfile")
-    if key and not cert:
-        raise ConfigurationError("key= needs cert=, the certificate that it belongs to")
-    try:
-        context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
-        if cert:
-            context.load_cert_chain(cert, key, password=lambda: "")  # else OpenSSL would ask the terminal for one
-    except OSError as error:
-        raise ConfigurationError(f"ca=, cert= and key= must be PEM files that can be read: {error}") from error
+    settings |= {TLS[name]: path for name, path in files.items()}
+    return Endpoint(shown, SSLConnection if scheme == "rediss" else Connection, settings)
 
 
 def _endpoint_of_client(url: str, options: Mapping[str, object]) -> Endpoint:
@@ -107,8 +105,7 @@ def _endpoint_of_client(url: str, options: Mapping[str, object]) -> Endpoint:
         other = f"{type(client).__module__}.{type(client).__qualname__}"
         hint = ": the blocking client serves asyncio too" if isinstance(client, AsyncRedis) else ""
         raise ConfigurationError(f"client= of {scheme}:// takes a redis.Redis, not {other}{hint}")
-    if given := [name for name in OPTIONS if name in options and name != "client"]:
-        raise ConfigurationError(f"{', '.join(given)}: client= has its own, give one or the other")
+    client_alone(options, OPTIONS)
     pool = client.connection_pool
     kind = pool.connection_class
     if not issubclass(kind, (Connection, UnixDomainSocketConnection)) or issubclass(kind, SentinelManagedConnection):
@@ -128,23 +125,13 @@ def _endpoint_of_client(url: str, options: Mapping[str, object]) -> Endpoint:
     return Endpoint(shown, kind, settings)
 
 
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
-    return value
-
-
 def _database(options: Mapping[str, object], path: str) -> int:
-    value = options.get("db", path or 0)
-    try:
-        number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else -1
-    except ValueError:
-        number = -1
-    if number < 0:
+    found = number(int, options.get("db", path or 0))
+    if found is None or found < 0:
         # What stands there may be (the rest of) a password, and is not shown.
         why = "" if "db" in options else ", and a '/' in a password is written %2F"
         raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0{why}")
-    return number
+    return found
 
 
 def _place(scheme: str, host: str, port: int, db: int) -> str:

@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from multilock.errors import BackendRejected, BackendUnavailable
-from multilock.strangers import NO_TLS, who_answered
+from multilock.options import NO_TLS, who_answered
 
 __all__ = ["Answer", "Connections", "Endpoint", "ScriptMissing", "Wire", "bulks", "pack"]
 

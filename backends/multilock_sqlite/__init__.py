@@ -14,10 +14,10 @@ from typing import cast
 from urllib.parse import unquote
 
 from multilock.backend import Held, Notices
-from multilock.config import reject_unknown
 from multilock.errors import BackendRejected, ConfigurationError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
 from multilock.names import escape, unescape
+from multilock.options import reject_unknown
 from multilock_sqlite import host
 from multilock_sqlite.findings import weaknesses
 from multilock_sqlite.layout import LIVENESS_MIN, set_up

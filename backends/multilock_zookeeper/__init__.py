@@ -7,9 +7,8 @@ See docs/backends/zookeeper.md. `recipe` is the algorithm, `session` says for ho
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 # First of all: it imports kazoo, whose absence the registry explains.
@@ -17,9 +16,20 @@ from multilock_zookeeper.transport import TLS_OPTIONS, Ensemble, Transport
 
 # isort: split
 from multilock.backend import Held, Notices
-from multilock.config import reject_unknown
 from multilock.errors import ConfigurationError
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.options import (
+    LOGIN,
+    TLS_FILES,
+    belong_together,
+    host_list,
+    prefix_of,
+    reject_unknown,
+    texts,
+    ttl_of,
+    user_info,
+    yes_or_no,
+)
 from multilock_zookeeper.diagnosis import diagnose
 from multilock_zookeeper.notices import Watcher
 from multilock_zookeeper.recipe import STYLES, Nodes, Recipe
@@ -31,11 +41,6 @@ TTL_MIN = 4.0  # seconds; a server grants no less than two ticks, of 2 s by defa
 TTL_FLOOR = 0.1  # … and may be set up for less
 TICK = 2.0  # seconds; a session is ended up to a tick late
 
-_FILES = ("ca", "cert", "key")
-_OWN = (*_FILES, "tls", "username", "password", "node_style", "client")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]+)(?::(\d+))?")
-_YES_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-
 _inherited: list[object] = []  # what a forked child must not end, not even by forgetting it
 
 
@@ -43,14 +48,14 @@ def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
     """``zookeeper://h1:2181,h2:2181,h3:2181/chroot``, also ``zk://``; options ``username`` and ``password`` (digest),
     ``ca``, ``cert``, ``key`` (paths of PEM files) and ``tls``, ``node_style`` (``kazoo`` or ``curator``), and
     ``client``: a KazooClient, used with its session and never closed."""
-    reject_unknown(options, _OWN, "zookeeper")
+    reject_unknown(options, (*TLS_FILES, "tls", *LOGIN, "node_style", "client"), "zookeeper")
     style = options.get("node_style", "kazoo")
     if style not in STYLES:
         raise ConfigurationError(f"node_style must be kazoo or curator, not {style!r:.60}")
-    ttl = cast("float", options.get("ttl", 30.0))
+    ttl = ttl_of(options)
     return ZooKeeperBackend(
         _ensemble(url, options, ttl),
-        Nodes(_prefix(cast("str", options.get("prefix", "multilock/"))), style),
+        Nodes(_prefix(prefix_of(options)), style),
         ttl=ttl,
     )
 
@@ -146,35 +151,25 @@ def _ensemble(url: str, options: Mapping[str, object], ttl: float) -> Ensemble:
     login, _, place = rest.rpartition("@")
     hosts, slash, chroot = place.partition("/")
     chroot = (slash + unquote(chroot)).rstrip("/")
-    given = {name: _text(name, options[name]) for name in (*_FILES, "username", "password") if name in options}
-    if login:
-        user, _, password = login.partition(":")
-        given = {"username": unquote(user), "password": unquote(password), **given}
+    given = user_info(login) | texts(options, (*TLS_FILES, *LOGIN))
     if "client" in options:
         if hosts or chroot or given or "tls" in options:
             raise ConfigurationError("with client= the URL is zookeeper:// alone: that client knows its servers")
         return _handed_over(options["client"])
-    if ("username" in given) != ("password" in given):
-        raise ConfigurationError("username= and password= belong together: give both")
-    if ("cert" in given) != ("key" in given):
-        raise ConfigurationError("cert= and key= belong together: give both")
+    belong_together(given, "username", "password")
+    belong_together(given, "cert", "key")
     if not hosts:
         raise ConfigurationError("a ZooKeeper URL names its servers: zookeeper://h1:2181,h2:2181,h3:2181")
     if any(part in ("", ".", "..") for part in chroot.split("/")[1:]):
         raise ConfigurationError(f"{chroot!r} cannot be a node's path: it has an empty or dotted part")
     auth = [("digest", f"{given['username']}:{given['password']}")] if "username" in given else []
-    return Ensemble(",".join(map(_target, hosts.split(","))), chroot, ttl, auth, _tls(given, options.get("tls")))
+    servers = ",".join(host_list(hosts, PORT, "server of a ZooKeeper URL"))
+    return Ensemble(servers, chroot, ttl, auth, _tls(given, options.get("tls")))
 
 
 def _tls(given: Mapping[str, str], wanted: object) -> Mapping[str, Any]:
-    files = {name: given[name] for name in _FILES if name in given}
-    if wanted is None:
-        wanted = bool(files)
-    if isinstance(wanted, str):
-        wanted = _YES_NO.get(wanted.lower(), wanted)
-    if not isinstance(wanted, bool):
-        raise ConfigurationError(f"tls must be true or false, not {wanted!r:.60}")
-    if not wanted:
+    files = {name: given[name] for name in TLS_FILES if name in given}
+    if not (bool(files) if wanted is None else yes_or_no("tls", wanted)):
         if files:
             raise ConfigurationError(f"{next(iter(files))}= is for TLS, and tls= says not to use it")
         return {}
@@ -197,16 +192,3 @@ def _handed_over(client: Any) -> Ensemble:
         {name: getattr(client, name) for name in TLS_OPTIONS},
         client,
     )
-
-
-def _target(host: str) -> str:
-    found = _HOST.fullmatch(host)
-    if found is None or not 0 < int(found[2] or PORT) < 65536:
-        raise ConfigurationError(f"{host!r} is no server of a ZooKeeper URL: write host:port, or [::1]:2181 for IPv6")
-    return f"{found[1]}:{found[2] or PORT}"
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
-    return value

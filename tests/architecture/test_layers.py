@@ -15,9 +15,9 @@ from tests.architecture.imports import imports_of, module_name, sources
 
 # A module may import those of its own layer and of the layers before.
 LAYERS = [
-    {"errors", "model", "names", "foreign", "strangers"},
+    {"errors", "model", "names", "foreign"},
     {"telling"},
-    {"backend", "values", "events", "registry", "urls", "config", "decorate"},
+    {"backend", "values", "events", "registry", "urls", "config", "options", "decorate"},
     {"kernel", "kernel.validity", "kernel.timers", "kernel.runtime", "kernel.workers"},
     {"kernel.callbacks", "kernel.subscribers", "kernel.process"},
     {"kernel.holding"},
@@ -32,14 +32,11 @@ LAYERS = [
 CORE = [path for path in sources("multilock") if path.parent.name not in ("cli", "testing", "conformance", "contrib")]
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
-# What a backend may know of multilock: the interface, the words, how options and values are written, who answers at a
-# wrong address, and the log, since its threads must not call a handler themselves.
+# What a backend may know of multilock: the interface, the words, how options and values are written, and the log, since
+# its threads must not call a handler themselves.
 FOR_BACKENDS = {
     "multilock",
-    *(
-        f"multilock.{name}"
-        for name in ("backend", "config", "errors", "model", "names", "strangers", "telling", "values")
-    ),
+    *(f"multilock.{name}" for name in ("backend", "errors", "model", "names", "options", "telling", "values")),
 }
 LIBRARIES = {
     "multilock_redis": {"redis"},

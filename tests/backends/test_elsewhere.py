@@ -13,7 +13,7 @@ import pytest
 
 import multilock
 from multilock import MultilockError
-from multilock.strangers import who_answered
+from multilock.options import who_answered
 from tests.servers import RedisServer, free_port
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer

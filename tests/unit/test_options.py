@@ -1,0 +1,59 @@
+"""How a backend reads its options: text from a URL and objects from a program say the same, and what is wrong is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multilock import ConfigurationError
+from multilock.options import host_list, number, tls_context, tls_only, user_info, yes_or_no
+
+
+@pytest.mark.parametrize(("value", "said"), [(3, 3), ("3", 3), ("-1", -1), ("3.5", None), (3.5, None), (True, None)])
+def test_a_whole_number_is_read_from_text_and_from_a_number(value: object, said: int | None) -> None:
+    assert number(int, value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(3, 3.0), ("0.5", 0.5), (0.5, 0.5), ("x", None), (None, None), (10**400, None)]
+)
+def test_a_number_is_read_from_text_and_from_a_number(value: object, said: float | None) -> None:
+    assert number(float, value) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [("Yes", True), ("0", False), (True, True), (False, False)])
+def test_yes_and_no_are_read_from_text_and_from_a_boolean(value: object, said: bool) -> None:
+    assert yes_or_no("tls", value) is said
+
+
+@pytest.mark.parametrize("value", ["perhaps", 1, None])
+def test_what_is_neither_yes_nor_no_is_refused(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="tls must be true or false"):
+        yes_or_no("tls", value)
+
+
+def test_each_host_of_a_list_has_a_port() -> None:
+    assert host_list("h1:1,[::1],h3", 7, "host") == ["h1:1", "[::1]:7", "h3:7"]
+
+
+@pytest.mark.parametrize("hosts", ["", "h1,,h2", "h:0", "h:65536", "::1", "h:x"])
+def test_what_is_no_host_is_refused_with_how_to_write_one(hosts: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no host of a URL: write host:port, or \[::1\]:7 for IPv6"):
+        host_list(hosts, 7, "host of a URL")
+
+
+def test_user_and_password_of_a_url_are_decoded() -> None:
+    assert user_info("u%40:p%3A:q") == {"username": "u@", "password": "p::q"}
+    assert user_info("") == {}
+
+
+def test_files_for_tls_are_refused_without_it() -> None:
+    assert tls_only({"ca": "x"}, "rediss", "rediss") == {"ca": "x"}
+    with pytest.raises(ConfigurationError, match="ca: for rediss:// only"):
+        tls_only({"ca": "x"}, "redis", "rediss")
+
+
+def test_a_file_that_is_not_there_is_told_before_the_first_connection(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="PEM files"):
+        tls_context({"ca": str(tmp_path / "none.pem")})

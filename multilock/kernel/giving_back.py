@@ -5,7 +5,8 @@ and again, with the backend's own means of making the cancel final, until an ans
 
 A lease that nobody renews ends by itself, and so does this patience. But what was taken in a session lives as long as
 that session does, which is renewed while the client is open: there a cancel that is given up leaves the lock taken for
-ever. So it is tried on for as long as the session is renewed.
+ever. So it is tried on for as long as the session is renewed, and, when the server is back after an outage, not later
+than the next renewal that would prolong it.
 
 Until it is answered the claim may stand in the queue, or have the name: a single try of the same client lets the answer
 come first (`Cleanup.withdraws`).
@@ -131,7 +132,7 @@ class Cleanup:
                 kernel.timers.at(
                     kernel.now() + cancel.pause * kernel.runtime.uniform(0.5, 1.0), lambda: self._submit(cancel)
                 )
-                cancel.pause = min(LONGEST_PAUSE, cancel.pause * 2)
+                cancel.pause = min(cancel.pause * 2, LONGEST_PAUSE, max(FIRST_PAUSE, claim.ttl / 3))
                 return
             self._tell(cancel, GAVE_UP, error, claim.ttl)
         self._ended(cancel, done=True)

@@ -78,6 +78,20 @@ def test_while_its_session_is_renewed_it_never_gives_up(
     assert client._kernel.cleanup.wait(0)
 
 
+@pytest.mark.parametrize("ttl", [0.6, 2.0, 10.0])
+def test_it_is_repeated_as_often_as_its_session_is_renewed(
+    make: Callable[..., Client], runtime: HandRuntime, ttl: float
+) -> None:
+    backend = Scripted(runtime, sessions=True)
+    client = make(backend, ttl=ttl)
+    backend.always("release", silence(0.0))
+    client.lock("n").acquire().release()
+    runtime.advance(60)
+    times = [call.at for call in backend.called("release")]
+    longest = max(later - earlier for earlier, later in pairwise(times))
+    assert longest <= ttl / 3, "after an outage nobody has the name for that long, and its session does not end"
+
+
 def test_once_its_session_has_ended_it_gives_up(make: Callable[..., Client], runtime: HandRuntime) -> None:
     backend = Scripted(runtime, sessions=True)
     client = make(backend, request_timeout=1.0)

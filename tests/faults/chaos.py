@@ -433,6 +433,7 @@ class Chaos:
         self.seed = seed
         self.helpers: dict[int, Helper] = {}  # by place
         self.gone: list[Helper] = []
+        self.bystander = Helper("tests.faults.contender:stand_by")
         self.faults: list[Fault] = []
         self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
@@ -452,12 +453,15 @@ class Chaos:
         )  # fmt: skip
 
     def close(self) -> None:
-        for helper in (*self.helpers.values(), *self.gone):
+        for helper in self._everybody():
             helper.close()
+
+    def _everybody(self) -> list[Helper]:
+        return [*self.gone, *self.helpers.values(), self.bystander]
 
     def collect(self) -> None:
         """Read what the contenders said since the last time."""
-        for helper in (*self.gone, *self.helpers.values()):
+        for helper in self._everybody():
             for line in itertools.islice(helper.lines, self._read[helper], None):
                 self.record.feed(helper.pid, line)
                 self._read[helper] += 1
@@ -718,7 +722,7 @@ def _chaos(arena: type[Arena], seed: int, habits: Sequence[str], defect: str) ->
         stack.callback(chaos.close)
         for place in range(PROCESSES):
             chaos.start(place)
-        for helper in chaos.helpers.values():
+        for helper in (chaos.bystander, *chaos.helpers.values()):
             helper.wait_for("ready", within=20)
         yield chaos
 
@@ -746,7 +750,8 @@ def run(arena: type[Arena], seconds: float, *, seed: int = 0, habits: Sequence[s
             violations += (f"O2 {lost}" for lost in ledger.lost)
             violations += record.token_regressions()
             violations += record.late_callbacks()
-            violations += record.slow_takeovers(chaos.faults, bound, chaos.arena.ttl, started + lasted)
+            standstills = record.stalls[chaos.bystander.pid]
+            violations += record.slow_takeovers(chaos.faults, bound, chaos.arena.ttl, standstills)
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
             violations += record.wrong

@@ -88,7 +88,7 @@ def contend(
         worker.join()
     crew.close()
     blocking.close()
-    note("end", _threads_left(), _sockets_left())
+    _note_end()
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -134,7 +134,14 @@ def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
     done.set()
     looking.join()
     client.close()
-    note("end", _threads_left(), _sockets_left())
+    _note_end()
+
+
+def stand_by() -> None:
+    """No fault meets this process and it does nothing: it stands still when the machine does."""
+    threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
+    note("ready")
+    hear()
 
 
 class _Crew:
@@ -328,15 +335,21 @@ def _watch_pulse() -> None:
         last = this
 
 
-def _threads_left() -> str:
-    """Names of threads that closed clients left behind; those that are just ending get a moment."""
+def _note_end() -> None:
+    """What closed clients left behind. What is just ending gets a moment: gRPC's threads close the socket of a channel
+    after its ``close()`` has returned (1 ms measured)."""
     until = now() + 3.0
     while True:
-        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("multilock")]
-        names = [name for name in names if name != telling.THREAD]
-        if not names or now() > until:
-            return ",".join(sorted(names)) or "-"
+        threads, sockets = _threads_left(), _sockets_left()
+        if not (threads or sockets) or now() > until:
+            note("end", ",".join(threads) or "-", sockets)
+            return
         time.sleep(0.01)
+
+
+def _threads_left() -> list[str]:
+    names = (thread.name for thread in threading.enumerate())
+    return sorted(name for name in names if name.startswith("multilock") and name != telling.THREAD)
 
 
 def _sockets_left() -> int:

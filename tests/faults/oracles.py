@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -153,8 +153,7 @@ class Record:
         starts = {name: [belief.began for belief in beliefs] for name, beliefs in self.by_name()}
         for belief in self.beliefs.values():
             for at, reason, lost_at in belief.losses:
-                since = lost_at - CALLBACK_SLACK
-                stalled = sum(max(0.0, min(at, end) - max(since, start)) for start, end in self.stalls[belief.pid])
+                stalled = _within(self.stalls[belief.pid], lost_at - CALLBACK_SLACK, at)
                 late = at - lost_at
                 if late > slack + stalled:
                     yield f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
@@ -177,13 +176,25 @@ class Record:
             elif belief.pid in ended and not belief.ended_well and not belief.losses:
                 yield f"O6 {belief.name}: lost, and no callback (process {belief.pid})"
 
-    def slow_takeovers(self, faults: Iterable[Fault], bound: float, ttl: float, until: float) -> Iterator[str]:
-        """O5: a name without a holder gets one within the bound; it counts anew with each fault that may delay it."""
-        ends = sorted(min(end, until) for fault in faults for end in (fault.start, fault.end))
+    def slow_takeovers(
+        self, faults: Iterable[Fault], bound: float, ttl: float, standstills: Sequence[tuple[float, float]] = ()
+    ) -> Iterator[str]:
+        """O5: a name without a holder gets one within the bound.
+
+        It counts anew as a fault begins and as it ends, also if that is after the last one began: a server that is away
+        as the calm begins gives no lock before it is back. Time in which the machine stood still does not count.
+        """
+        times = sorted(time for fault in faults for time in (fault.start, fault.end))
         for name, beliefs in self.by_name():
             for one, other in pairwise(beliefs):
                 free_from = max(one.until, one.release or 0.0) + (0.0 if one.ended_well else ttl)
-                disturbed = ends[bisect_right(ends, other.began) - 1] if ends and ends[0] <= other.began else 0.0
-                late = other.began - max(free_from, disturbed) - bound
+                disturbed = times[: bisect_right(times, other.began)]
+                since = max([free_from, *disturbed[-1:]])
+                late = other.began - since - _within(standstills, since, other.began) - bound
                 if late > 0:
                     yield f"O5 {name}: {bound + late:.2f} s without a holder, {late:.2f} s more than the bound"
+
+
+def _within(stalls: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """Seconds of these that are between the two."""
+    return sum(max(0.0, min(end, stopped) - max(begin, started)) for started, stopped in stalls)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multilock.kernel.runtime import Runtime
     from multilock.kernel.timers import Timers
 
-__all__ = ["Callbacks", "Once", "ThreadCallbacks", "call_in_thread", "call_safely"]
+__all__ = ["Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely"]
 
 THREADS = 64  # a thousand losses are no thousand threads …
 HUNG = 0.1  # … but seconds after which a callback no longer keeps another from starting
@@ -46,26 +46,6 @@ def call_in_thread(callback: Callable[..., object], *args: Any) -> None:
         call_safely(callback, *args)
     except BaseException:
         logger.exception("the callback %r tried to end its thread", callback)
-
-
-class Once:
-    """Calls it the first time, however often an interrupt made somebody start it again."""
-
-    __slots__ = ("_callback", "_left")
-
-    def __init__(self, callback: Callable[..., object]) -> None:
-        self._callback = callback
-        self._left = [callback]
-
-    def __call__(self, *args: Any) -> object:
-        try:
-            callback = self._left.pop()
-        except IndexError:
-            return None
-        return callback(*args)
-
-    def __repr__(self) -> str:
-        return repr(self._callback)
 
 
 class _Call:

@@ -261,7 +261,7 @@ class Kernel:
             if self.now() >= validity.lost_at(until, granted.ttl):
                 return None
             lease = self.held[claim.id] = want.make(self, want, claim, granted, unsure)
-            lease._state = HELD
+            lease._adopt()
             due = self.watchdog.adopt(lease)
         self.poke(due)
         if granted.ttl != want.ttl and not self._told_of_ttl:
@@ -303,10 +303,9 @@ class Kernel:
                     return False
                 expired = released_at >= lease._lost_at
                 if not expired:
-                    if lease._count > 1:
-                        lease._count -= 1
+                    if lease._count_down():
                         return True
-                    lease._state = RELEASING
+                    lease._begin_release()
                     self.watchdog.drop(lease)
             if expired:
                 self.monitor.expire(lease)
@@ -358,10 +357,9 @@ class Kernel:
             try:
                 if lease._state != HELD or self.now() >= lease._lost_at:
                     return False
-                if lease._count > 1:
-                    lease._count -= 1
+                if lease._count_down():
                     return True
-                lease._state = RELEASING
+                lease._begin_release()
                 self._late.append(lease)
             finally:
                 self.lock.release()
@@ -371,11 +369,9 @@ class Kernel:
 
     def _release_late(self, lease: Holding) -> None:
         with self.lock:
-            if lease._state == HELD:
-                lease._count -= 1
-                if lease._count == 0:
-                    lease._state = RELEASING
-            if lease._state != RELEASING:
+            if lease._count_down():
+                return
+            if not lease._begin_release() and lease._state != RELEASING:
                 return
             self.watchdog.drop(lease)
         self.cleanup.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
@@ -399,7 +395,7 @@ class Kernel:
                 "it was gone when it was released",
                 confirmed=True,
                 give_back=False,
-                state=RELEASING,
+                released=True,
             )
             lease._leave_scope()
         return ours
@@ -407,9 +403,8 @@ class Kernel:
     def release_later(self, lease: Holding) -> None:
         """Release it in the background: somebody unwinds and cannot wait."""
         with self.lock:
-            if lease._state != HELD:
+            if not lease._begin_release():
                 return
-            lease._state = RELEASING
         self._release_late(lease)
 
     def take_back(self, lease: Holding) -> None:
@@ -420,12 +415,10 @@ class Kernel:
 
     def _released(self, lease: Holding, released_at: float) -> None:
         with self.lock:
-            first = lease._state == RELEASING  # else interrupted and called again, or forked meanwhile
+            first = lease._end_release()  # else interrupted and called again, or forked meanwhile
             if not first and lease._state != RELEASED:
                 return
-            lease._state = RELEASED
             self.held.pop(lease._claim.id, None)
-            lease._callbacks = None
         lease._leave_scope()
         for hook in list(lease._hooks or ()):
             hook()
@@ -445,7 +438,7 @@ class Kernel:
         with self.lock:
             if lease := self.held.get(claim.id):
                 self.forget(lease)
-                lease._state = RELEASED
+                lease._abandon()
 
     def drop_waiters(self) -> None:
         """The event loop of all that wait was closed, and nothing there unwinds: the background does it for them.
@@ -649,7 +642,7 @@ class Kernel:
                 for lease in leases
             ]
             for lease in leases:
-                lease._state = RELEASED
+                lease._abandon()
                 self.forget(lease)
         self._give_back([*claims, *self.cleanup.take()], deadline)
         self._finish()
@@ -670,8 +663,7 @@ class Kernel:
         """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
         self.lock = threading.RLock()  # another thread may have held it, also that of a closed client
         for lease in [*self.held.values(), *self.lost]:
-            lease._state = RELEASED
-            lease._loss = lease._callbacks = lease._hooks = None
+            lease._reset_in_child()
         self.lost.clear()
         for election in list(self.elections):
             election._forked()

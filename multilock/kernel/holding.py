@@ -1,7 +1,12 @@
 """What both faces' leases share: one holding of one name, answered from the clock at every question.
 
-The state lives here; it is changed only by `Watchdog` (a renewal was acknowledged), `Monitor` (lost) and `Kernel`
-(released), always under the kernel's lock.
+All changes of its state are here, as named transitions; nobody else assigns it (see docs/decisions/0014-the-house.md):
+
+    NEW ── adopt ──▶ HELD ── begin_release ──▶ RELEASING ── end_release ──▶ RELEASED
+                       └── lose ──▶ LOST ◀── lose_released ──┘
+
+`abandon` leads from NEW, HELD and RELEASING to RELEASED, `reset_in_child` from everywhere. Each is called under the
+kernel's lock; from any other state than those it names, it changes nothing and returns False.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from multilock.errors import CapabilityMissing, LockLost, NotHeld
 from multilock.foreign import NamesOurs
 from multilock.kernel import validity
+from multilock.kernel.interrupts import Once
 from multilock.kernel.process import OfThisProcess
 from multilock.model import Claim, Granted, LeaseState, Loss
 
@@ -19,9 +25,10 @@ if TYPE_CHECKING:
     from multilock.kernel.core import Kernel, Want
     from multilock.kernel.scopes import Scope
 
-__all__ = ["Holding"]
+__all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "Holding"]
 
-HELD, RELEASING, RELEASED, LOST = range(4)  # what is stored; AT_RISK is computed
+# What is stored; AT_RISK is computed. NEW: not adopted yet, so that an interrupt before that leaves nothing held.
+NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 
 
 class Holding(OfThisProcess, NamesOurs):
@@ -60,7 +67,7 @@ class Holding(OfThisProcess, NamesOurs):
         self._want = want
         self._claim = claim
         self._unsure = unsure  # a request of this id has no answer: its cancel must be final
-        self._state = RELEASED  # until the kernel has adopted it: an interrupt before that leaves nothing that is held
+        self._state = NEW
         self._loss: Loss | None = None
         self._count = 1  # how often a reentrant lock was acquired
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
@@ -81,6 +88,67 @@ class Holding(OfThisProcess, NamesOurs):
         self._lost_at = validity.lost_at(until, ttl)
         self._failures = 0  # renewals since this proof
         self._renew_at: float | None = None  # the watchdog's; planned when it first looks
+
+    # Transitions. No function is called between the assignments of one: an interrupt finds all of them done, or none.
+
+    def _adopt(self) -> bool:
+        """NEW → HELD: the kernel looks after it from now on."""
+        if self._state != NEW:
+            return False
+        self._state = HELD
+        return True
+
+    def _count_down(self) -> bool:
+        """HELD → HELD: one release of a reentrant lease that was acquired more than once."""
+        if self._state != HELD or self._count <= 1:
+            return False
+        self._count -= 1
+        return True
+
+    def _begin_release(self) -> bool:
+        """HELD → RELEASING: its end has begun; whatever comes while the request is under way is not a loss."""
+        if self._state != HELD:
+            return False
+        self._state = RELEASING
+        return True
+
+    def _end_release(self) -> bool:
+        """RELEASING → RELEASED: the backend has answered, or the background asks it on. No loss is told any more."""
+        if self._state != RELEASING:
+            return False
+        self._state = RELEASED
+        self._callbacks = None
+        return True
+
+    def _lose(self, loss: Loss) -> bool:
+        """HELD → LOST: it ended without our doing."""
+        return self._lost_from(HELD, loss)
+
+    def _lose_released(self, loss: Loss) -> bool:
+        """RELEASING → LOST: for its release only, which found it gone."""
+        return self._lost_from(RELEASING, loss)
+
+    def _lost_from(self, state: int, loss: Loss) -> bool:
+        if self._state != state:
+            return False
+        callbacks: list[Callable[[Loss], object]] = [Once(callback) for callback in self._callbacks or ()]
+        self._callbacks = callbacks
+        self._loss = loss
+        self._state = LOST
+        return True
+
+    def _abandon(self) -> bool:
+        """NEW, HELD, RELEASING → RELEASED: nobody has it any more. Its acquire was interrupted before it could hand it
+        out, or the interpreter ends; who calls gives the claim back."""
+        if self._state not in (NEW, HELD, RELEASING):
+            return False
+        self._state = RELEASED
+        return True
+
+    def _reset_in_child(self) -> None:
+        """Every state → RELEASED: what the parent of a forked child held or lost is nothing of the child's."""
+        self._state = RELEASED
+        self._loss = self._callbacks = self._hooks = None
 
     # What it is
 
@@ -189,10 +257,10 @@ class Holding(OfThisProcess, NamesOurs):
         self._kernel.callbacks.start(callback, self._loss)
 
     def _at_end(self, hook: Callable[[], None]) -> bool:
-        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it has ended already."""
+        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it is over already."""
         self._alive()
         with self._kernel.lock:
-            if self._state in (LOST, RELEASED):
+            if self._over():
                 return False
             self._hooks = [*(self._hooks or ()), hook]
             return True
@@ -226,6 +294,10 @@ class Holding(OfThisProcess, NamesOurs):
             raise lost
         if getattr(error, "loss", None) is not self._loss:
             error.add_note(str(lost))
+
+    def _over(self) -> bool:
+        """Lost or released, to the end: nothing more happens to it. One that is being released is not."""
+        return self._state in (LOST, RELEASED)
 
     def _is_lost(self) -> bool:
         return not self._alive() and self._state == LOST

@@ -10,8 +10,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
 from multilock.kernel import validity
-from multilock.kernel.callbacks import Once
-from multilock.kernel.holding import HELD, LOST, Holding
+from multilock.kernel.holding import Holding
 from multilock.model import Claim, Loss, LossReason
 from multilock.telling import logger
 
@@ -94,28 +93,24 @@ class Monitor:
         *,
         confirmed: bool,
         give_back: bool = True,
-        state: int = HELD,
+        released: bool = False,
     ) -> bool:
-        """``state`` → LOST, once. ``give_back=False``: the caller releases it.
-
-        RELEASING is the state for its release only, which found it gone: whatever else comes while a release is under
-        way is no loss, for that release returns True.
-        """
+        """Once, and have its callbacks called. ``give_back=False``: the caller releases it. ``released``: that did,
+        and found it gone."""
         kernel = self._kernel
         loss: Loss | None = None
         try:
             with kernel.lock:
-                if lease._state != state:
+                loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
+                if not (lease._lose_released(loss) if released else lease._lose(loss)):
                     return False
                 kernel.lost.add(lease)
-                lease._callbacks = [Once(callback) for callback in lease._callbacks or ()]
-                lease._loss = loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
-                lease._state = LOST
                 kernel.forget(lease)
             self._tell(lease, loss, give_back)
         except BaseException:
-            if loss:  # interrupted, and nobody else would tell it
+            if loss and lease._loss is loss:  # interrupted, and nobody else would tell it
                 with kernel.lock:
+                    kernel.lost.add(lease)
                     kernel.forget(lease)
                 self._tell(lease, loss, give_back)
             raise

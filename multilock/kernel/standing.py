@@ -20,7 +20,7 @@ from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, 
 from multilock.kernel import process
 from multilock.kernel.acquire import Stop, Stopped, Waiter, acquire
 from multilock.kernel.core import Ending
-from multilock.kernel.holding import HELD, LOST, RELEASED, RELEASING, Holding
+from multilock.kernel.holding import HELD, LOST, RELEASING, Holding
 from multilock.kernel.process import OfThisProcess
 from multilock.model import Claim, Granted, LeaderInfo, LockInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
@@ -246,7 +246,7 @@ class Standing(OfThisProcess, Generic[T]):
         kernel.callbacks.start(self._run_elected, term)
 
     def _term_ended(self, term: Term[T]) -> None:
-        if term.leadership._state not in (LOST, RELEASED):
+        if not term.leadership._over():
             return  # resigned, and still kept
         with self._lock:
             if self._stop is None and self._term is term:
@@ -583,7 +583,7 @@ class Standing(OfThisProcess, Generic[T]):
         with self._lock:
             if self._stop is stop:
                 self._stop = None
-            if self._term is None or self._term.leadership._state in (LOST, RELEASED):
+            if self._term is None or self._term.leadership._over():
                 self._kernel.closers.pop(self._close, None)
         self._end_observing()
         self._ring()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
 import re
 import subprocess
@@ -18,7 +19,7 @@ LAYERS = [
     {"errors", "model", "names", "foreign"},
     {"telling"},
     {"backend", "values", "events", "registry", "urls", "config", "options", "decorate"},
-    {"kernel", "kernel.validity", "kernel.timers", "kernel.runtime", "kernel.workers"},
+    {"kernel", "kernel.validity", "kernel.timers", "kernel.runtime", "kernel.workers", "kernel.interrupts"},
     {"kernel.callbacks", "kernel.subscribers", "kernel.process"},
     {"kernel.holding"},
     {"kernel.scopes", "kernel.gate", "kernel.acquire", "kernel.watchdog", "kernel.monitor", "kernel.giving_back"},
@@ -123,3 +124,14 @@ def test_nobody_calls_a_log_handler_himself(path: Path) -> None:
     if module_name(path) != "multilock.telling":
         for call in re.findall(r"getLogger\([^)]*\)\S*", text):
             assert ".addHandler(" in call or ".addFilter(" in call, call
+
+
+@pytest.mark.parametrize("path", sources("multilock", "backends"), ids=module_name)
+def test_the_state_of_a_lease_is_changed_in_one_file(path: Path) -> None:
+    """By its transitions, each of which says from where to where."""
+    changes = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "_state" and not isinstance(node.ctx, ast.Load)
+    ]
+    assert bool(changes) == (module_name(path) == "multilock.kernel.holding")

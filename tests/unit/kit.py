@@ -36,6 +36,7 @@ __all__ = [
     "ctrl_c",
     "eventually",
     "executed_but_unanswered",
+    "interrupted_at",
     "late",
     "our_threads",
     "refused",
@@ -98,6 +99,34 @@ def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
     finally:
         sys.setprofile(None)
     raise AssertionError(f"{function} was not come by")
+
+
+@contextlib.contextmanager
+def interrupted_at(step: int, function: str, within: str = "/multilock/") -> Iterator[list[str]]:
+    """KeyboardInterrupt at the ``step``-th point, from the call of ``function`` on, at which CPython delivers one: as a
+    function begins, or after the return of a C function; in files whose path has ``within``. Gives where; nothing if
+    there are not so many."""
+    left = step
+    begun = False
+    where: list[str] = []
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal left, begun
+        if event not in ("call", "c_return") or within not in frame.f_code.co_filename:
+            return
+        begun = begun or frame.f_code.co_qualname == function
+        if begun:
+            if left == 0:
+                sys.setprofile(None)
+                where.append(f"{event} {frame.f_code.co_qualname}:{frame.f_lineno}")
+                raise KeyboardInterrupt
+            left -= 1
+
+    sys.setprofile(profile)
+    try:
+        yield where
+    finally:
+        sys.setprofile(None)
 
 
 def our_threads() -> set[threading.Thread]:

@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from multilock import Client
 from multilock.kernel.runtime import inside
 from multilock.testing import HandRuntime
-from tests.unit.kit import Scripted
-
-
-@contextlib.contextmanager
-def interrupted_at(step: int, function: str) -> Iterator[list[str]]:
-    """KeyboardInterrupt at the ``step``-th point of ours, from the call of ``function`` on, at which CPython delivers
-    one: as a function begins, or after the return of a C function. Gives where; nothing if there are not so many."""
-    left = step
-    begun = False
-    where: list[str] = []
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal left, begun
-        if event not in ("call", "c_return") or "/multilock/" not in frame.f_code.co_filename:
-            return
-        begun = begun or frame.f_code.co_qualname == function
-        if begun:
-            if left == 0:
-                sys.setprofile(None)
-                where.append(f"{event} {frame.f_code.co_qualname}:{frame.f_lineno}")
-                raise KeyboardInterrupt
-            left -= 1
-
-    sys.setprofile(profile)
-    try:
-        yield where
-    finally:
-        sys.setprofile(None)
+from tests.unit.kit import Scripted, interrupted_at
 
 
 def enter_lock(client: Client) -> None:

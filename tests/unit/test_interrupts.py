@@ -1,0 +1,82 @@
+"""What is interrupted is finished all the same: `surely` and `Once`, at every point at which CPython may interrupt."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from multilock.kernel.interrupts import Once, surely
+from tests.unit.kit import interrupted_at
+
+HERE = "/tests/unit/test_interrupts.py"
+
+
+class Books:
+    """Three entries, each made once, and the first of them inside the step."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def post(self, entry: str) -> None:
+        if entry not in self.entries:
+            self.entries.append(entry)
+
+    def step(self, answer: int) -> int:
+        for entry in ("debit", "credit", "receipt"):
+            self.post(entry)
+        return answer
+
+
+def test_without_an_interrupt_it_is_one_call_and_its_answer() -> None:
+    calls: list[tuple[int, str]] = []
+
+    def step(number: int, text: str) -> str:
+        calls.append((number, text))
+        return text * number
+
+    assert surely(step, 2, "ab") == "abab"
+    assert calls == [(2, "ab")]
+
+
+def test_wherever_it_is_interrupted_all_of_it_is_done_and_the_interrupt_goes_on() -> None:
+    step = 0
+    while True:
+        books = Books()
+        with interrupted_at(step, "Books.step", HERE) as where, contextlib.suppress(KeyboardInterrupt):
+            surely(books.step, 7)
+            assert not where, "the interrupt was swallowed"
+        assert books.entries == ["debit", "credit", "receipt"], where
+        if not where:
+            break
+        step += 1
+    assert step > 6
+
+
+def test_an_interrupt_before_its_first_line_finds_nothing_begun() -> None:
+    books = Books()
+    with interrupted_at(0, "surely") as where, pytest.raises(KeyboardInterrupt):
+        surely(books.step, 7)
+    assert where
+    assert books.entries == []
+
+
+def test_an_error_of_the_step_itself_comes_out_after_the_second_try() -> None:
+    calls: list[int] = []
+
+    def fails() -> None:
+        calls.append(len(calls))
+        raise ValueError(f"try {len(calls)}")
+
+    with pytest.raises(ValueError, match="try 2"):
+        surely(fails)
+    assert calls == [0, 1]
+
+
+def test_a_callback_that_two_start_is_called_once() -> None:
+    calls: list[str] = []
+    once = Once(calls.append)
+    once("first")
+    once("second")
+    assert calls == ["first"]
+    assert repr(once) == repr(calls.append)

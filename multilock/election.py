@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.errors import ClientClosed
 from multilock.kernel.acquire import run
 from multilock.kernel.callbacks import call_in_thread
-from multilock.kernel.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
+from multilock.kernel.candidacy import Candidacy
+from multilock.kernel.observing import Observer, leader_info
+from multilock.kernel.office import Office, inside
+from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.lock import Lease
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace
@@ -25,45 +28,65 @@ R = TypeVar("R")
 HEAD_START = 0.01  # seconds that on_elected, on its own thread, has to begin before on_lost begins on another
 
 
-class Leadership(Lease):
+class Leadership(Leading, Lease):
     """A lease on being the leader. ``release()`` is ``Election.resign()``.
 
     ``is_held()`` is False from the moment this node begins to step down, although the lease is still kept from others
     until its work, ``on_elected`` and ``on_lost`` have all ended.
     """
 
-    __slots__ = ("_election", "_term")
+    __slots__ = ("_term",)
 
     def __init__(
-        self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool, election: Election
+        self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool, office: Office[Leadership]
     ) -> None:
         super().__init__(kernel, want, claim, granted, unsure)
-        self._election = election
-        self._term: Term[Leadership] = Term(election)
-        self._term.leadership = self
-
-    @property
-    def term(self) -> int | None:
-        """The fencing token of this leadership: greater for every later leader."""
-        return self.token
-
-    @property
-    def identity(self) -> str:
-        return self._claim.identity
-
-    def is_held(self) -> bool:
-        return not self._term.resigning and self._alive()
-
-    def _at_end(self, hook: Callable[[], None]) -> bool:
-        """It is called when this node begins to step down, too."""
-        return super()._at_end(hook) and not self._term.resigning
+        self._term: ThreadTerm = ThreadTerm(office, self)
 
     def release(self) -> bool:
-        return run(self._election._resign(self))
+        return run(self._term.resign())
 
     def _release_after_interrupt(self, count: int) -> None:
         """See `Lease`: but it is given back only at its orderly end."""
-        self._election._abdicate(self._term, INTERRUPTED)
+        self._term.abdicate(INTERRUPTED)
+
+
+class ThreadTerm(Term[Leadership]):
+    """A term whose work runs in the thread of ``run()``, and each callback in one of its own."""
+
+    def run_elected(self) -> None:
+        if not self.elected_begins():
+            return
+        try:
+            if self.office.on_elected:
+                with inside(self.elected):
+                    self.office.on_elected(self.leadership)
+        except BaseException:  # sys.exit() too: this thread is ours
+            self.failed = True
+            logger.exception("on_elected of the election %r raised: this node resigns", self.office.name)
+        self.part_ended(self.elected)
+        if self.failed and not self.over():
+            self.abdicate("its on_elected raised")
+
+    def run_lost(self, loss: Loss) -> None:
+        if not self.lost_begins():
+            return
+        kernel = self.office.kernel
+        if self.begun_at and not self.elected.done and (rest := self.begun_at + HEAD_START - kernel.now()) > 0:
+            kernel.runtime.event().wait(rest)
+        if self.office.on_lost:
+            with inside(self.lost):
+                call_in_thread(self.office.on_lost, loss)
+        self.part_ended(self.lost)
+
+    async def do_work(self, work: Callable[[Leadership], Any]) -> Any:
+        try:
+            with inside(self.work):
+                self.office.push(self.leadership)
+                return work(self.leadership)
+        finally:
+            self.leadership._leave_scope()
+            self.part_ended(self.work)
 
 
 class Leaders:
@@ -92,11 +115,11 @@ class Leaders:
         self._observer.drop()
 
 
-class Election(Standing[Leadership]):
+class Election(Candidacy[Leadership]):
     """A contest for the lock of a name. Never gives up during an outage. See docs/leader-election.md."""
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Leadership:
-        return Leadership(kernel, want, claim, granted, unsure, self)
+        return Leadership(kernel, want, claim, granted, unsure, self._office)
 
     def campaign(self, timeout: float | None = None) -> Leadership:
         """Stand until elected, ``timeout`` seconds at most (None: for ever). One leadership, with the callbacks.
@@ -105,9 +128,9 @@ class Election(Standing[Leadership]):
         """
         term = run(self._campaign(timeout))
         try:
-            self._push(term.leadership, self._scope())
+            self._office.push(term.leadership)
         except BaseException:  # interrupted: nobody has it to release it
-            self._abdicate(term, INTERRUPTED)
+            term.abdicate(INTERRUPTED)
             raise
         return term.leadership
 
@@ -127,7 +150,7 @@ class Election(Standing[Leadership]):
             return result
         finally:
             if self._term:  # an interrupt may have come before it was said; what this thread did has ended
-                self._part_ended(self._term, self._term.work)
+                self._term.part_ended(self._term.work)
             self._end_standing(stop)
 
     def start(self) -> None:
@@ -168,7 +191,7 @@ class Election(Standing[Leadership]):
         except BaseException:  # interrupted, wherever that was
             self._call_off()
             if self._term:
-                self._abdicate(self._term, INTERRUPTED, seconds)
+                self._term.abdicate(INTERRUPTED, seconds)
             raise
 
     def resign(self, grace: float | None = None) -> bool:
@@ -191,49 +214,15 @@ class Election(Standing[Leadership]):
         self._kernel.check_open()
         return Leaders(Observer(self._kernel, self.name))
 
-    def _watch_leader(self, observer: Observer) -> None:
+    def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
         try:
-            self._kernel.runtime.spawn(lambda: run(self._follow(observer)), "multilock-observer")
+            self._kernel.runtime.spawn(lambda: run(report()), "multilock-observer")
         except RuntimeError as error:  # the process can have no more threads now: no reason not to stand
             logger.error("no thread yet to tell who leads %r: %s", self.name, error)
-            self._kernel.later(lambda: None if observer.closed else self._watch_leader(observer))
+            self._kernel.later(lambda: None if observer.closed else self._report_in_background(report, observer))
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
         call_in_thread(callback, *args)
-
-    def _run_elected(self, term: Term[Leadership]) -> None:
-        if not self._elected_begins(term):
-            return
-        try:
-            if self._on_elected:
-                with inside(term.elected):
-                    self._on_elected(term.leadership)
-        except BaseException:  # sys.exit() too: this thread is ours
-            term.failed = True
-            logger.exception("on_elected of the election %r raised: this node resigns", self.name)
-        self._part_ended(term, term.elected)
-        if term.failed and not term.over():
-            self._abdicate(term, "its on_elected raised")
-
-    def _run_lost(self, term: Term[Leadership], loss: Loss) -> None:
-        if not self._lost_begins(term):
-            return
-        kernel = self._kernel
-        if term.begun_at and not term.elected.done and (rest := term.begun_at + HEAD_START - kernel.now()) > 0:
-            kernel.runtime.event().wait(rest)
-        if self._on_lost:
-            with inside(term.lost):
-                call_in_thread(self._on_lost, loss)
-        self._part_ended(term, term.lost)
-
-    async def _do_work(self, term: Term[Leadership], work: Callable[[Leadership], Any]) -> Any:
-        try:
-            with inside(term.work):
-                self._push(term.leadership, self._scope())
-                return work(term.leadership)
-        finally:
-            term.leadership._leave_scope()
-            self._part_ended(term, term.work)
 
     def __enter__(self) -> Election:
         self.start()

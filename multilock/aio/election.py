@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -12,7 +12,10 @@ from multilock.aio.face import LoopFace, await_safely
 from multilock.aio.lock import Acquiring, AsyncLease
 from multilock.errors import ClientClosed
 from multilock.kernel.acquire import Stop
-from multilock.kernel.standing import INTERRUPTED, Observer, Standing, Term, inside, leader_info
+from multilock.kernel.candidacy import Candidacy
+from multilock.kernel.observing import Observer, leader_info
+from multilock.kernel.office import Office, inside
+from multilock.kernel.term import INTERRUPTED, Leading, Term
 from multilock.model import Claim, Granted, LeaderInfo, Loss, LossReason
 from multilock.names import check_grace, check_timeout
 from multilock.telling import logger
@@ -26,7 +29,7 @@ __all__ = ["AsyncElection", "AsyncLeadership"]
 R = TypeVar("R")
 
 
-class AsyncLeadership(AsyncLease):
+class AsyncLeadership(Leading, AsyncLease):
     """See `multilock.Leadership`."""
 
     __slots__ = ("_election", "_term")
@@ -36,29 +39,101 @@ class AsyncLeadership(AsyncLease):
     ) -> None:
         super().__init__(kernel, want, claim, granted, unsure, cancel_on_lost=True)
         self._election = election
-        self._term: Term[AsyncLeadership] = Term(election)
-        self._term.leadership = self
-        self._term.loop = asyncio.get_running_loop()
-
-    @property
-    def term(self) -> int | None:
-        """The fencing token of this leadership: greater for every later leader."""
-        return self.token
-
-    @property
-    def identity(self) -> str:
-        return self._claim.identity
-
-    def is_held(self) -> bool:
-        return not self._term.resigning and self._alive()
-
-    def _at_end(self, hook: Callable[[], None]) -> bool:
-        """It is called when this node begins to step down, too."""
-        return super()._at_end(hook) and not self._term.resigning
+        self._term: LoopTerm = LoopTerm(election._office, self)
 
     async def release(self) -> bool:
         self._election._come_to_loop()
-        return await self._election._resign(self)
+        return await self._term.resign()
+
+
+class LoopTerm(Term[AsyncLeadership]):
+    """A term whose work and callbacks are tasks of the client's loop, and are cancelled at its end."""
+
+    def __init__(self, office: Office[AsyncLeadership], leadership: AsyncLeadership) -> None:
+        super().__init__(office, leadership)
+        self._elected_task: asyncio.Task[Any] | None = None
+        self._loop = asyncio.get_running_loop()  # on which work and on_elected run …
+        self._lost_loop: asyncio.AbstractEventLoop | None = None  # … and on_lost: another, if that one was closed
+
+    def can_work(self) -> bool:
+        return not self._loop.is_closed()
+
+    def can_tell(self) -> bool:
+        if self.begun_at is None and not self.can_work():
+            return False  # on_elected was never called, nor will on_lost be
+        loop = self._lost_loop or cast("LoopFace", self.office.kernel.face).its_loop()
+        return loop is not None and not loop.is_closed()
+
+    async def run_elected(self) -> None:
+        if not self.elected_begins():
+            return
+        task = self._elected_task = asyncio.current_task()
+        try:
+            if self.office.on_elected:  # also where it is over already: on_lost comes next, and they come in pairs
+                with inside(self.elected):
+                    result = self.office.on_elected(self.leadership)
+                    if inspect.isawaitable(result):
+                        await result
+        except asyncio.CancelledError:
+            if not self.over():
+                if task and task.cancelling():
+                    raise
+                self.failed = True
+                logger.exception(
+                    "on_elected of the election %r was cancelled from within: this node resigns", self.office.name
+                )
+        except Exception:
+            self.failed = True
+            logger.exception("on_elected of the election %r raised: this node resigns", self.office.name)
+        finally:
+            self.part_ended(self.elected)
+        if self.failed and not self.over():
+            self.abdicate("its on_elected raised")
+
+    async def run_lost(self, loss: Loss) -> None:
+        if not self.lost_begins():
+            return
+        self._lost_loop = asyncio.get_running_loop()
+        self._cancel_elected(loss)
+        try:
+            if self.office.on_lost:
+                with inside(self.lost):
+                    await await_safely(self.office.on_lost, loss)
+        finally:
+            self.part_ended(self.lost)
+
+    def _cancel_elected(self, loss: Loss) -> None:
+        task = self._elected_task
+        if task is None or self.elected.done or not self.can_work():
+            return
+        # At the end of its loop it is cancelled already: once more would cut off its clean-up.
+        if not (loss.reason is LossReason.RESIGNED and task.cancelling()):
+            task.cancel()
+
+    async def do_work(self, work: Callable[[AsyncLeadership], Any]) -> Any:
+        task = asyncio.create_task(self._begin_work(work))
+        task.add_done_callback(lambda _: self.part_ended(self.work))
+        try:
+            await self.office.condition.wait_for(lambda: task.done() or self.over())
+        except asyncio.CancelledError:
+            self.abdicate(INTERRUPTED)  # at once: the work may take its time to end
+            raise
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+            self.leadership._leave_scope()
+        if task.cancelled() and self.over():
+            return None
+        return await task
+
+    async def _begin_work(self, work: Callable[[AsyncLeadership], Any]) -> Any:
+        with inside(self.work):
+            self.office.push(self.leadership)
+            working = work(self.leadership)
+            if not inspect.isawaitable(working):
+                raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
+            return await working
 
 
 class AsyncLeaders:
@@ -84,7 +159,7 @@ class AsyncLeaders:
         self._observer.drop()
 
 
-class AsyncElection(Standing[AsyncLeadership]):
+class AsyncElection(Candidacy[AsyncLeadership]):
     """See `multilock.Election`. Callbacks run on the loop and may be ``async def``."""
 
     _background: asyncio.Task[Any] | None = None
@@ -100,11 +175,11 @@ class AsyncElection(Standing[AsyncLeadership]):
         before, self._loop = self._loop, cast("LoopFace", self._kernel.face).loop()  # where on_lost runs
         if before is None or not before.is_closed():
             return
-        self._end_observing()
+        self._reporter.end()
         if stop := self._stop:
             self._call_off()
             if self._term and not self._term.over():
-                self._abdicate(self._term, INTERRUPTED)
+                self._term.abdicate(INTERRUPTED)
             self._end_standing(stop)
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> AsyncLeadership:
@@ -113,12 +188,12 @@ class AsyncElection(Standing[AsyncLeadership]):
     def campaign(self, timeout: float | None = None) -> Acquiring[AsyncLeadership]:
         """See `multilock.Election.campaign`."""
         check_timeout(timeout)
-        return Acquiring(self._campaign_once(timeout, self._scope()))
+        return Acquiring(self._campaign_once(timeout, self._office.scope()))
 
     async def _campaign_once(self, timeout: float | None, scope: Scope[Any] | None) -> AsyncLeadership:
         self._come_to_loop()
         leadership = (await self._campaign(timeout)).leadership
-        self._push(leadership, scope or self._scope())
+        self._office.push(leadership, scope)
         return leadership
 
     async def run(self, work: Callable[[AsyncLeadership], Awaitable[R]]) -> R | None:
@@ -136,7 +211,7 @@ class AsyncElection(Standing[AsyncLeadership]):
             # Its loop may end with it: what was cancelled cleans up before that, and on_lost ends. Cancelled once more,
             # it is given back in the background.
             if self._term:
-                await self._give_back(self._term)
+                await self._term.give_back()
             raise
         finally:
             self._end_standing(stop)
@@ -180,86 +255,11 @@ class AsyncElection(Standing[AsyncLeadership]):
         self._kernel.check_open()
         return AsyncLeaders(Observer(self._kernel, self.name))
 
-    def _watch_leader(self, observer: Observer) -> None:
-        self._watching = asyncio.get_running_loop().create_task(self._follow(observer), name="multilock-observer")
+    def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
+        self._watching = asyncio.get_running_loop().create_task(report(), name="multilock-observer")
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
         await await_safely(callback, *args)
-
-    def _can_work(self, term: Term[AsyncLeadership]) -> bool:
-        return not term.loop.is_closed()
-
-    def _can_tell(self, term: Term[AsyncLeadership]) -> bool:
-        if term.begun_at is None and not self._can_work(term):
-            return False  # on_elected was never called, nor will on_lost be
-        loop = term.lost_loop or cast("LoopFace", self._kernel.face).its_loop()
-        return loop is not None and not loop.is_closed()
-
-    async def _run_elected(self, term: Term[AsyncLeadership]) -> None:
-        if not self._elected_begins(term):
-            return
-        term.elected_task = asyncio.current_task()
-        try:
-            if self._on_elected:  # also where it is over already: on_lost comes next, and they come in pairs
-                with inside(term.elected):
-                    result = self._on_elected(term.leadership)
-                    if inspect.isawaitable(result):
-                        await result
-        except asyncio.CancelledError:
-            if not term.over():
-                if term.elected_task.cancelling():
-                    raise
-                term.failed = True
-                logger.exception(
-                    "on_elected of the election %r was cancelled from within: this node resigns", self.name
-                )
-        except Exception:
-            term.failed = True
-            logger.exception("on_elected of the election %r raised: this node resigns", self.name)
-        finally:
-            self._part_ended(term, term.elected)
-        if term.failed and not term.over():
-            self._abdicate(term, "its on_elected raised")
-
-    async def _run_lost(self, term: Term[AsyncLeadership], loss: Loss) -> None:
-        if not self._lost_begins(term):
-            return
-        term.lost_loop = asyncio.get_running_loop()
-        # At the end of its loop it is cancelled already: once more would cut off its clean-up.
-        cancelled = loss.reason is LossReason.RESIGNED and term.elected_task.cancelling()
-        if not (term.elected.done or cancelled) and self._can_work(term):
-            term.elected_task.cancel()
-        try:
-            if self._on_lost:
-                with inside(term.lost):
-                    await await_safely(self._on_lost, loss)
-        finally:
-            self._part_ended(term, term.lost)
-
-    async def _do_work(self, term: Term[AsyncLeadership], work: Callable[[AsyncLeadership], Any]) -> Any:
-        async def begin() -> Any:
-            with inside(term.work):
-                self._push(term.leadership, self._scope())
-                working = work(term.leadership)
-                if not inspect.isawaitable(working):
-                    raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
-                return await working
-
-        task = asyncio.create_task(begin())
-        task.add_done_callback(lambda _: self._part_ended(term, term.work))
-        try:
-            await self._until(lambda: task.done() or term.over())
-        except asyncio.CancelledError:
-            self._abdicate(term, INTERRUPTED)  # at once: the work may take its time to end
-            raise
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
-            term.leadership._leave_scope()
-        if task.cancelled() and term.over():
-            return None
-        return await task
 
     async def __aenter__(self) -> AsyncElection:
         self.start()

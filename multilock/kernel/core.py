@@ -32,11 +32,11 @@ from multilock.errors import (
     NotHeld,
 )
 from multilock.kernel import process, validity
-from multilock.kernel.followers import Followers
 from multilock.kernel.gate import Gate
 from multilock.kernel.giving_back import Cleanup
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
 from multilock.kernel.monitor import Monitor
+from multilock.kernel.observing import Followers
 from multilock.kernel.runtime import call_inside, wait_until
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers

@@ -8,7 +8,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import pytest
@@ -284,6 +284,13 @@ def test_a_grant_that_a_cut_ttl_has_ended_is_nobodys_lease() -> None:
 # A loop that was closed under an election
 
 
+@pytest.fixture
+def unwound() -> Iterator[None]:
+    """What was under way on a loop that was closed unwinds when the test has let go of it, and not in another one."""
+    yield
+    gc.collect()
+
+
 def on_closed_loop(backend: Backend, steps: Callable[[AsyncClient], Any]) -> tuple[AsyncClient, Any]:
     """What ``steps(client)`` did on a loop that was closed then, with all that ran on it."""
     client = AsyncClient(backend, ttl=2.0)
@@ -298,6 +305,7 @@ async def until(ready: Callable[[], object]) -> None:
     await asyncio.to_thread(eventually, ready)
 
 
+@pytest.mark.usefixtures("unwound")
 @pytest.mark.parametrize("used", [True, False], ids=["used-there", "new-there"])
 @pytest.mark.parametrize("end", ["resign", "stop", "release", "close"])
 def test_on_lost_runs_on_the_next_loop_before_the_lease_is_given_back(end: str, used: bool) -> None:
@@ -332,11 +340,11 @@ def test_on_lost_runs_on_the_next_loop_before_the_lease_is_given_back(end: str, 
         await client.close()
 
     asyncio.run(asyncio.wait_for(next_loop(), 20))
-    gc.collect()  # what was under way on that loop unwinds here, and not in another test
     assert told == [(LossReason.RESIGNED, True)]
     assert backend.holders == {}
 
 
+@pytest.mark.usefixtures("unwound")
 @pytest.mark.parametrize("led", [True, False], ids=["led", "waited"])
 def test_an_election_whose_loop_was_closed_stands_again_on_the_next(led: bool) -> None:
     backend = Scripted()
@@ -364,6 +372,5 @@ def test_an_election_whose_loop_was_closed_stands_again_on_the_next(led: bool) -
         await client.close()
 
     asyncio.run(asyncio.wait_for(next_loop(), 20))
-    gc.collect()  # what was under way on that loop unwinds here, and not in another test
     assert lost == [LossReason.RESIGNED] * (1 + led)
     assert backend.holders == {}

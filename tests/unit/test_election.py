@@ -525,7 +525,7 @@ def test_a_with_that_is_interrupted_at_its_end_gives_the_lease_back_only_after_o
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), election.campaign():
-        monkeypatch.setattr(election, "_until", interrupted)
+        monkeypatch.setattr(election._office.condition, "wait_for", interrupted)
     eventually(lambda: server.holders == {})
     assert kept.looks == [True] * 5
 
@@ -538,7 +538,7 @@ def test_a_campaign_that_is_interrupted_after_the_grant_keeps_nothing(
 
     election = client.election("e")
     with monkeypatch.context() as patch:
-        patch.setattr(election, "_push", interrupted)
+        patch.setattr(election._office, "push", interrupted)
         with pytest.raises(KeyboardInterrupt):
             election.campaign()
     eventually(lambda: server.holders == {})
@@ -546,7 +546,7 @@ def test_a_campaign_that_is_interrupted_after_the_grant_keeps_nothing(
 
 
 @pytest.mark.parametrize(
-    ("function", "after"), [("Holding._alive", None), ("Standing._tell_lost", None), ("ThreadCallbacks.start", None)]
+    ("function", "after"), [("Holding._alive", None), ("Term._tell_lost", None), ("ThreadCallbacks.start", None)]
 )
 def test_a_resignation_that_is_interrupted_as_on_lost_is_being_started_is_one_all_the_same(
     client: Client, server: Scripted, function: str, after: str | None
@@ -706,7 +706,7 @@ def test_who_may_not_ask_who_leads_is_told_so_and_may_ask_again(client: Client, 
 def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_told(
     client: Client, server: Scripted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.kernel.standing.FAILED_PAUSE", 0.02)
+    monkeypatch.setattr("multilock.kernel.observing.REFUSED_PAUSE", 0.02)
     told: list[LeaderInfo | None] = []
     server.script("inspect", refused(BackendRejected("no right")))
     client.election("e", on_leader_changed=told.append).campaign()

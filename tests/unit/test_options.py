@@ -1,4 +1,4 @@
-"""How a backend reads its options: text from a URL and objects from a program say the same, and what is wrong is told."""
+"""How a backend reads its options: text from a URL and objects from a program say the same, and errors are told."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import pytest
 from multilock import AsyncClient, AsyncLeadership, Client, Leadership, Loss, LossReason
 from multilock.election import Election
 from multilock.kernel.runtime import Threads
+from multilock.kernel.term import Term
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, client_on, ctrl_c, eventually
 from tests.unit.test_election import run, take, until
@@ -130,7 +131,7 @@ def test_the_lease_is_renewed_until_the_grace_is_over_and_what_still_runs_is_nam
     election, running = with_job(client, part, job, grace=grace)
     stopping = Aside(election.stop)
     assert job.begun.wait(5)
-    eventually(lambda: not election.is_leader() and len(election._bells) > 0)
+    eventually(lambda: not election.is_leader() and len(election._office.condition._bells) > 0)
     seconds = grace or 30.0
     while runtime.now() < 1000.0 + seconds - 1.0:
         runtime.advance(0.5)
@@ -251,10 +252,10 @@ def test_a_resignation_before_the_work_begins_keeps_it_from_beginning(
     client: Client, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     election = client.election("e", on_lost=job)
-    begins = election._work_begins
+    begins = Term.work_begins
     resigning: list[Aside] = []
 
-    def late(term: Any) -> bool:
+    def late(term: Term[Leadership]) -> bool:
         if not resigning:
             resigning.append(Aside(election.resign))
             assert job.begun.wait(5)
@@ -262,7 +263,7 @@ def test_a_resignation_before_the_work_begins_keeps_it_from_beginning(
         job.go.set()
         return begun
 
-    monkeypatch.setattr(election, "_work_begins", late)
+    monkeypatch.setattr(Term, "work_begins", late)
     terms: list[int | None] = []
     election.run(lambda leadership: terms.append(leadership.term))
     assert terms == [2]
@@ -403,7 +404,7 @@ def test_a_leadership_that_was_stopped_from_within_is_closed_in_order(
     client: Client, server: Scripted, job: Job
 ) -> None:
     def elected(leadership: Leadership) -> None:
-        eventually(lambda: election._bells)  # on which the standing waits
+        eventually(lambda: election._office.condition._bells)  # on which the standing waits
         election.stop()
 
     election = client.election("e", on_elected=elected, on_lost=job)
@@ -449,14 +450,14 @@ def test_a_grant_that_meets_stop_is_waited_for_until_its_on_elected_has_ended(
 @pytest.mark.parametrize(
     ("function", "after"),
     [
-        ("Standing._end", None),
-        ("Standing._call_off", None),
-        ("Standing._resign", None),
-        ("Standing._renounce", None),
-        ("Standing._renounce", "min"),
-        ("Standing._give_back", None),
-        ("Standing._until", None),
-        ("Standing._inside", None),
+        ("Candidacy._end", None),
+        ("Candidacy._call_off", None),
+        ("Term.resign", None),
+        ("Term.renounce", None),
+        ("Term.renounce", "min"),
+        ("Term.give_back", None),
+        ("Condition.wait_for", None),
+        ("Office.inside", None),
     ],
 )
 def test_a_stop_that_is_interrupted_gives_the_lease_back_when_the_work_has_ended(
@@ -479,7 +480,7 @@ def test_a_stop_that_is_interrupted_gives_the_lease_back_when_the_work_has_ended
 
 @pytest.mark.parametrize(
     ("function", "after"),
-    [("Standing._part_ended", None), ("Election._do_work", None), ("inside", None), ("Standing._work_begins", None)],
+    [("Term.part_ended", None), ("ThreadTerm.do_work", None), ("inside", None), ("Term.work_begins", None)],
 )
 def test_a_work_that_is_interrupted_as_it_begins_or_ends_counts_as_ended(
     client: Client, server: Scripted, function: str, after: str | None

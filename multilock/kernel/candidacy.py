@@ -1,0 +1,340 @@
+"""Standing for election, the same for both faces: campaign, lead, step down, stand again, stop.
+
+An election is a contest for the lock of its name, and a leadership is a lease. One leadership, its callbacks in pairs
+and its orderly end are `multilock.kernel.term`; here is what comes before it and after it. The coroutines await only
+the acquire and release of the kernel, and conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout
+from multilock.kernel.acquire import Stop, Stopped, acquire
+from multilock.kernel.core import Ending
+from multilock.kernel.holding import Holding
+from multilock.kernel.observing import Observer, Reporter
+from multilock.kernel.office import Office
+from multilock.kernel.process import OfThisProcess
+from multilock.kernel.term import INTERRUPTED, Leading, Term
+from multilock.model import Claim, Granted, LeaderInfo, Loss
+from multilock.names import check_grace, check_timeout
+from multilock.telling import logger
+
+if TYPE_CHECKING:
+    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.scopes import Scope
+
+__all__ = ["Candidacy"]
+
+T = TypeVar("T", bound=Holding)
+POLITE = 2.0  # seconds for which a node that resigned lets others go first, where the backend keeps no queue
+LOOK_AGAIN = 0.1  # seconds between its looks at whether another leads: who resigned first is the first to stand again
+FAILED_PAUSE = 1.0  # seconds before a node stands again that the backend refused, or whose on_elected raised
+
+
+class Candidacy(OfThisProcess, Generic[T]):
+    """What `Election` and `AsyncElection` share."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        scope: Callable[[], Scope[Any] | None],
+        name: str,
+        identity: str | None,
+        ttl: float | None,
+        on_elected: Callable[[T], object] | None,
+        on_lost: Callable[[Loss], object] | None,
+        on_leader_changed: Callable[[LeaderInfo | None], object] | None,
+        grace: float | None,
+        hold_at_least: float,
+    ) -> None:
+        check_grace(grace)
+        self._hold_at_least = kernel.check_hold_at_least(hold_at_least, name)
+        callbacks = {"on_elected": on_elected, "on_lost": on_lost, "on_leader_changed": on_leader_changed}
+        for what, callback in callbacks.items():
+            kernel.check_callback(what, callback)
+        self._kernel = kernel
+        self._want = kernel.want(
+            name,
+            self._make,
+            kind="leader",
+            ttl=ttl,
+            fair=kernel.backend.capabilities.fair,
+            identity=identity,
+            on_lost=_tell_term,
+            patient=True,
+        )
+        self._office: Office[T] = Office(kernel, name, scope, on_elected, on_lost, grace)
+        self._reporter = Reporter(kernel, name, on_leader_changed, self._call, self._report_in_background)
+        self._term: Term[T] | None = None
+        self._stop: Stop | None = None  # of the run() or start() under way
+        kernel.elections.add(self)
+
+    def _forked(self) -> None:
+        """As at first: in a forked child nobody stands who stood in its parent, and nothing of that runs."""
+        if term := self._term:
+            term.work.done = term.elected.done = term.lost.done = True
+        self._office.begin()
+        self._reporter.forget()
+        self._term = self._stop = None
+
+    # For the faces to fill in
+
+    def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Holding:
+        raise NotImplementedError
+
+    def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
+        """Have ``report()`` run, somewhere else."""
+        raise NotImplementedError
+
+    async def _call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Log what it raises."""
+        raise NotImplementedError
+
+    # One campaign
+
+    async def _campaign(self, timeout: float | None, stop: Stop | None = None) -> Term[T]:
+        seconds = check_timeout(timeout)
+        self._reporter.begin()
+        try:
+            lease = await acquire(self._kernel, self._want, seconds, stop)
+        except BaseException:
+            self._report_no_longer()
+            raise
+        if lease is None:
+            self._report_no_longer()
+            raise LockTimeout(
+                f"the election {self._want.name!r} still has another leader after {seconds:g} s",
+                name=self._want.name,
+                backend=self._kernel.scheme,
+            )
+        term: Term[T] = cast("Leading", lease)._term
+        try:
+            self._take_office(term)
+        except BaseException:  # interrupted: nobody has it to resign it
+            term.start_elected()  # they come in pairs; begun already, nothing happens
+            term.abdicate(INTERRUPTED)
+            raise
+        return term
+
+    def _take_office(self, term: Term[T]) -> None:
+        kernel, lease = self._kernel, term.leadership
+        self._term = term
+        kernel.closers[self._close] = None
+        if not lease._at_end(lambda: self._term_ended(term)):
+            self._term_ended(term)
+        if kernel.events.listened:
+            from multilock import events
+
+            kernel.events.emit(events.Elected(lease.name, lease.owner, kernel.now(), self.identity, lease.token))
+        term.start_elected()
+
+    def _term_ended(self, term: Term[T]) -> None:
+        if not term.leadership._over():
+            return  # resigned, and still kept
+        with self._office.lock:
+            if self._stop is None and self._term is term:
+                self._kernel.closers.pop(self._close, None)
+        self._report_no_longer()
+        self._office.condition.notify()
+
+    def _report_no_longer(self) -> None:
+        if self._stop is None:
+            self._reporter.end_without_callback()
+
+    # Again and again
+
+    async def _stand(self, work: Callable[[T], Any] | None, stop: Stop) -> Any:
+        """Campaign, lead, stand again, until ``stop`` is called or ``work`` ends by itself."""
+        try:
+            while not stop.called():
+                await self._callbacks_ended(stop)
+                term = await self._elected(stop, insist=work is None)
+                if term is None:
+                    await self._pause(stop)
+                    continue
+                if stop.called():  # it came while the grant was on its way: stop() saw no term to end
+                    await term.resign()
+                    break
+                ended, result = await self._lead(term, work)
+                if ended:
+                    return result
+                await self._stand_back(term, stop)
+        except (Stopped, ClientClosed):
+            pass
+        finally:
+            if self._term and not self._term.over():
+                self._term.abdicate(INTERRUPTED)
+        return None
+
+    async def _elected(self, stop: Stop, *, insist: bool) -> Term[T] | None:
+        """None: the backend refused; only ``insist`` bears that."""
+        try:
+            return await self._campaign(None, stop)
+        except BackendRejected as error:
+            if not insist:
+                raise
+            logger.error(
+                "the election %r is refused, and tried again: %s", self.name, error, extra={"lock_name": self.name}
+            )
+            return None
+
+    async def _lead(self, term: Term[T], work: Callable[[T], Any] | None) -> tuple[bool, Any]:
+        """Until the term is over. Whether the work ended by itself while we led, and its result."""
+        if work is None:
+            await self._office.condition.wait_for(term.over)
+            return False, None
+        if term.work_begins():
+            try:
+                result = await term.do_work(work)
+            except Exception:
+                if not term.over():
+                    await self._end_by_itself(term)
+                    raise
+                logger.warning("the work of the election %r failed after its leadership", self.name, exc_info=True)
+            else:
+                if not term.over():
+                    await self._end_by_itself(term)
+                    return True, result
+        await term.give_back()  # whoever resigned; nothing is left to do after a loss
+        return False, None
+
+    async def _end_by_itself(self, term: Term[T]) -> None:
+        """The work has ended: it is not done again before its name has rested."""
+        if self._hold_at_least:
+            term.leadership._rest_until = term.leadership._granted_at + self._hold_at_least
+        await term.resign()
+
+    async def _callbacks_ended(self, stop: Stop) -> None:
+        if term := self._term:
+            await self._office.condition.wait_for(lambda: stop.called() or term.callbacks_ended())
+
+    async def _pause(self, stop: Stop) -> None:
+        end = self._kernel.now() + FAILED_PAUSE
+        await self._office.condition.wait_for(stop.called, lambda: end)
+
+    async def _stand_back(self, term: Term[T], stop: Stop) -> None:
+        """What a term leaves to be waited for, before this node stands again."""
+        if term.failed:
+            await self._pause(stop)
+        if term.resigning and not stop.called() and not self._kernel.backend.capabilities.fair:
+            await self._callbacks_ended(stop)
+            await self._let_others(term, stop)
+
+    async def _let_others(self, term: Term[T], stop: Stop) -> None:
+        """Where there is no queue to stand at the end of: wait until another has led, for 2 s at most."""
+        kernel, name = self._kernel, self._want.name
+        observer = Observer(kernel, name)
+        end = kernel.now() + POLITE
+        try:
+            while not stop.called() and (left := end - kernel.now()) > 0:
+                info = await kernel.ask(kernel.backend.inspect, name, name=name)
+                if info and info.owner != term.leadership.owner:
+                    return
+                await observer.bell.wait(min(LOOK_AGAIN, left))
+        except (BackendUnavailable, BackendRejected):
+            pass  # who does not learn whether another leads does not wait for it
+        finally:
+            observer.close()
+
+    def _begin_standing(self) -> Stop:
+        self._kernel.check_open()
+        stop = Stop()
+        try:
+            with self._office.lock:
+                if self._stop is not None:
+                    stopping = self._stop.called()
+                    state = "is still stopping: wait for its work to end" if stopping else "is running already"
+                    raise RuntimeError(f"the election {self.name!r} {state}")
+                self._stop = stop
+                self._kernel.closers[self._close] = None
+        except BaseException:
+            if self._stop is stop:  # interrupted
+                self._end_standing(stop)
+            raise
+        return stop
+
+    def _end_standing(self, stop: Stop) -> None:
+        """Twice is harmless."""
+        with self._office.lock:
+            if self._stop is stop:
+                self._stop = None
+            if self._term is None or self._term.leadership._over():
+                self._kernel.closers.pop(self._close, None)
+        self._reporter.end()
+        self._office.condition.notify()
+
+    # The end
+
+    async def _step_down(self, grace: float | None) -> bool:
+        term = self._term
+        return term is not None and await term.resign(grace)
+
+    async def _end(self, grace: float | None) -> None:
+        """See `Election.stop`."""
+        stop = self._stop
+        answered = self._kernel.now() + self._want.request_timeout  # a request that is under way
+        self._call_off()
+        again = True
+        while again:
+            term = self._term
+            if term:
+                await term.resign(grace)
+            again = not self._office.inside() and await self._another_term(term, stop, answered)
+
+    async def _another_term(self, term: Term[T] | None, stop: Stop | None, answered: float) -> bool:
+        """Wait until this one and the standing have ended. Whether another began: its grant was on its way."""
+
+        def ended() -> bool:
+            return (stop is None or self._stop is not stop) and (term is None or term.all_ended())
+
+        def end() -> float:
+            return answered if term is None or term.all_ended() else term.end_at
+
+        await self._office.condition.wait_for(lambda: ended() or self._term is not term, end)
+        return self._term is not term
+
+    def _call_off(self) -> None:
+        """No further term."""
+        if self._stop:
+            self._stop.call()
+        self._office.condition.notify()
+        self._reporter.end()
+
+    def _close(self) -> Ending:
+        """The client is being closed."""
+        self._call_off()
+        term = self._term
+        if term:
+            term.abdicate("the client was closed")
+        return Ending(term.end_at if term else self._kernel.now(), self._office.inside())
+
+    # What can be asked without I/O
+
+    @property
+    def name(self) -> str:
+        return self._want.name
+
+    @property
+    def identity(self) -> str:
+        """Who this candidate is, as others see it."""
+        return self._want.identity or self._kernel.identity
+
+    def is_leader(self) -> bool:
+        """From the clock, never a cached flag; False from the moment this node begins to step down."""
+        term = self._term
+        return term is not None and not term.over()
+
+    def _stands(self) -> bool:
+        """Whether it campaigns, leads, or will again: between ``start()`` or ``run()`` and ``stop()``."""
+        return self._stop is not None or self.is_leader()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self.identity!r}{' leading' if self.is_leader() else ''}>"
+
+
+def _tell_term(loss: Loss) -> None:
+    """The lease's own callback."""
+    cast("Leading", loss.lease)._term.was_lost(loss)

@@ -132,7 +132,7 @@ class Cleanup:
                 kernel.timers.at(
                     kernel.now() + cancel.pause * kernel.runtime.uniform(0.5, 1.0), lambda: self._submit(cancel)
                 )
-                cancel.pause = min(cancel.pause * 2, LONGEST_PAUSE, max(FIRST_PAUSE, claim.ttl / 3))
+                cancel.pause = min(cancel.pause * 2, self._longest_pause(cancel))
                 return
             self._tell(cancel, GAVE_UP, error, claim.ttl)
         self._ended(cancel, done=True)
@@ -143,10 +143,16 @@ class Cleanup:
             return False
         if kernel.now() + cancel.pause < cancel.until:
             return True
-        if not kernel.watchdog.renews(cancel.granted.group if cancel.granted else None):
+        if not self._is_renewed(cancel):
             return False
         self._tell(cancel, STILL, error)
         return True
+
+    def _longest_pause(self, cancel: _Cancel) -> float:
+        return min(LONGEST_PAUSE, max(FIRST_PAUSE, cancel.claim.ttl / 3)) if self._is_renewed(cancel) else LONGEST_PAUSE
+
+    def _is_renewed(self, cancel: _Cancel) -> bool:
+        return self._kernel.watchdog.renews(cancel.granted.group if cancel.granted else None)
 
     def _tell(self, cancel: _Cancel, message: str, *about: object) -> None:
         """Each message once: this may go on for hours."""

@@ -99,7 +99,7 @@ class Peer:
 @contextmanager
 def _contenders() -> Iterator[tuple[EtcdServer, dict[str, Contender], dict[str, Peer]]]:
     """All on one server; server and clients have a core each."""
-    with EtcdServer() as server, ExitStack() as stack:
+    with EtcdServer(synced=True) as server, ExitStack() as stack:
         pin(server.pid, apart=True)
         libraries = PEERS if PEERS_PYTHON.exists() else ()
         peers = {f"{library} Lock": Peer(library, server.port) for library in libraries}
@@ -142,7 +142,7 @@ def _compact(server: EtcdServer) -> None:
 
 
 def _history() -> dict[str, Any]:
-    with EtcdServer() as server, multilock.connect(server.url, ttl=sessions.TTL) as client:
+    with EtcdServer(synced=True) as server, multilock.connect(server.url, ttl=sessions.TTL) as client:
         pin(server.pid, apart=True)
         cycles = {f"{count:,}": _cycle(client.lock(f"taken {count} times")) for count in HISTORY}
         for count, cycle in zip(HISTORY, cycles.values(), strict=True):
@@ -160,7 +160,7 @@ def _cycle(lock: multilock.DistributedLock) -> Callable[[], None]:
 
 
 def _notices() -> dict[str, Any]:
-    with EtcdServer() as server:
+    with EtcdServer(synced=True) as server:
         operator = Transport(Cluster([server.endpoint]), multilock.now)
 
         def row(name: str) -> Any:
@@ -181,12 +181,12 @@ def _notices() -> dict[str, Any]:
 
 
 def _held() -> dict[str, Any]:
-    with EtcdServer() as server:
+    with EtcdServer(synced=True) as server:
         return sessions.held(server.url, _counter(server))
 
 
 def _versions() -> dict[str, str]:
-    with EtcdServer() as server:
+    with EtcdServer(synced=True) as server:
         etcd = str(server.post("maintenance/status", {})["version"])
     return {"grpcio": version("grpcio"), "protobuf": version("protobuf"), **_peers(), "etcd": etcd}
 

@@ -739,6 +739,7 @@ def run(arena: type[Arena], seconds: float, *, seed: int = 0, habits: Sequence[s
                 stream.step(at)
             if at >= look_at:
                 violations = [*record.overlaps(), *record.token_regressions(), *ledger.lost]
+                violations += record.miscounted_callbacks(set())
                 look_at = at + LOOK_EVERY
             chaos.do_what_is_due(at)
             time.sleep(0.005)
@@ -773,10 +774,12 @@ def main() -> int:
     parser.add_argument("--habits", choices=HABITS, nargs="+", default=(), metavar="HABIT", help=", ".join(HABITS))
     parser.add_argument("--defect", choices=DEFECTS, default="")
     given = parser.parse_args()
-    arena = ARENAS[given.backend or (DEFECTS[given.defect].arena if given.defect else "redis")]
+    defect = DEFECTS.get(given.defect)
+    arena = ARENAS[given.backend or (defect.arena if defect else "redis")]
+    habits = given.habits or (defect.habits if defect else ())
     EtcdArena.outage = given.outage
     print(f"seed {given.seed}")
-    report = run(arena, given.seconds, seed=given.seed, habits=given.habits, defect=given.defect)
+    report = run(arena, given.seconds, seed=given.seed, habits=habits, defect=given.defect)
     report.show()
     return bool(report.violations)
 

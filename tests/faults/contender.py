@@ -25,8 +25,10 @@ import random
 import threading
 import time
 import traceback
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 
 import multilock
@@ -153,6 +155,8 @@ class _Crew:
         self.url, self.ttl, self.names, self.ledger, self.dice = url, ttl, names, ledger, dice
         self.done = threading.Event()
         self.elsewhere = ThreadPoolExecutor(4) if elsewhere else None
+        self.lost: dict[str, deque[tuple[Lease, ExitStack]]] = defaultdict(deque)
+        self.async_lost: dict[str, deque[tuple[AsyncLease, AsyncExitStack]]] = defaultdict(deque)
 
     def open_clients(self) -> tuple[Client, AsyncClient]:
         place = {"url": self.url, "ttl": self.ttl, "outage_timeout": 2.0}
@@ -167,6 +171,8 @@ class _Crew:
 
     def close(self) -> None:
         if self.elsewhere:
+            for name in self.names:
+                self._end_lost(self.elsewhere, name)
             self.elsewhere.shutdown()
 
     def _dice(self, number: int) -> random.Random:
@@ -179,7 +185,8 @@ class _Crew:
         while not self.done.is_set():
             try:
                 if self.elsewhere and dice.random() < 0.5:
-                    self._leave_elsewhere(self.elsewhere, self.shared[dice.choice(self.names)], account, dice)
+                    leave = dice.choice((self._leave_elsewhere, self._leave_a_stack))
+                    leave(self.elsewhere, self.shared[dice.choice(self.names)], account, dice)
                     continue
                 lock = client.lock(
                     dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
@@ -200,23 +207,48 @@ class _Crew:
     ) -> None:
         scope = _scope(lock)
         lease = next(scope)
+        self._end_lost(others, lock.name)
         for pause in _hold(lease, account, dice):
             time.sleep(pause)
         _note_release(lease)
         _note_released(lease, others.submit(_leave, scope).result())
+
+    def _leave_a_stack(
+        self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random
+    ) -> None:
+        """Of which nothing tells what it entered. One whose lease was lost is closed by a third thread while the next
+        lease is held through the same lock object: which must outlive that."""
+        stack = ExitStack()
+        lease = stack.enter_context(lock)
+        self._end_lost(others, lock.name)
+        for pause in _hold(lease, account, dice):
+            time.sleep(pause)
+        _note_release(lease)
+        if lease.is_held():
+            _note_released(lease, _close(stack))
+        else:
+            self.lost[lock.name].append((lease, stack))
+
+    def _end_lost(self, others: ThreadPoolExecutor, name: str) -> None:
+        for _ in range(len(self.lost[name])):
+            lease, stack = self.lost[name].popleft()
+            _note_released(lease, others.submit(_close, stack).result())
 
     # ---- the asyncio face
 
     async def work_on_loop(self, client: AsyncClient, tasks: int) -> None:
         async with client:
             await asyncio.gather(*(self._work_in_task(client, 100 + number) for number in range(tasks)))
+            for name in self.names:
+                await self._end_lost_of_tasks(name)
 
     async def _work_in_task(self, client: AsyncClient, number: int) -> None:
         dice, account = self._dice(number), Account(self.ledger)
         while not self.done.is_set():
             try:
                 if self.elsewhere and dice.random() < 0.5:
-                    await self._leave_in_another_task(self.async_shared[dice.choice(self.names)], account, dice)
+                    leave = dice.choice((self._leave_in_another_task, self._leave_an_async_stack))
+                    await leave(self.async_shared[dice.choice(self.names)], account, dice)
                     continue
                 lock = client.lock(
                     dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
@@ -243,10 +275,28 @@ class _Crew:
     async def _leave_in_another_task(self, lock: AsyncDistributedLock, account: Account, dice: random.Random) -> None:
         scope = _async_scope(lock)
         lease = await anext(scope)
+        await self._end_lost_of_tasks(lock.name)
         for pause in _hold(lease, account, dice):
             await asyncio.sleep(pause)
         _note_release(lease)
         _note_released(lease, await asyncio.create_task(_leave_async(scope)))
+
+    async def _leave_an_async_stack(self, lock: AsyncDistributedLock, account: Account, dice: random.Random) -> None:
+        stack = AsyncExitStack()
+        lease = await stack.enter_async_context(lock)
+        await self._end_lost_of_tasks(lock.name)
+        for pause in _hold(lease, account, dice):
+            await asyncio.sleep(pause)
+        _note_release(lease)
+        if lease.is_held():
+            _note_released(lease, await _close_async(stack))
+        else:
+            self.async_lost[lock.name].append((lease, stack))
+
+    async def _end_lost_of_tasks(self, name: str) -> None:
+        for _ in range(len(self.async_lost[name])):
+            lease, stack = self.async_lost[name].popleft()
+            _note_released(lease, await asyncio.create_task(_close_async(stack)))
 
 
 def _scope(lock: DistributedLock) -> Iterator[Lease]:
@@ -263,6 +313,14 @@ def _leave(scope: Iterator[Lease]) -> bool:
     return True
 
 
+def _close(stack: ExitStack) -> bool:
+    try:
+        stack.close()
+    except LockLost:
+        return False
+    return True
+
+
 async def _async_scope(lock: AsyncDistributedLock) -> AsyncIterator[AsyncLease]:
     async with lock as lease:
         yield lease
@@ -271,6 +329,14 @@ async def _async_scope(lock: AsyncDistributedLock) -> AsyncIterator[AsyncLease]:
 async def _leave_async(scope: AsyncIterator[AsyncLease]) -> bool:
     try:
         await anext(scope, None)
+    except LockLost:
+        return False
+    return True
+
+
+async def _close_async(stack: AsyncExitStack) -> bool:
+    try:
+        await stack.aclose()
     except LockLost:
         return False
     return True

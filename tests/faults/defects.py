@@ -13,16 +13,20 @@ from multilock import Lease, now
 from multilock.aio import AsyncLease
 from multilock.kernel.holding import HELD, Holding
 from multilock.model import Busy, Claim, Granted
+from tests.faults.habits import ELSEWHERE
 
 __all__ = ["DEFECTS", "Defect"]
 
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """``seed`` builds it into this process; ``arena`` is where it does harm."""
+    """``seed`` builds it into this process; ``arena`` is where it does harm, to those with these ``habits``, and one of
+    these ``oracles`` sees it."""
 
     seed: Callable[[], None]
     arena: str = "redis"
+    habits: tuple[str, ...] = ()
+    oracles: tuple[str, ...] = ("O1", "O3")
 
 
 def deadline_from_receipt() -> None:
@@ -74,10 +78,27 @@ def validity_from_the_acquire() -> None:
     Recipe.attempt = attempt  # type: ignore[method-assign]
 
 
+def end_the_newest() -> None:
+    """The end of a ``with`` whose beginning is not known gives back what was entered last, which another holds."""
+    from multilock.kernel.scopes import Entered
+
+    proven = Entered._ending
+
+    def ending(self: Entered[Any], frame: Any, scope: object) -> Any:
+        found = proven(self, frame, scope)
+        if found is None or found.frame is frame or found.lease._scope is scope:
+            return found
+        return next(entry for entry in self._entries[::-1] if entry.is_open())
+
+    Entered._ending = ending  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Defect] = {
     "deadline from receipt": Defect(deadline_from_receipt),
     "plain DEL": Defect(plain_del),
     "cached is_held": Defect(cached_is_held),
+    # Whose lease it ended is told of no loss; but who lost one is told that he has given it back.
+    "with ends the newest": Defect(end_the_newest, habits=(ELSEWHERE,), oracles=("O6",)),
     # Not on the others of sessions: a Consul server ends a session after twice its ttl, a ZooKeeper renews it with the
     # create. Nor is a read that moves validity a defect on one ZooKeeper: it takes a follower without its leader.
     "validity from the acquire": Defect(validity_from_the_acquire, "etcd-late"),

@@ -16,7 +16,7 @@ __all__ = ["ELSEWHERE", "HABITS", "UVLOOP"]
 DESCRIPTORS = 2_000
 ROOM = 1_000  # for those of the contenders
 
-ELSEWHERE = "with left elsewhere"  #: in another thread, or task, than the one that entered
+ELSEWHERE = "with left elsewhere"  #: in another thread, or task, than the one that entered; or by an exit stack
 UVLOOP = "uvloop"
 
 

@@ -4,7 +4,7 @@
 long as the process. A forked child begins with empty stores: the locks of its parent are not in it, and what it takes
 is unknown to its parent. Use ``sqlite://`` between the processes of one host.
 
-The algorithm in one paragraph. A name has a holder, whose lease ends at a time, and a queue. A release never hands the
+The algorithm in one paragraph. A name has holders, whose leases end at a time, and a queue. A release never hands the
 name over: it wakes the first waiter, and only that waiter's next `attempt` makes it the holder. Until then the name is
 kept for it, but no longer than it is known to be alive: each attempt of a waiter keeps its place for ``_liveness``
 seconds, after that it is passed over. A fair claim waits for everybody who came before it, an unfair one only for the
@@ -179,18 +179,17 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Name:
-    holder: _Holder | None = None
+    holders: dict[str, _Holder] = field(default_factory=dict)  # by claim id, the oldest first; of a mutex at most one
     queue: dict[str, _Waiter] = field(default_factory=dict)  # by claim id, in order of arrival
 
     def held_by(self, claim_id: str) -> _Holder | None:
-        holder = self.holder
-        return holder if holder and not holder.rests and holder.claim.id == claim_id else None
+        """None also if it was released and rests."""
+        holder = self.holders.get(claim_id)
+        return holder if holder and not holder.rests else None
 
-    def kept_by(self, claim_id: str) -> _Holder | None:
-        """Its holder, or who released it and lets it rest."""
-        return self.holder if self.holder and self.holder.claim.id == claim_id else None
-
-    def turn_of(self, claim: Claim) -> bool:
+    def admits(self, claim: Claim) -> bool:
+        if self.holders:
+            return False
         for waiter in self.queue.values():
             if waiter.claim.id == claim.id:
                 return True
@@ -224,11 +223,11 @@ class _Store:
             holder.until = now + claim.ttl
             return holder.token
         if claim.id not in self._cancelled:
-            if name.holder is None and name.turn_of(claim):
+            if name.admits(claim):
                 return self._take(key, name, claim, notices, now)
             if join:
                 name.queue.setdefault(claim.id, _Waiter(claim, notices, now + _liveness(claim)))
-        ahead = name.holder or next(iter(name.queue.values()), None)
+        ahead = next(iter(name.holders.values()), None) or next(iter(name.queue.values()), None)
         self._settle(key, name)
         return Busy(_liveness(claim) / 3, max(0.0, ahead.until - now) if ahead else None)
 
@@ -245,7 +244,7 @@ class _Store:
         name = self.look(key, now)
         was_held = name.held_by(claim_id) is not None
         if was_held:
-            self._vacate(key, name)
+            self._drop(key, name, claim_id)
         name.queue.pop(claim_id, None)
         self._settle(key, name)
         return was_held
@@ -253,7 +252,7 @@ class _Store:
     def rest(self, key: str, claim_id: str, until: float, now: float) -> bool:
         """Nobody holds it, and nobody may have it until then. True: the name was this claim's."""
         name = self.look(key, now)
-        holder = name.kept_by(claim_id)
+        holder = name.holders.get(claim_id)
         if holder is None:
             return False
         if holder.rests:
@@ -272,19 +271,17 @@ class _Store:
 
     def force(self, key: str, now: float) -> bool:
         name = self.look(key, now)
-        if name.holder is None:
-            return False
-        if not name.holder.rests:
-            self._tell_gone(name.holder, "it was released by force")
-        self._vacate(key, name)
+        holders = list(name.holders.values())
+        for holder in holders:
+            self._take_from(key, name, holder, "it was released by force")
         self._settle(key, name)
-        return True
+        return bool(holders)
 
     def inspect(self, key: str, now: float) -> LockInfo | None:
         name = self.look(key, now)
-        if name.holder is None:
+        holder = next(iter(name.holders.values()), None)
+        if holder is None:
             return None
-        holder = name.holder
         return replace(
             parse_owner(holder.claim.owner),
             token=holder.token,
@@ -321,28 +318,31 @@ class _Store:
             tell()
 
     def _end(self, key: str, name: _Name, now: float) -> None:
-        """End the lease that is over; on a free name pass over the waiters that are not known to be alive."""
-        if name.holder and name.holder.until <= now:
-            if not name.holder.rests:
-                self._tell_gone(name.holder, "its lease had ended")
-            self._vacate(key, name)
-        if name.holder is None:
+        """End the leases that are over; on a free name pass over the waiters that are not known to be alive."""
+        for holder in [holder for holder in name.holders.values() if holder.until <= now]:
+            self._take_from(key, name, holder, "its lease had ended")
+        if not name.holders:
             name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.until > now}
 
     def _take(self, key: str, name: _Name, claim: Claim, notices: Notices, now: float) -> int:
         self._token += 1
-        name.holder = _Holder(claim, notices, self._token, datetime.now(UTC), now + claim.ttl)
+        name.holders[claim.id] = _Holder(claim, notices, self._token, datetime.now(UTC), now + claim.ttl)
         name.queue.pop(claim.id, None)
         self._tell_followers(key)
         return self._token
 
-    def _vacate(self, key: str, name: _Name) -> None:
-        name.holder = None
+    def _take_from(self, key: str, name: _Name, holder: _Holder, message: str) -> None:
+        if not holder.rests:
+            self._outbox.append(partial(holder.notices.gone, holder.claim.id, LossReason.TAKEN, message))
+        self._drop(key, name, holder.claim.id)
+
+    def _drop(self, key: str, name: _Name, claim_id: str) -> None:
+        del name.holders[claim_id]
         self._tell_followers(key)
 
     def _settle(self, key: str, name: _Name) -> None:
         """A free name wakes its first waiter; a name without one leaves nothing."""
-        if name.holder is not None:
+        if name.holders:
             return
         if not self._wake_first(name):
             self.names.pop(key, None)
@@ -351,9 +351,6 @@ class _Store:
         if first := next(iter(name.queue.values()), None):
             self._outbox.append(partial(first.notices.wake, first.claim.id))
         return first is not None
-
-    def _tell_gone(self, holder: _Holder, message: str) -> None:
-        self._outbox.append(partial(holder.notices.gone, holder.claim.id, LossReason.TAKEN, message))
 
     def _tell_followers(self, key: str) -> None:
         for notices, names in self._followers.values():

@@ -123,12 +123,11 @@ class SqliteBackend:
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         with self._database.request(within) as sql, transaction(sql):
             now = self._now()
-            return [
-                _granted(claim, granted.token, now)
-                if self._recipe.renew(sql, self._key(claim.name), claim, now)
-                else None
-                for claim, granted in held
-            ]
+            renewed = self._recipe.renew(sql, [(self._key(claim.name), claim) for claim, _ in held], now)
+        return [
+            _granted(claim, granted.token, now) if still else None
+            for (claim, granted), still in zip(held, renewed, strict=True)
+        ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         """SQLite tells nobody anything: the next renewal finds out."""
@@ -143,7 +142,7 @@ class SqliteBackend:
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         with self._database.request(within) as sql:
-            keys = [key for (key,) in sql.execute("SELECT key FROM locks ORDER BY key")]
+            keys = [key for (key,) in sql.execute("SELECT DISTINCT key FROM locks ORDER BY key")]
         for key in keys:
             name = unescape(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
             if name is not None and name.startswith(prefix) and (info := self.inspect(name, within)):

@@ -19,14 +19,16 @@ LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds for which a waiter is believed 
 TOMBSTONE = 60.0  # seconds; no call of ours that gave up earlier can still be on its way
 
 APPLICATION_ID = 0x6D6C636B  # "mlck": tells our file from another program's database
-VERSION = 1
+FORMAT = 2
 SCHEMA = """
 CREATE TABLE locks (
-    key TEXT PRIMARY KEY, id TEXT NOT NULL, owner TEXT NOT NULL, token INTEGER NOT NULL, since REAL NOT NULL,
-    ttl REAL NOT NULL, until REAL NOT NULL, boot TEXT, space TEXT, pid INTEGER, start INTEGER
+    key TEXT NOT NULL, id TEXT NOT NULL, mode TEXT NOT NULL, owner TEXT NOT NULL, token INTEGER NOT NULL,
+    since REAL NOT NULL, ttl REAL NOT NULL, until REAL NOT NULL, boot TEXT, space TEXT, pid INTEGER, start INTEGER,
+    PRIMARY KEY (key, id)
 ) WITHOUT ROWID;
+CREATE INDEX shared_by_end ON locks (key, until) WHERE mode <> 'x';
 CREATE TABLE queue (
-    ticket INTEGER PRIMARY KEY, key TEXT NOT NULL, id TEXT NOT NULL UNIQUE, fair INTEGER NOT NULL,
+    ticket INTEGER PRIMARY KEY, key TEXT NOT NULL, id TEXT NOT NULL UNIQUE, mode TEXT NOT NULL, fair INTEGER NOT NULL,
     until REAL NOT NULL, space TEXT, pid INTEGER, start INTEGER
 );
 CREATE INDEX queue_by_key ON queue (key, ticket);
@@ -43,15 +45,11 @@ def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
             raise _foreign(path)
         _use_log(path, sql)
         _create(sql)
-    application, version = _format(sql)
+    application, found = _format(sql)
     if application != APPLICATION_ID:
         raise _foreign(path)
-    if version != VERSION:
-        raise BackendRejected(
-            f"{path} has format {version}, made by another version of multilock, and this one needs {VERSION}: "
-            "let all programs use one version, or give each its own file",
-            backend="sqlite",
-        )
+    if found != FORMAT:
+        raise _other_format(path, found)
     _use_log(path, sql)
     _begin_boot(sql, now)
     sql.execute("PRAGMA synchronous = NORMAL")
@@ -69,7 +67,7 @@ def _create(sql: Connection) -> None:
             for statement in SCHEMA.split(";"):
                 sql.execute(statement)
             sql.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            sql.execute(f"PRAGMA user_version = {VERSION}")
+            sql.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
@@ -100,8 +98,8 @@ def _boot_began(sql: Connection, boot: str | None) -> bool:
 
 def _format(sql: Connection) -> tuple[int, int]:
     (application,) = sql.execute("PRAGMA application_id").fetchone()
-    (version,) = sql.execute("PRAGMA user_version").fetchone()
-    return application, version
+    (found,) = sql.execute("PRAGMA user_version").fetchone()
+    return application, found
 
 
 def _has_tables(sql: Connection) -> bool:
@@ -118,3 +116,15 @@ def _use_log(path: str, sql: Connection) -> None:
 
 def _foreign(path: str) -> BackendRejected:
     return BackendRejected(f"{path} is another program's database: give the locks their own file", backend="sqlite")
+
+
+def _other_format(path: str, found: int) -> BackendRejected:
+    """No file is converted: a program of the other version may be using it."""
+    if found > FORMAT:
+        remedy = f"was made by a newer multilock, and this one knows formats up to {FORMAT}: update it here too"
+    else:
+        remedy = (
+            f"was made by an older multilock, and this one needs {FORMAT}: end all programs that use the file, then "
+            f"delete it or move it away, with {path}-wal and -shm; what they hold ends, and tokens begin again at 1"
+        )
+    return BackendRejected(f"{path} has file format {found}: it {remedy}", backend="sqlite")

@@ -367,8 +367,9 @@ class World(RuleBasedStateMachine):
             known |= client._kernel.held.keys()
             known |= {cancel.claim.id for cancel in client._kernel.cleanup._open}
         for name, entry in self.backends[0].inner._store.names.items():
-            if entry.holder and entry.holder.until > self.runtime.now():
-                assert entry.holder.claim.id in known, f"{name!r} is held by a claim that nobody will give back"
+            for id_, holder in entry.holders.items():
+                if holder.until > self.runtime.now():
+                    assert id_ in known, f"{name!r} is held by a claim that nobody will give back"
 
     def teardown(self) -> None:
         if not hasattr(self, "clients"):

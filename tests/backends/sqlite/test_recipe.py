@@ -13,8 +13,9 @@ import pytest
 
 import multilock_sqlite
 from multilock import BackendUnavailable, now
-from multilock.model import Granted
+from multilock.model import Busy, Granted
 from multilock.testing import Helper
+from multilock_sqlite.host import Process
 from multilock_sqlite.recipe import Recipe
 from tests.backends.memory.rules import WITHIN, Asker, Clock, Rules
 
@@ -91,6 +92,65 @@ class TestSqlite(Rules):
         last = one.claim()
         one.hold(last)
         assert self.leftovers(one) == [last.id]
+
+    # ---- several rows of one name, as programs that know shared modes leave them in a file of this format
+
+    def test_any_of_several_holders_keeps_a_name_until_the_last_has_gone(
+        self, one: Asker, two: Asker, path: Path, clock: Clock
+    ) -> None:
+        one.backend.ping(WITHIN)
+        for id_, until, process in (("a", 50, GONE), ("b", 20, NOBODYS), ("c", 10, NOBODYS), ("d", 60, GONE)):
+            put(path, id_, clock.now + until, process)
+        assert isinstance(two.attempt(two.claim(), join=False), Busy)
+        clock.advance(19.999)
+        assert isinstance(two.attempt(two.claim(), join=False), Busy)
+        clock.advance(0.001)
+        last = two.claim()
+        two.hold(last)
+        assert self.leftovers(one) == [last.id], "a holder that another pid namespace would believe in"
+
+    def test_release_leaves_other_holders_of_the_name(self, one: Asker, path: Path, clock: Clock) -> None:
+        claim = one.claim()
+        granted = one.hold(claim)
+        put(path, "other", clock.now + 20, NOBODYS)
+        assert one.renew((claim, granted)) == [granted]
+        assert one.release(claim, granted) is True
+        assert self.leftovers(one) == ["other"]
+
+    def test_rest_keeps_the_row_of_another_holder(self, one: Asker, path: Path, clock: Clock) -> None:
+        claim = one.claim()
+        granted = one.hold(claim)
+        put(path, "other", clock.now + 20, NOBODYS)
+        assert one.backend.rest(claim, granted, False, 5, WITHIN)  # type: ignore[attr-defined]
+        assert sorted(self.leftovers(one)) == [f"!rests:{claim.id}", "other"]
+
+    def test_operator_takes_a_name_from_all_its_holders(self, one: Asker, path: Path, clock: Clock) -> None:
+        one.backend.ping(WITHIN)
+        for id_, process in (("a", GONE), ("b", NOBODYS), ("c", NOBODYS)):
+            put(path, id_, clock.now + 20, process)
+        assert [info.token for info in one.backend.inspect_all("", WITHIN)] == [0]
+        assert one.backend.force_release("n", WITHIN) is True
+        assert self.leftovers(one) == []
+
+    def test_operator_takes_nothing_from_those_who_are_gone(self, one: Asker, path: Path, clock: Clock) -> None:
+        one.backend.ping(WITHIN)
+        put(path, "a", clock.now + 20, GONE)
+        assert one.backend.force_release("n", WITHIN) is False
+        assert self.leftovers(one) == []
+
+
+ME = Process.current()
+assert ME is not None
+GONE = (ME.space, ME.pid, ME.start - 1)  # another process had our pid before
+NOBODYS = (None, None, None)
+
+
+def put(path: Path, id_: str, until: float, process: tuple[str | None, int | None, int | None]) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as sql:
+        sql.execute(
+            "INSERT INTO locks VALUES ('multilock/n', ?, 'r', ?, 0, 0, 60, ?, NULL, ?, ?, ?)",
+            (id_, f"{id_}@read:host:1:me:60", until, *process),
+        )
 
 
 @contextlib.contextmanager

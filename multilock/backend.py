@@ -1,4 +1,4 @@
-"""The service-provider interface: what a backend is, and what the kernel offers to it. Version 1.
+"""The service-provider interface: what a backend is, and what the kernel offers to it. Version 2.
 
 A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
 it turns one call into one server's answer. Retries, waits, jitter, deadlines and states are the kernel's.
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason
+from multilock.errors import BackendUnavailable
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason, Returned
 
 __all__ = ["SPI_VERSION", "Backend", "Channel", "Held", "Notices", "OpenBackend", "OpensChannels", "Rests"]
 
-SPI_VERSION = 1
+SPI_VERSION = 2
 
 Held = tuple[Claim, Granted]
 """A claim and the newest grant of it."""
@@ -72,6 +73,11 @@ class Backend(Protocol):
         """The scheme it is known by, for messages: ``"redis"``."""
 
     @property
+    def spi_version(self) -> int:
+        """The `SPI_VERSION` that it was written for, as a number of its own; a backend that does not say speaks 1. No
+        other than this multilock's is opened."""
+
+    @property
     def capabilities(self) -> Capabilities: ...
 
     def open(self, notices: Notices) -> None:
@@ -80,25 +86,29 @@ class Backend(Protocol):
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take the name if it is free. Idempotent on ``claim.id``. A refused claim takes its place in the queue if
         ``join``, else leaves nothing behind. For a claim already queued it is heartbeat and confirmation: only its
-        answer makes a holder."""
+        answer makes a holder.
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+        What excludes what is told by ``claim.mode`` and ``claim.fair``, never by its kind."""
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         """Give back, or leave the queue, whichever applies; touches nothing of another claim.
 
         ``granted`` None: it was never confirmed. ``unsure``: some request of this id was never answered and may still
         be executed later; the cancel must then be final (a tombstone, the end of the session …).
-        True: it was this claim's until now. Idempotent: re-sent until answered.
+        Idempotent: re-sent until answered.
         """
 
-    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
         """Extend all of them in as few requests as possible; one answer each, in order. None: the server said that it
-        is not this claim's any more. The very grant that was given: it said nothing new of this one. ``held`` is empty
-        for a session that holds nothing."""
+        is not this claim's any more. An exception, which is not raised: no answer that counts, for this one. ``held``
+        is empty for a session that holds nothing."""
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         """From now on report by `Notices.gone` when one of these stops holding its name, also if that happened
         already. Called once per lease, 0.25 s after its grant. A backend without push does nothing. `release` ends
-        it."""
+        it, for that claim: several claims of one client may hold one name."""
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         """Report by `Notices.changed` each change of holder of exactly these names from now on (replaces the former
@@ -110,7 +120,7 @@ class Backend(Protocol):
         """All held names that begin with ``prefix``; each request of the iteration has ``within`` seconds."""
 
     def force_release(self, name: str, within: float) -> bool:
-        """Take the name from whoever holds it; True if somebody did. The holder hears of it (TAKEN)."""
+        """Take the name from all who hold it; True if somebody did. Each holder hears of it (TAKEN)."""
 
     def diagnose(self, within: float) -> list[Finding]: ...
 
@@ -136,7 +146,7 @@ class Channel(Protocol):
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
         """Send what `Backend.release` asks. False: it did not leave whole, and so cannot be executed."""
 
-    def answer(self) -> Granted | Busy | bool | None:
+    def answer(self) -> Granted | Busy | Returned | None:
         """What the request under way is answered, or its exception; BlockingIOError while it is not there whole.
 
         None: nothing was done, and `Backend` is to be asked (on a thread, which may block).
@@ -158,13 +168,13 @@ class OpensChannels(Protocol):
 class Rests(Protocol):
     """What a `Backend` with the capability ``hold_at_least`` offers besides."""
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         """Instead of `Backend.release`: keep the name taken for ``seconds`` from now, by the server's own clock and
         whatever becomes of this process; then it is free as after a release.
 
         Nobody can renew it, and only `Backend.force_release` ends it earlier; `Backend.inspect` tells
-        ``resting_until``. Who waits is woken once, and so learns when to come again. Otherwise as `release`: True if it
-        was this claim's until now; idempotent, with what is then left of the time.
+        ``resting_until``. Who waits is woken once, and so learns when to come again. Otherwise as `release`:
+        idempotent, with what is then left of the time.
         """
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "LockInfo",
     "Loss",
     "LossReason",
+    "Returned",
     "owner_text",
     "parse_owner",
 ]
@@ -55,7 +56,8 @@ class Claim(NamedTuple):
 
     ``id`` is ``<client>.<32 hex digits>``, fresh for each acquisition and kept across the re-sends of that one attempt.
     ``owner`` is ``id`` and who asks, as one word (see `owner_text`). ``ttl`` is seconds, already rounded to what the
-    backend grants.
+    backend grants. ``permits``, of kind "permit": how many may hold the name together. ``arrived`` is the time of the
+    call of acquire(), in µs of the wall clock, the same for all its ids; it orders, and decides nothing else.
     """
 
     name: str
@@ -66,6 +68,15 @@ class Claim(NamedTuple):
     renew: bool
     fair: bool
     identity: str
+    permits: int = 0
+    arrived: int = 0
+
+    @property
+    def mode(self) -> str:
+        """What excludes it: only equal modes hold a name together, ``"x"`` with none, ``"p<n>"`` at most n of them."""
+        if self.kind == "permit":
+            return f"p{self.permits}"
+        return "r" if self.kind == "read" else "x"
 
 
 class Granted(NamedTuple):
@@ -88,10 +99,20 @@ class Granted(NamedTuple):
 
 class Busy(NamedTuple):
     """Somebody else holds the name. Look again after a wake-up, or after ``heartbeat`` seconds (the kernel adds
-    jitter), or after ``expires_in`` (exact; when the present holder ends by itself), whichever is first."""
+    jitter), or after ``expires_in`` (exact; when the present holder ends by itself), whichever is first. ``spent``: the
+    id must not be sent again; the claim is cancelled, and the call goes on with another."""
 
     heartbeat: float
     expires_in: float | None = None
+    spent: bool = False
+
+
+class Returned(NamedTuple):
+    """A backend's answer to a release. ``ours``: it was this claim's until now. ``again``: something of the claim may
+    still be at one of several servers; it is released again in the background, with ``unsure``, until this is False."""
+
+    ours: bool
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +136,8 @@ class Capabilities:
     lock_delay: float = 0.0  #: seconds the server itself waits after a holder's session ended
     ttl_floor: float | None = None  #: seconds; where ``ttl_min`` is a server's default: what less may be asked of it
     hold_at_least: bool = False  #: the server itself can keep a released name taken for a while
+    read_write: bool = False  #: many readers, or one writer, can hold a name
+    semaphore: bool = False  #: a given number can hold a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +157,9 @@ class LockInfo:
     resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
     #: seconds until the server ends it, unless it is renewed before
     remaining: float | None = field(default=None, compare=False)
+    holders: int | None = None  #: how many hold it together; None for what one alone can hold
+    permits: int | None = None  #: … and how many may
+    others: tuple[LockInfo, ...] = ()  #: the other holders, where one name was asked for; the first 99 of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multilock.backend import Backend, OpenBackend
+from multilock.backend import SPI_VERSION, Backend, OpenBackend
 from multilock.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -85,17 +85,17 @@ def register_backend(scheme: str, open: OpenBackend) -> None:
 def open_backend(scheme: str, url: str, options: dict[str, Any]) -> Backend:
     """The backend behind ``url``; imports what it needs, does no I/O.
 
-    Raises ConfigurationError if the scheme is unknown, its client library is not installed, or the backend does not
-    know an option.
+    Raises ConfigurationError if the scheme is unknown, its client library is not installed, the backend does not know
+    an option, or it speaks another version of the interface.
     """
     try:
         if scheme in _registered:
-            return _registered[scheme](url, options)
+            return _checked(_registered[scheme](url, options), scheme)
         if scheme in OURS:
             return _open_ours(OURS[scheme], scheme, url, options)
         points = _entry_points()
         if scheme in points:
-            return _load(points[scheme])(url, options)
+            return _checked(_load(points[scheme])(url, options), scheme)
     except ConfigurationError as error:
         error.backend = error.backend or scheme
         raise
@@ -117,6 +117,21 @@ def _open_ours(ours: Ours, scheme: str, url: str, options: dict[str, Any]) -> Ba
         raise ConfigurationError(
             f"{scheme}:// needs the package {ours.library!r}: pip install 'multilock[{ours.extra}]'", backend=scheme
         ) from error
+
+
+def _checked(backend: Backend, scheme: str) -> Backend:
+    """It was written for this version of the interface: with another one it would lie, or fail in the middle."""
+    version = getattr(backend, "spi_version", 1)
+    if version == SPI_VERSION:
+        return backend
+    remedy = "a newer release of that backend, or an older multilock"
+    if isinstance(version, int) and version > SPI_VERSION:
+        remedy = "a newer multilock, or an older release of that backend"
+    raise ConfigurationError(
+        f"the backend of {scheme}:// speaks version {version!r} of the backend interface, and this multilock speaks "
+        f"version {SPI_VERSION}: install {remedy}",
+        backend=scheme,
+    )
 
 
 def _is_missing(library: str) -> bool:

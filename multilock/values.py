@@ -29,7 +29,8 @@ def _host_and_pid(asker: str) -> tuple[str | None, int | None]:
 
 
 def encode_value(claim: Claim) -> bytes:
-    """``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}`` in at most 512 bytes of UTF-8."""
+    """``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}`` (a permit: and ``"permits":…``) in
+    at most 512 bytes of UTF-8."""
     return _encode(_said(claim)).encode()
 
 
@@ -51,6 +52,7 @@ def _said(claim: Claim) -> dict[str, object]:
         "pid": pid,
         "since": int(time.time()),
         "ttl": claim.ttl,
+        **({"permits": claim.permits} if claim.kind == "permit" else {}),
     }
 
 
@@ -73,6 +75,7 @@ def decode_value(value: bytes) -> LockInfo:
             ttl=float(said["ttl"]),
             since=_moment(said.get("since")),
             resting_until=_moment(said.get("resting_until")),
+            permits=said.get("permits"),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError):
         return LockInfo("", identity=value.decode(errors="replace") or None)

@@ -14,7 +14,7 @@ import consul.base
 
 from multilock.backend import Held, Notices
 from multilock.errors import BackendUnavailable, ConfigurationError, MultilockError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
 from multilock.options import (
     TLS_FILES,
     client_alone,
@@ -161,6 +161,8 @@ def _lock_delay(options: Mapping[str, object]) -> Callable[[float], float]:
 class ConsulBackend:
     """See `multilock.backend.Backend` for what each method promises."""
 
+    spi_version = 2
+
     def __init__(
         self,
         scheme: str,
@@ -221,16 +223,18 @@ class ConsulBackend:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._recipe.attempt(claim, join, within)
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         # What of this claim has no answer is known here better than by the kernel's word for it.
         self._listener.forget(claim.id)
-        return self._recipe.release(claim, granted, within)
+        return Returned(self._recipe.release(claim, granted, within))
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         self._listener.forget(claim.id)
-        return self._recipe.rest(claim, granted, seconds, within)
+        return Returned(self._recipe.rest(claim, granted, seconds, within))
 
-    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
         return self._recipe.renew(group, held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:

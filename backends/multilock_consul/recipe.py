@@ -351,13 +351,23 @@ class Recipe:
         ]
         return replace(self._transact(steps, until), value=b64decode(value))  # a transaction shows no values
 
+    def _hidden(self, name: str) -> BackendUnavailable:
+        key = self._keys.of(name)
+        return BackendUnavailable(
+            f"a look at {key!r} is refused: Consul could not tell whether it is still ours",
+            unknown=False,
+            backend="consul",
+        )
+
     def _restless(self, name: str) -> BackendUnavailable:
         key = self._keys.of(name)
         return BackendUnavailable(f"the key {key!r} changes all the time", unknown=False, backend="consul")
 
     # Keeping
 
-    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
         """The proof is that of the session. A look at a key that has no answer yet takes nothing from anybody."""
         until = self._now() + within
         if group == OWN:
@@ -365,7 +375,9 @@ class Recipe:
             return [self._renew(session, [one], until)[0] for session, one in zip(sessions, held, strict=True)]
         return self._renew(self._sessions.get(group), held, until)
 
-    def _renew(self, session: Session | None, held: Sequence[Held], until: float) -> list[Granted | None]:
+    def _renew(
+        self, session: Session | None, held: Sequence[Held], until: float
+    ) -> list[Granted | BackendUnavailable | None]:
         if session is None or not self._sessions.renew(session, until - self._now()):
             return [None] * len(held)
         mine = {claim.name for claim, _ in held}
@@ -376,10 +388,10 @@ class Recipe:
         found, hidden = self._look(session, names, mine, end)
         dirty = self._sweep(session, found, end)
         self._sessions.looked_at(session, names, found.keys() - dirty)
-        answers: list[Granted | None] = []
+        answers: list[Granted | BackendUnavailable | None] = []
         for claim, granted in held:
             if claim.name in hidden:
-                answers.append(granted)  # no newer proof: nobody can tell whether it is there
+                answers.append(self._hidden(claim.name))
             else:
                 still = _may_be_held(found, claim, session.id)
                 answers.append(self._granted(session, granted.token) if still else None)

@@ -14,7 +14,7 @@ from multilock_etcd.transport import Cluster, Transport
 # isort: split
 from multilock.backend import Held, Notices
 from multilock.errors import ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
 from multilock.options import (
     LOGIN,
     TLS_FILES,
@@ -55,6 +55,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
 
 class EtcdBackend:
     scheme = "etcd"
+    spi_version = 2
 
     def __init__(self, cluster: Cluster, *, prefix: str, ttl: float) -> None:
         self._cluster = cluster
@@ -87,11 +88,11 @@ class EtcdBackend:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._recipe.attempt(claim, join, within)
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        return self._recipe.release(claim, granted, unsure, within)
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
+        return Returned(self._recipe.release(claim, granted, unsure, within))
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
-        return self._recipe.rest(claim, granted, unsure, seconds, within)
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
+        return Returned(self._recipe.rest(claim, granted, unsure, seconds, within))
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         return self._recipe.renew(group, held, within)

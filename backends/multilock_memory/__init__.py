@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from multilock.backend import Held, Notices
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason, parse_owner
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason, Returned, parse_owner
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
 
@@ -47,6 +47,7 @@ class MemoryBackend:
     """One client's view of a store: its clock, its notices, its prefix."""
 
     scheme = "memory"
+    spi_version = 2
 
     def __init__(self, store: str, *, prefix: str, ttl: float) -> None:
         self._name = store
@@ -80,23 +81,23 @@ class MemoryBackend:
         self._store.deliver()
         return answer if isinstance(answer, Busy) else self._granted(claim, answer, now)
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         now = self._notices.now()
         with self._store.mutex:
             if unsure:
                 self._store.cancel(claim.id, now)
             was_held = self._store.leave(self._key(claim.name), claim.id, now)
         self._store.deliver()
-        return was_held
+        return Returned(was_held)
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         now = self._notices.now()
         with self._store.mutex:
             if unsure:
                 self._store.cancel(claim.id, now)
             was_held = self._store.rest(self._key(claim.name), claim.id, now + seconds, now)
         self._store.deliver()
-        return was_held
+        return Returned(was_held)
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         now = self._notices.now()

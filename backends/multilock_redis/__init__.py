@@ -13,7 +13,7 @@ from redis.sentinel import SentinelManagedConnection
 
 from multilock.backend import Held, Notices
 from multilock.errors import ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
 from multilock.options import (
     LOGIN,
     TLS_FILES,
@@ -141,6 +141,8 @@ def _place(scheme: str, host: str, port: int, db: int) -> str:
 class RedisBackend:
     """See `multilock.backend.Backend` for what each method promises."""
 
+    spi_version = 2
+
     def __init__(self, scheme: str, endpoint: Endpoint, *, prefix: str, ttl: float) -> None:
         self.scheme = scheme
         self._endpoint = endpoint
@@ -190,13 +192,13 @@ class RedisBackend:
         wire = self._connections.channel(within)
         return Channel(wire, self._recipe, self._listener) if wire else None
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         self._listener.unwatch(claim)  # before it is sent: what follows is no loss
-        return self._recipe.release(claim, unsure, within)
+        return Returned(self._recipe.release(claim, unsure, within))
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         self._listener.unwatch(claim)  # as before a release
-        return self._recipe.rest(claim, unsure, seconds, within)
+        return Returned(self._recipe.rest(claim, unsure, seconds, within))
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         return self._listener.renew(held, within)

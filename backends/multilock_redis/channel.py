@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from multilock.model import Busy, Claim, Granted
+from multilock.model import Busy, Claim, Granted, Returned
 from multilock_redis.notices import Listener
 from multilock_redis.recipe import Recipe
 from multilock_redis.transport import ScriptMissing, Wire
@@ -20,7 +20,7 @@ class Channel:
         self._wire = wire
         self._recipe = recipe
         self._listener = listener
-        self._understand: Callable[[Any], Granted | Busy | bool | None] = bool
+        self._understand: Callable[[Any], Granted | Busy | Returned | None] = _returned
         self.fileno = wire.fileno
         self.close = wire.close
 
@@ -37,12 +37,16 @@ class Channel:
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
         self._listener.unwatch(claim)  # before it is sent: what follows is no loss
-        self._understand = bool
+        self._understand = _returned
         return self._wire.begin(self._recipe.to_release(claim, unsure))
 
-    def answer(self) -> Granted | Busy | bool | None:
+    def answer(self) -> Granted | Busy | Returned | None:
         try:
             answer = self._wire.finish()
         except ScriptMissing:
             return None
         return self._understand(answer)
+
+
+def _returned(answer: Any) -> Returned:
+    return Returned(bool(answer))

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from multilock.backend import Held, Notices
 from multilock.errors import BackendRejected, ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
 from multilock.names import escape, unescape
 from multilock.options import reject_unknown
 from multilock_sqlite import host
@@ -65,6 +65,7 @@ class SqliteBackend:
     """One client's view of a file."""
 
     scheme = "sqlite"
+    spi_version = 2
     _database: Database
 
     def __init__(self, path: str, *, prefix: str, ttl: float) -> None:
@@ -111,14 +112,14 @@ class SqliteBackend:
             self._waiting[claim.id] = since, now + liveness(claim) / 3
         return self._busy(claim, answer, now)
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         self._waiting.pop(claim.id, None)
         with self._database.request(within) as sql, transaction(sql):
-            return self._recipe.release(sql, self._key(claim.name), claim.id, unsure, self._now())
+            return Returned(self._recipe.release(sql, self._key(claim.name), claim.id, unsure, self._now()))
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         with self._database.request(within) as sql, transaction(sql):
-            return self._recipe.rest(sql, self._key(claim.name), claim.id, unsure, seconds, self._now())
+            return Returned(self._recipe.rest(sql, self._key(claim.name), claim.id, unsure, seconds, self._now()))
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         with self._database.request(within) as sql, transaction(sql):

@@ -17,7 +17,7 @@ from multilock_zookeeper.transport import TLS_OPTIONS, Ensemble, Transport
 # isort: split
 from multilock.backend import Held, Notices
 from multilock.errors import ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
 from multilock.options import (
     LOGIN,
     TLS_FILES,
@@ -64,6 +64,7 @@ class ZooKeeperBackend:
     """See `multilock.backend.Backend` for what each method promises."""
 
     scheme = "zookeeper"
+    spi_version = 2
 
     def __init__(self, ensemble: Ensemble, nodes: Nodes, *, ttl: float) -> None:
         self._ensemble = ensemble
@@ -99,8 +100,8 @@ class ZooKeeperBackend:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._recipe.attempt(claim, join, within)
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        return self._recipe.release(claim, granted, unsure, within)
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
+        return Returned(self._recipe.release(claim, granted, unsure, within))
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         return self._recipe.renew(group, held, within)

@@ -200,6 +200,7 @@ class _Contender:
         if stop:
             stop.bell = self.waiter
         self.started = kernel.now()
+        self.arrived = kernel.runtime.wall()
         self.deadline = math.inf if timeout is None else self.started + timeout
 
     async def let_withdraw(self) -> None:
@@ -261,6 +262,9 @@ class _Contender:
                 else:
                     line.answered(kernel.now())
                     failures = 0
+                    if answer.spent:
+                        self._leave(claim)
+                        claim = self._claim()
                     if self.once:
                         self._heed_no_more(claim)
                         return None
@@ -288,7 +292,7 @@ class _Contender:
     # The present claim
 
     def _claim(self) -> Claim:
-        claim = self.kernel.claim(self.want)
+        claim = self.kernel.claim(self.want, self.arrived)
         self.granted = None
         self.stands = self.unsure = False
         self.kernel.monitor.waiting[claim.id] = claim, self.waiter  # before the request that joins: no push is missed
@@ -309,6 +313,7 @@ class _Contender:
             self.stands, self.granted = True, answer
         else:
             self.stands, self.granted = not self.once, None
+            unsure |= answer.spent
         self.unsure = unsure  # last: an interrupt before this finds a claim that is to be cancelled
         return answer
 
@@ -332,6 +337,8 @@ class _Contender:
         try:
             within = min(self._within(), left)
             [newer] = await self.face.request(within, kernel.backend.renew, granted.group, [(claim, granted)])
+            if isinstance(newer, BackendUnavailable):
+                raise newer
         except BackendUnavailable as silence:
             self.unsure = unsure or silence.unknown
             return granted

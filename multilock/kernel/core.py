@@ -41,7 +41,7 @@ from multilock.kernel.runtime import call_inside, wait_until
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers
 from multilock.kernel.watchdog import Watchdog
-from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, owner_text
+from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, Returned, owner_text
 from multilock.names import check_identity, check_name, check_seconds, check_timeout
 from multilock.telling import logger
 
@@ -242,11 +242,12 @@ class Kernel:
 
     # The life of a lease
 
-    def claim(self, want: Want) -> Claim:
+    def claim(self, want: Want, arrived: int) -> Claim:
+        """A new one, for a call of acquire() of then."""
         claim_id = f"{self.client}.{os.urandom(16).hex()}"
         identity = want.identity or self.identity
         owner = owner_text(claim_id, want.kind, self._host, self._pid, identity, want.grant)
-        return Claim(want.name, want.kind, claim_id, owner, want.grant, want.renew, want.fair, identity)
+        return Claim(want.name, want.kind, claim_id, owner, want.grant, want.renew, want.fair, identity, 0, arrived)
 
     def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding | None:
         """A grant becomes a lease, and is looked after from now on; None: it is over already.
@@ -313,12 +314,12 @@ class Kernel:
                 return False
             within = lease._want.request_timeout
             if lease._rest_until is None:
-                ours = await self.face.request(
+                returned = await self.face.request(
                     within, self.backend.release, lease._claim, lease._granted, lease._unsure
                 )
             else:
                 call, *args = self.giving_back(lease._claim, lease._granted, lease._unsure, lease._rest_until)
-                ours = await self.face.request(within, call, *args)
+                returned = await self.face.request(within, call, *args)
         except BaseException as error:
             if lease._state != RELEASING:  # interrupted before it began
                 raise
@@ -334,9 +335,9 @@ class Kernel:
             )
             return True
         try:
-            return self._answered(lease, ours, released_at)
+            return self._answered(lease, returned, released_at)
         except BaseException:  # interrupted: whoever waits for its end hears of it all the same
-            self._answered(lease, ours, released_at)
+            self._answered(lease, returned, released_at)
             raise
 
     def giving_back(
@@ -384,8 +385,11 @@ class Kernel:
         self.cleanup.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
         self._released(lease, released_at)
 
-    def _answered(self, lease: Holding, ours: bool, released_at: float) -> bool:
+    def _answered(self, lease: Holding, returned: Returned, released_at: float) -> bool:
         """The end of a release. Twice is harmless."""
+        ours, again = returned
+        if again:
+            self.cleanup.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
         if ours:
             self._released(lease, released_at)
         else:
@@ -740,8 +744,8 @@ class Kernel:
         within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
         try:
             [answer] = await self.face.request(within, self.backend.renew, granted.group, [(lease._claim, granted)])
-            if answer is granted:
-                raise BackendUnavailable("the backend could not tell whether it is still ours", unknown=False)
+            if isinstance(answer, BackendUnavailable):
+                raise answer
         except MultilockError as error:
             self.watchdog.unanswered([lease], error)
             self.name_error(error, lease.name)

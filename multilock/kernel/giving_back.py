@@ -121,7 +121,8 @@ class Cleanup:
         claim = cancel.claim
         try:
             call, *args = kernel.giving_back(claim, cancel.granted, cancel.unsure, cancel.rest_until)
-            call_inside(call, *args, kernel.request_timeout(claim.ttl))
+            if call_inside(call, *args, kernel.request_timeout(claim.ttl)).again:
+                raise BackendUnavailable("not all of its servers have confirmed it")
         except Exception as error:
             if not isinstance(error, BackendUnavailable):
                 self._tell(cancel, FAILED, error)

@@ -80,6 +80,9 @@ class Ticker(Protocol):
 
 class Runtime(Protocol):
     def now(self) -> float: ...
+    def wall(self) -> int:
+        """µs of the wall clock: what hosts can compare."""
+
     def event(self) -> Event: ...
     def bell(self) -> Bell: ...
     def uniform(self, low: float, high: float) -> float: ...
@@ -126,6 +129,7 @@ class Threads:
     """The production runtime: daemon threads, so that none keeps the process alive."""
 
     now = staticmethod(now)
+    wall = staticmethod(lambda: time.time_ns() // 1000)
     uniform = staticmethod(random.uniform)
 
     def event(self) -> Event:

@@ -239,7 +239,10 @@ class Watchdog:
             self.unanswered(leases, error)
             return error if isinstance(error, MultilockError) else MultilockError(str(error))
         for lease, answer in zip(leases, answers, strict=True):
-            self.settle(lease, answer)
+            if isinstance(answer, BackendUnavailable):
+                self.unanswered([lease], answer)
+            else:
+                self.settle(lease, answer)
         return None
 
     def settle(self, lease: Holding, answer: Granted | None) -> None:
@@ -256,14 +259,13 @@ class Watchdog:
             if lease._state != HELD or now >= lease._lost_at:
                 return
             slack = lease._lost_at - now
-            if proved := answer is not lease._granted:  # else it said nothing new of this one
-                if session := self._sessions.get(answer.group):
-                    answer = session.cut(answer)
-                if answer.sent_at >= lease._granted.sent_at:
-                    lease._accept(answer)
+            if session := self._sessions.get(answer.group):
+                answer = session.cut(answer)
+            if answer.sent_at >= lease._granted.sent_at:
+                lease._accept(answer)
             due = self._plan(lease)
         kernel.poke(due)
-        if proved and kernel.events.listened:
+        if kernel.events.listened:
             from multilock import events
 
             kernel.events.emit(

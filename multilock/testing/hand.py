@@ -67,6 +67,9 @@ class HandRuntime:
     def now(self) -> float:
         return self._now
 
+    def wall(self) -> int:
+        return round(self._now * 1_000_000)
+
     def uniform(self, low: float, high: float) -> float:
         return self._random.uniform(low, high)
 

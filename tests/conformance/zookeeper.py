@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from multilock.backend import Backend, Held, Notices
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
 from multilock.names import escape
 from multilock.registry import open_backend
 from tests.conformance.proxied import Proxied
@@ -60,6 +60,7 @@ class _BackendPerTtl:
     """As if a client had one session for each ttl."""
 
     scheme = "zookeeper"
+    spi_version = 2
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self._url = url
@@ -81,8 +82,9 @@ class _BackendPerTtl:
         answer: Granted | Busy = self._of(claim).attempt(claim, join, within)
         return answer
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        return bool(self._of(claim).release(claim, granted, unsure, within))
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
+        answer: Returned = self._of(claim).release(claim, granted, unsure, within)
+        return answer
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         backend = self._of(held[0][0]) if held else self._of_group(group)

@@ -27,6 +27,8 @@ ROWS = {
     "across hosts": "cross_host",
     "survives a failover": "survives_failover",
     "a name may rest (`hold_at_least`)": "hold_at_least",
+    "readers and writers": "read_write",
+    "semaphores": "semaphore",
     "smallest ttl, s": "ttl_min",
     "greatest ttl, s": "ttl_max",
     "takeover bound, s (ttl 30)": "takeover_bound",

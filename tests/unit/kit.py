@@ -21,7 +21,7 @@ from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
 from multilock.kernel.core import Kernel
 from multilock.kernel.runtime import Runtime, Threads
 from multilock.kernel.runtime import now as real_now
-from multilock.model import Busy, Claim, Granted
+from multilock.model import Busy, Claim, Granted, Returned
 
 __all__ = [
     "CAPABILITIES",
@@ -225,6 +225,7 @@ class Scripted:
     """
 
     scheme = "scripted"
+    spi_version = 2
 
     def __init__(self, runtime: Runtime | None = None, *, sessions: bool = False, **capabilities: Any) -> None:
         self.runtime: Runtime = runtime or Threads()
@@ -276,15 +277,17 @@ class Scripted:
         answer: Granted | Busy = self._ask("attempt", within, (claim,), lambda: self._attempt(claim, join), join=join)
         return answer
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        answer: bool = self._ask(
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
+        answer: Returned = self._ask(
             "release", within, (claim,), lambda: self._release(claim, unsure), granted=granted, unsure=unsure
         )
         return answer
 
-    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
         claims = tuple(claim for claim, _ in held)
-        answer: Sequence[Granted | None] = self._ask(
+        answer: Sequence[Granted | BackendUnavailable | None] = self._ask(
             "renew", within, claims, lambda: self._renew(group, held), group=group
         )
         return answer
@@ -350,17 +353,17 @@ class Scripted:
             self.notices.group(group, claim.ttl, every)
         return Granted(token, claim.ttl, self._session_proof[group], claim.ttl, every, group)
 
-    def _release(self, claim: Claim, unsure: bool) -> bool:
+    def _release(self, claim: Claim, unsure: bool) -> Returned:
         if unsure:
             self.cancelled.add(claim.id)
         if claim.id in self.queues[claim.name]:
             self.queues[claim.name].remove(claim.id)
         if self.holders.get(claim.name) != claim.id:
-            return False
+            return Returned(False)
         del self.holders[claim.name]
         if self.queues[claim.name]:
             self.notices.wake(self.queues[claim.name][0])
-        return True
+        return Returned(True)
 
     def _renew(self, group: Hashable, held: Sequence[Held]) -> list[Granted | None]:
         if self._sessions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from multilock import Acquired, BackendRejected, BackendUnavailable, Client, LockTimeout
 from multilock.kernel.acquire import acquire
+from multilock.kernel.runtime import Threads
+from multilock.model import Busy
 from multilock.testing import HandRuntime
 from tests.unit.kit import (
     Call,
@@ -283,6 +286,51 @@ def test_what_asking_again_cannot_help_is_raised_at_once(
     assert backend.called("release") == [], "nothing was executed: nothing is to be undone"
 
 
+# Several ids of one call
+
+
+def spent(backend: Scripted, call: Call) -> Busy:
+    """A round was taken back, and one of its servers has not answered that."""
+    return Busy(0.01, spent=True)
+
+
+@pytest.mark.parametrize("timeout", [None, 0])
+def test_a_spent_id_is_cancelled_for_good_and_never_sent_again(
+    client: Client, backend: Scripted, runtime: HandRuntime, timeout: float | None
+) -> None:
+    backend.script("attempt", spent)
+    lease = client.lock("n").try_acquire(timeout) if timeout == 0 else client.lock("n").acquire()
+    first, *more = (call.claims[0] for call in backend.called("attempt"))
+    assert [claim.id for claim in more] == ([lease._claim.id] if lease else [])
+    assert (lease is None) == (timeout == 0)
+    runtime.advance(5)
+    [cancel] = backend.called("release")
+    assert cancel.claims == (first,)
+    assert cancel.details["unsure"] is True
+    assert first.id not in {claim.id for claim in more}
+    assert client._kernel.monitor.waiting == {}
+
+
+def test_every_id_of_one_call_has_arrived_when_it_was_called(
+    make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
+) -> None:
+    client = make(backend, outage_timeout=None)
+    lock = client.lock("n")
+    client.lock("n").acquire().release()
+    runtime.advance(5)
+    backend.script("attempt", late(60.0), spent, spent)
+    lock.acquire()
+    earlier, *claims = (call.claims[0] for call in backend.called("attempt"))
+    assert earlier.arrived == 1000_000_000
+    assert len({claim.id for claim in claims}) == 4
+    assert {claim.arrived for claim in claims} == {1005_000_000}
+
+
+def test_the_arrival_is_told_by_the_wall_clock() -> None:
+    before = time.time()
+    assert before - 0.001 <= Threads().wall() / 1_000_000 <= time.time() + 0.001
+
+
 # Grants that have lived
 
 
@@ -337,6 +385,18 @@ def test_a_grant_whose_first_renewal_is_not_answered_is_handed_out_with_what_is_
     lease = client.lock("n").acquire()
     assert runtime.now() == 1018.0
     assert lease.remaining() == pytest.approx(26.698 - 18)
+    lease.release()
+    assert backend.called("release")[0].details["unsure"] is True
+
+
+def test_a_grant_whose_first_renewal_has_no_answer_that_counts_is_handed_out_with_what_is_left(
+    make: Callable[..., Client], backend: Scripted, runtime: HandRuntime
+) -> None:
+    client = make(backend, request_timeout=16.0)
+    backend.script("attempt", late(16.0))
+    backend.script("renew", lambda *_: [BackendUnavailable("no majority")])
+    lease = client.lock("n").acquire()
+    assert lease.remaining() == pytest.approx(26.698 - 16)
     lease.release()
     assert backend.called("release")[0].details["unsure"] is True
 

@@ -388,12 +388,13 @@ def test_an_argument_of_the_wrong_type_is_a_type_error(arguments: dict[str, obje
 def test_an_unknown_capability_lists_the_known() -> None:
     message = _refused("memory://", requires={"fenced"})
     assert "'fenced'" in message
-    assert "cross_host, fair, fencing, hold_at_least, push_loss, push_wait, survives_failover" in message
+    assert "cross_host, fair, fencing, hold_at_least, push_loss, push_wait" in message
+    assert "read_write, semaphore, survives_failover" in message
 
 
 def test_a_backend_that_lacks_a_required_capability_is_refused_by_name() -> None:
-    with pytest.raises(CapabilityMissing, match=r"memory://.* lacks cross_host") as caught:
-        open_configured(resolve("memory://", requires={"cross_host", "fencing"}))
+    with pytest.raises(CapabilityMissing, match=r"memory://.* lacks cross_host, read_write, semaphore") as caught:
+        open_configured(resolve("memory://", requires={"cross_host", "fencing", "read_write", "semaphore"}))
     assert caught.value.backend == "memory"
 
 

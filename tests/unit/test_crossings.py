@@ -17,7 +17,7 @@ from multilock import AsyncClient, BackendUnavailable, Loss, LossReason
 from multilock.backend import Backend
 from multilock.kernel import process
 from multilock.kernel.runtime import Threads, inside
-from multilock.model import Claim, Granted
+from multilock.model import Claim, Granted, Returned
 from multilock.testing import HandRuntime
 from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, late, refused, silence
 from tests.unit.test_no_threads import Refusing
@@ -189,7 +189,7 @@ class Resting(Scripted):
         super().__init__(hold_at_least=True)
         self.rests: list[float] = []
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         self.rests.append(seconds)
         return self.release(claim, granted, unsure, within)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from multilock import BackendRejected, BackendUnavailable, Client
+from multilock import BackendRejected, BackendUnavailable, Client, LeaseState, LossReason
+from multilock.model import Returned
 from multilock.testing import HandRuntime
-from tests.unit.kit import Call, Scripted, executed_but_unanswered, refused, silence
+from tests.unit.kit import Call, Losses, Scripted, executed_but_unanswered, refused, silence
 
 
 def lose_a_reply(client: Client, backend: Scripted, **options: Any) -> None:
@@ -237,3 +238,55 @@ def test_a_withdrawal_without_an_answer_lets_the_try_go_on_at_once(
     began = runtime.now()
     assert client.lock("n").try_acquire() is None
     assert runtime.now() == pytest.approx(began + 0.25)
+
+
+def partly(*, ours: bool = True) -> Callable[[Scripted, Call], Returned]:
+    """Of several servers one has not answered."""
+
+    def answer(backend: Scripted, call: Call) -> Returned:
+        call.execute()
+        return Returned(ours, again=True)
+
+    return answer
+
+
+def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_until_it_is(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n").acquire()
+    backend.script("release", *[partly()] * 4)
+    assert lease.release() is True
+    assert lease.state is LeaseState.RELEASED
+    assert runtime.now() == 1000, "nobody waits for the rest"
+    assert not client._kernel.cleanup.wait(0)
+    runtime.advance(30)
+    assert client._kernel.cleanup.wait(0)
+    released = backend.called("release")
+    assert [call.details["unsure"] for call in released] == [False, True, True, True, True]
+    assert {call.claims for call in released} == {(lease._claim,)}
+    pauses = [later.at - earlier.at for earlier, later in pairwise(released[1:])]
+    assert pauses[0] < pauses[-1], "a server that is down is not asked all the time"
+
+
+def test_a_release_of_what_was_lost_goes_on_too_where_it_is_not_complete(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    lease = client.lock("n", on_lost=losses).acquire()
+    backend.script("release", partly(ours=False))
+    assert lease.release() is False
+    assert losses.wait().reason is LossReason.TAKEN
+    runtime.advance(30)
+    assert [call.details["unsure"] for call in backend.called("release")] == [False, True]
+    assert client._kernel.cleanup.wait(0)
+
+
+def test_a_background_cancel_goes_on_until_it_is_complete(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.holders["n"] = "somebody"
+    backend.script("release", partly(ours=False), partly(ours=False))
+    assert client.lock("n").try_acquire(1) is None
+    runtime.advance(30)
+    assert [call.details["unsure"] for call in backend.called("release")] == [False, True, True]
+    assert client._kernel.cleanup.wait(0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multilock.model import OWNER_BYTES, Busy, LockInfo, owner_text, parse_owner
+from multilock.model import OWNER_BYTES, Busy, Claim, LockInfo, owner_text, parse_owner
 
 words = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=64)
 
@@ -39,3 +39,18 @@ def test_the_words_are_frozen_and_small() -> None:
         with pytest.raises(AttributeError):
             setattr(word, field, 2.0)
         assert not hasattr(word, "__dict__")
+
+
+@pytest.mark.parametrize(
+    ("kind", "permits", "mode"),
+    [
+        ("lock", 0, "x"),
+        ("leader", 0, "x"),
+        ("write", 0, "x"),
+        ("read", 0, "r"),
+        ("permit", 1, "p1"),
+        ("permit", 3, "p3"),
+    ],
+)
+def test_the_mode_of_a_claim_says_what_it_excludes(kind: str, permits: int, mode: str) -> None:
+    assert Claim("n", kind, "id", "id@owner", 30.0, True, False, "me", permits).mode == mode

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, EntryPoints
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import multilock
 from multilock import registry
-from multilock.backend import Backend
+from multilock.backend import SPI_VERSION, Backend
 from multilock.config import resolve
 from multilock.errors import ConfigurationError
 from multilock.registry import OURS, open_backend, register_backend
@@ -25,6 +27,8 @@ def _own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class Opened:
     """Stands for a backend; keeps what it was opened with."""
+
+    spi_version = SPI_VERSION
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self.url = url
@@ -133,7 +137,45 @@ def test_every_module_of_the_table_opens_backends(ours: registry.Ours) -> None:
 def test_a_backend_of_ours_is_called_as_its_url_is(scheme: str) -> None:
     place = "/tmp/x" if scheme in ("sqlite", "unix") else "h"
     settings = resolve(f"{scheme}://{place}")
-    assert open_backend(scheme, settings.url, settings.backend_options()).scheme == scheme
+    backend = open_backend(scheme, settings.url, settings.backend_options())
+    assert backend.scheme == scheme
+    assert backend.spi_version == SPI_VERSION
+
+
+class Undeclared:
+    """A backend of before there was a version to declare."""
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        (None, "speaks version 1 .*: install a newer release of that backend, or an older multilock"),
+        (SPI_VERSION - 1, f"version {SPI_VERSION - 1} .* a newer release of that backend, or an older multilock"),
+        (SPI_VERSION + 1, f"version {SPI_VERSION + 1} .* a newer multilock, or an older release of that backend"),
+        ("2", "version '2' .* a newer release of that backend"),
+    ],
+)
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_backend_of_another_version_of_the_interface_is_not_opened(
+    monkeypatch: pytest.MonkeyPatch, version: object, remedy: str, installed: bool
+) -> None:
+    def open_theirs(url: str, options: Mapping[str, object]) -> Any:
+        backend = Undeclared()
+        if version is not None:
+            backend.spi_version = version  # type: ignore[attr-defined]
+        return backend
+
+    if installed:
+        module = ModuleType("theirs")
+        module.open_backend = open_theirs  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "theirs", module)
+        _installed(monkeypatch, EntryPoint("theirs", "theirs:open_backend", registry.GROUP))
+    else:
+        register_backend("theirs", open_theirs)
+    with pytest.raises(ConfigurationError, match=remedy) as caught:
+        multilock.connect("theirs://")
+    assert f"this multilock speaks version {SPI_VERSION}" in str(caught.value)
+    assert caught.value.backend == "theirs"
 
 
 @pytest.mark.parametrize(

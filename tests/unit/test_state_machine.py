@@ -36,7 +36,7 @@ from multilock import (
     LossReason,
 )
 from multilock.backend import Held, Notices
-from multilock.model import Busy, Claim, Finding, Granted
+from multilock.model import Busy, Claim, Finding, Granted, Returned
 from multilock.testing import HandRuntime
 from multilock_memory import MemoryBackend
 from tests.unit.kit import client_on
@@ -65,6 +65,7 @@ class Faulty:
     """A memory backend behind a bad network."""
 
     scheme = "memory"
+    spi_version = 2
 
     def __init__(self, world: World, inner: MemoryBackend, deaf: bool) -> None:
         self.deaf = deaf
@@ -80,7 +81,7 @@ class Faulty:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._send(within, lambda: self.inner.attempt(claim, join, within))  # type: ignore[no-any-return]
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         return self._send(within, lambda: self.inner.release(claim, granted, unsure, within))  # type: ignore[no-any-return]
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:

@@ -38,7 +38,7 @@ def loss_of(lease: Lease) -> Loss:
 def make(client: Client, state: int) -> Lease:
     """A lease that came into this state by transitions."""
     want: Any = client._kernel.want("n", Lease, on_lost=lambda loss: None)
-    claim: Claim = client._kernel.claim(want)
+    claim: Claim = client._kernel.claim(want, 0)
     lease = Lease(client._kernel, want, claim, Granted(1, 30.0, client._kernel.now(), 30.0, 10.0, "server"), False)
     lease._hooks = [lambda: None]
     way: dict[int, list[Callable[[], object]]] = {

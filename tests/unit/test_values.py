@@ -41,6 +41,15 @@ def test_a_value_of_a_name_that_rests_shows_who_released_it_and_until_when() -> 
     assert decode_value(encode_value(mine)).resting_until is None
 
 
+def test_the_value_of_a_permit_says_how_many_there_are() -> None:
+    mine = claim("\U0001f600" * 64, "h" * 64)._replace(kind="permit", permits=1_000_000)
+    value = encode_value(mine)
+    assert len(value) <= VALUE_BYTES
+    assert (decode_value(value).kind, decode_value(value).permits) == ("permit", 1_000_000)
+    assert b"permits" not in encode_value(claim())
+    assert decode_value(encode_value(claim())).permits is None
+
+
 @pytest.mark.parametrize("value", [b"10.0.0.7:80", b"[1]", b"1", b'{"v":1}', b'{"v":2,"id":"x"}', b"\xff", b"null"])
 def test_a_value_of_another_program_is_shown_as_it_is(value: bytes) -> None:
     assert decode_value(value) == LockInfo("", identity=value.decode(errors="replace"))

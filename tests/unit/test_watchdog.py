@@ -12,7 +12,19 @@ from typing import Any
 
 import pytest
 
-from multilock import BackendRejected, Client, Lease, LeaseState, LockLost, LossReason, connect
+from multilock import (
+    AtRisk,
+    BackendRejected,
+    Client,
+    Event,
+    Lease,
+    LeaseState,
+    LockLost,
+    LossReason,
+    Renewed,
+    RenewFailed,
+    connect,
+)
 from multilock.errors import BackendUnavailable
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.validity import ARM_AFTER
@@ -105,6 +117,65 @@ def test_an_unanswered_renewal_is_tried_again_soon(client: Client, backend: Scri
     assert losses.calls == []
     first, second = backend.called("renew")[:2]
     assert second.at - (first.at + first.within) <= 1.5
+
+
+def unanswered_for(name: str) -> Callable[[Scripted, Call], Any]:
+    """Of the locks in one request, this one has no answer that counts."""
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        silence = BackendUnavailable(f"no majority for {name!r}", unknown=False)
+        answers = call.execute()
+        return [silence if claim.name == name else one for claim, one in zip(call.claims, answers, strict=True)]
+
+    return answer
+
+
+def test_one_lease_without_an_answer_is_at_risk_and_tried_again_soon_and_the_others_are_renewed(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    heard: list[Event] = []
+    client.events.subscribe(heard.append)
+    doubtful, renewed = client.lock("doubtful").acquire(), client.lock("renewed").acquire()
+    backend.always("renew", unanswered_for("doubtful"))
+    runtime.advance(12)
+    assert state_of(doubtful) is LeaseState.AT_RISK
+    assert doubtful.remaining() == pytest.approx(LOST_AFTER - 12), "it is no proof"
+    assert state_of(renewed) is LeaseState.HELD
+    assert renewed.remaining() > LOST_AFTER - 4
+    eventually(lambda: {type(event) for event in heard} >= {AtRisk, RenewFailed, Renewed})
+    assert {event.name for event in heard if isinstance(event, (AtRisk, RenewFailed))} == {"doubtful"}
+    tries = [call for call in backend.called("renew") if doubtful._claim in call.claims]
+    assert 2 <= len(tries) <= 10
+    backend.always("renew", None)
+    runtime.advance(2)
+    assert state_of(doubtful) is LeaseState.HELD
+
+
+def test_one_lease_of_a_session_without_an_answer_does_not_hurry_the_session(
+    session_client: Client, session_backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    session_client.lock("doubtful", on_lost=losses).acquire()
+    renewed = session_client.lock("renewed").acquire()
+    session_backend.always("renew", unanswered_for("doubtful"))
+    runtime.advance(40)
+    assert losses.times == pytest.approx([1000 + LOST_AFTER])
+    assert losses.reasons == [LossReason.EXPIRED]
+    assert renewed.is_held()
+    assert len(session_backend.called("renew")) <= 4
+
+
+def test_a_renewal_by_hand_without_an_answer_raises_and_proves_nothing(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n").acquire()
+    runtime.advance(1)
+    backend.script("renew", unanswered_for("n"))
+    with pytest.raises(BackendUnavailable, match="no majority for 'n'") as caught:
+        lease.renew()
+    assert (caught.value.name, caught.value.backend) == ("n", "scripted")
+    assert state_of(lease) is LeaseState.AT_RISK
+    assert lease.remaining() == pytest.approx(LOST_AFTER - 1)
 
 
 def test_an_answer_just_in_time_saves_the_lease(client: Client, backend: Scripted, runtime: HandRuntime) -> None:

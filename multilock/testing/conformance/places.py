@@ -17,7 +17,7 @@ from multilock import Client
 from multilock.backend import Backend, Held, Notices, Rests
 from multilock.errors import BackendUnavailable
 from multilock.kernel.runtime import now
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo
+from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
 from multilock.registry import open_backend
 from multilock.testing.conformance.faces import Face
 
@@ -269,6 +269,10 @@ class FaultyBackend:
         return self._inner.scheme
 
     @property
+    def spi_version(self) -> int:
+        return self._inner.spi_version
+
+    @property
     def capabilities(self) -> Capabilities:
         return self._inner.capabilities
 
@@ -278,14 +282,16 @@ class FaultyBackend:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._ask("attempt", within, lambda: self._inner.attempt(claim, join, within), claim)
 
-    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
         return self._ask("release", within, lambda: self._inner.release(claim, granted, unsure, within), claim)
 
-    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> bool:
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         inner = cast("Rests", self._inner)
         return self._ask("release", within, lambda: inner.rest(claim, granted, unsure, seconds, within), claim)
 
-    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
         claims = [claim for claim, _ in held]
         return self._ask("renew", within, lambda: self._inner.renew(group, held, within), *claims)
 

@@ -109,7 +109,7 @@ class BackendConformance(Conformance):
         claim = ear.claim()
         first, again = take(backend_, claim), take(backend_, claim)
         assert again.token == first.token
-        assert backend_.release(claim, again, False, WITHIN) is True
+        assert backend_.release(claim, again, False, WITHIN).ours is True
         assert isinstance(backend_.attempt(ear.claim(), False, WITHIN), Granted)
 
     def test_a_refused_attempt_that_does_not_join_leaves_nothing(
@@ -126,17 +126,18 @@ class BackendConformance(Conformance):
         holder, stranger = ear.claim(), ear.claim()
         granted = take(backend_, holder)
         for unsure in (False, True):
-            assert backend_.release(stranger, None, unsure, WITHIN) is False
+            assert backend_.release(stranger, None, unsure, WITHIN).ours is False
         info = backend_.inspect(NAME, WITHIN)
         assert info is not None
         assert info.owner == holder.owner
-        assert backend_.renew(granted.group, [(holder, granted)], WITHIN) != [None]
+        [renewed] = backend_.renew(granted.group, [(holder, granted)], WITHIN)
+        assert isinstance(renewed, Granted)
 
     def test_release_is_idempotent_and_says_whether_it_was_ours_until_now(self, backend_: Backend, ear: Ear) -> None:
         claim = ear.claim()
         granted = take(backend_, claim)
-        assert backend_.release(claim, granted, False, WITHIN) is True
-        assert backend_.release(claim, granted, False, WITHIN) is False
+        assert backend_.release(claim, granted, False, WITHIN).ours is True
+        assert backend_.release(claim, granted, False, WITHIN).ours is False
 
     def test_nobody_revives_or_lengthens_a_name_that_rests(self, backend_: Backend, ear: Ear, place: Place) -> None:
         if not backend_.capabilities.hold_at_least:
@@ -144,13 +145,13 @@ class BackendConformance(Conformance):
         assert isinstance(backend_, Rests)
         claim = ear.claim()
         granted = take(backend_, claim)
-        assert backend_.rest(claim, granted, True, place.rest, WITHIN) is True
+        assert backend_.rest(claim, granted, True, place.rest, WITHIN).ours is True
         until = now() + place.rest_at_most
-        assert backend_.rest(claim, granted, True, 60.0, WITHIN) is True  # an earlier request, executed late
+        assert backend_.rest(claim, granted, True, 60.0, WITHIN).ours is True  # an earlier request, executed late
         assert backend_.renew(granted.group, [(claim, granted)], WITHIN) == [None]
         assert isinstance(backend_.attempt(claim, True, WITHIN), Busy)
-        assert backend_.rest(ear.claim(), granted, False, 0.01, WITHIN) is False
-        assert backend_.release(claim, granted, False, WITHIN) is False
+        assert backend_.rest(ear.claim(), granted, False, 0.01, WITHIN).ours is False
+        assert backend_.release(claim, granted, False, WITHIN).ours is False
         info = backend_.inspect(NAME, WITHIN)
         assert info is not None
         assert info.resting_until is not None
@@ -165,7 +166,7 @@ class BackendConformance(Conformance):
         claim = ear.claim()
         granted = take(backend_, claim)
         place.delete(NAME)
-        assert backend_.rest(claim, granted, False, 60.0, WITHIN) is False
+        assert backend_.rest(claim, granted, False, 60.0, WITHIN).ours is False
         assert backend_.inspect(NAME, WITHIN) is None
 
     def test_a_cancel_is_final_also_for_a_request_that_comes_later(self, backend_: Backend, ear: Ear) -> None:
@@ -219,7 +220,7 @@ class BackendConformance(Conformance):
             for answer in backend_.renew(group, [pair for pair in held if pair[1].group == group], WITHIN)
         ]
         assert [answer is not None for answer in answers] == [True, False, True]
-        assert all(answer.sent_at >= before for answer in answers if answer)
+        assert all(answer.sent_at >= before for answer in answers if isinstance(answer, Granted))
 
     def test_renew_never_takes_a_name_back(self, backend_: Backend, ear: Ear, place: Place) -> None:
         claim = ear.claim()
@@ -228,7 +229,7 @@ class BackendConformance(Conformance):
         next_claim = ear.claim()
         take(backend_, next_claim)
         assert list(backend_.renew(granted.group, [(claim, granted)], WITHIN)) == [None]
-        assert backend_.release(claim, granted, False, WITHIN) is False
+        assert backend_.release(claim, granted, False, WITHIN).ours is False
         info = backend_.inspect(NAME, WITHIN)
         assert info is not None
         assert info.owner == next_claim.owner

@@ -329,6 +329,6 @@ def test_a_release_is_acknowledged_for_its_own_key_only(
     claims = [ear.claim("first"), ear.claim("second")]
     grants = [take(backend, claim) for claim in claims]
     front.repeat("PUT/v1/txn")
-    assert backend.release(claims[0], grants[0], False, WITHIN)
+    assert backend.release(claims[0], grants[0], False, WITHIN).ours
     with pytest.raises(BackendUnavailable, match="no answer"):
         backend.release(claims[1], grants[1], False, WITHIN)

@@ -32,7 +32,7 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
     proxy.delay(0.3)
     before = now()
     [renewed] = backend.renew(granted.group, [(claim, granted)], WITHIN)
-    assert renewed is not None
+    assert isinstance(renewed, Granted)
     assert before <= renewed.sent_at <= now() - 1.2, "two requests, one after the other"
 
 
@@ -73,7 +73,7 @@ def test_locks_of_different_ttls_are_in_different_sessions(server: ConsulServer,
 def test_an_attempt_that_begins_after_its_cancel_takes_nothing(server: ConsulServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim = ear.claim()
-    assert backend.release(claim, None, True, WITHIN) is False
+    assert backend.release(claim, None, True, WITHIN).ours is False
     assert isinstance(backend.attempt(claim, True, WITHIN), Busy)
     take(backend, ear.claim())
 
@@ -94,7 +94,7 @@ def test_a_lock_without_renewal_counts_from_when_it_was_free_and_not_from_when_i
     assert isinstance(backend.attempt(waiter, True, WITHIN), Busy)
     time.sleep(0.6)
     before = now()
-    assert backend.release(holder, granted, False, WITHIN)
+    assert backend.release(holder, granted, False, WITHIN).ours
     later = backend.attempt(waiter, True, WITHIN)
     assert isinstance(later, Granted)
     assert later.sent_at >= before

@@ -63,7 +63,7 @@ def test_a_session_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_ha
     assert not silence.value.unknown
     lost.wait(WITHIN)
     assert key_session(server) == granted.key, "it is held until it rests"
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     unused = ids(server) - {granted.key, key_session(server)}
     assert len(unused) == 1
     eventually(lambda: not unused & ids(server))  # it ends by itself
@@ -83,7 +83,7 @@ def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_
     rest = server.key(KEY)
     assert rest is not None
     assert rest["Session"] != granted.key
-    assert backend.rest(claim, granted, True, 2 * LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, 2 * LONG, WITHIN).ours is True
     assert server.key(KEY) == rest
     assert ids(server) == {granted.key, rest["Session"]}, "what is superfluous is ended"
 
@@ -101,7 +101,7 @@ def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_fo
     time.sleep(0.5)
     late.release()
     eventually(lambda: key_session(server) != granted.key)
-    assert backend.rest(claim, granted, True, 2.0, WITHIN) is True
+    assert backend.rest(claim, granted, True, 2.0, WITHIN).ours is True
     while isinstance(backend.attempt(ear.claim("job"), False, WITHIN), Busy):
         assert now() < asked_at + 10.0
         time.sleep(0.02)
@@ -118,7 +118,7 @@ def test_a_move_that_is_executed_after_the_release_moves_nothing(
     with pytest.raises(BackendUnavailable):
         backend.rest(claim, granted, False, LONG, 0.3)
     late.wait(WITHIN)
-    assert backend.release(claim, granted, True, WITHIN) is True
+    assert backend.release(claim, granted, True, WITHIN).ours is True
     take(backend, ear.claim("job"))
     before = server.key(KEY)
     late.release()
@@ -141,7 +141,7 @@ def test_a_move_that_comes_when_its_session_has_ended_moves_nothing(
         resting.result(WITHIN)
     assert not silence.value.unknown
     assert key_session(server) == granted.key
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
 
 
 @pytest.mark.parametrize("mark", [b"/v1/session/create", MOVE])
@@ -192,7 +192,7 @@ def test_what_is_to_rest_is_not_swept_until_then(
         assert server.key(KEY) or now() >= begun + 3.0
     eventually(lambda: backend.renew(granted.group, [], WITHIN) == [] and server.key(KEY) is None)
     assert now() >= begun + 3.0
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is False
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is False
 
 
 def test_a_cancel_in_the_same_session_ends_no_name_that_is_to_rest(
@@ -209,7 +209,7 @@ def test_a_cancel_in_the_same_session_ends_no_name_that_is_to_rest(
     assert unheard.happened
     backend.release(other, None, True, WITHIN)
     assert key_session(server) == granted.key
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
 
 
 def test_close_leaves_a_name_that_could_not_be_told_to_rest_to_the_clock(
@@ -235,7 +235,7 @@ def test_an_acquire_without_an_answer_cannot_come_after_the_rest(
         backend.attempt(claim, True, 0.3)
     late.wait(WITHIN)
     granted = take(backend, claim)
-    assert backend.rest(claim, granted, True, SHORT, WITHIN) is True
+    assert backend.rest(claim, granted, True, SHORT, WITHIN).ours is True
     assert granted.key not in ids(server)
     late.release()
     eventually(lambda: server.key(KEY) is None)
@@ -248,9 +248,9 @@ def test_a_lock_that_is_not_renewed_rests_without_its_own_session(
 ) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, renew=False)
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
     assert ids(server) == {key_session(server)}
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     assert isinstance(backend.attempt(ear.claim("job"), False, WITHIN), Busy)
 
 
@@ -258,7 +258,7 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: ConsulServer, open_:
     backend = open_(server.url)
     claim, granted = held(backend)
     server.cli("kv", "put", KEY, "nobody knows why")
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
     info = backend.inspect("job", WITHIN)
     assert info is not None
     assert info.resting_until
@@ -268,10 +268,10 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: ConsulServer, open_:
 def test_an_operator_who_ends_a_rest_leaves_no_session(server: ConsulServer, open_: Open, held: Held) -> None:
     backend = open_(server.url)
     claim, granted = held(backend)
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
     assert open_(server.url).force_release("job", WITHIN) is True
     assert ids(server) == {granted.key}
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is False
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is False
     assert ids(server) == {granted.key}
 
 
@@ -279,7 +279,7 @@ def test_what_was_lost_gets_no_session_that_stays(server: ConsulServer, open_: O
     backend = open_(server.url)
     claim, granted = held(backend)
     server.ask("PUT", f"session/destroy/{granted.key}")
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is False
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is False
     assert ids(server) == set()
     assert server.key(KEY) is None
 
@@ -289,7 +289,7 @@ def test_a_rest_shorter_than_a_session_can_be_lasts_as_long_as_that(open_: Open,
         backend = open_(server.url)
         claim, granted = held(backend)
         begun = time.time()
-        assert backend.rest(claim, granted, False, SHORT, WITHIN) is True
+        assert backend.rest(claim, granted, False, SHORT, WITHIN).ours is True
         info = backend.inspect("job", WITHIN)
         assert info is not None
         assert info.resting_until

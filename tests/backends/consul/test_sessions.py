@@ -68,7 +68,7 @@ def test_names_that_are_long_in_a_request_are_looked_at_by_their_bytes(
     backend = open_(server.url)
     names = [f"{number:02d}" + "鎖" * 998 for number in range(64)]
     held = held_in_one_session(backend, ear, names, 30.0)
-    assert all(backend.renew(held[0][1].group, held, WITHIN))
+    assert all(isinstance(answer, Granted) for answer in backend.renew(held[0][1].group, held, WITHIN))
     server.ask("DELETE", f"kv/multilock/{escape(names[-1]).replace('%', '%25')}/.lock")
     renewed = backend.renew(held[0][1].group, held, WITHIN)
     assert all(renewed[:-1])
@@ -86,9 +86,10 @@ def test_a_session_that_was_renewed_keeps_its_locks_although_no_look_at_their_ke
     before = now()
     [renewed] = backend.renew(granted.group, [(claim, granted)], 1.0)
     assert unanswered.happened
-    assert renewed is not None
+    assert isinstance(renewed, Granted)
     assert renewed.sent_at >= before
-    assert [*backend.renew(granted.group, [(claim, granted)], WITHIN)] != [None]
+    [renewed] = backend.renew(granted.group, [(claim, granted)], WITHIN)
+    assert isinstance(renewed, Granted)
 
 
 def test_a_renewal_of_one_lock_looks_at_its_key_before_anything_else(
@@ -147,7 +148,7 @@ def test_a_release_that_is_refused_takes_no_other_lock_along(
     with pytest.raises(BackendRejected):
         backend.release(*first, False, WITHIN)
     [renewed] = backend.renew(other[1].group, [other], WITHIN)
-    assert renewed is not None
+    assert isinstance(renewed, Granted)
     assert renewed.sent_at > other[1].sent_at
     assert guarded.key(KEY)
 
@@ -160,12 +161,13 @@ def test_a_key_that_may_not_be_looked_at_any_more_is_not_lost_and_has_no_new_pro
     held = held_in_one_session(backend, ear, ["job", "other"], 10.0)
     withdraw("deny")
     hidden, renewed = backend.renew(held[0][1].group, held, WITHIN)
-    assert hidden == held[0][1]
-    assert renewed is not None
+    assert isinstance(hidden, BackendUnavailable)
+    assert not hidden.unknown
+    assert isinstance(renewed, Granted)
     assert renewed.sent_at > held[1][1].sent_at
     withdraw("write")
     again, _ = backend.renew(held[0][1].group, held, WITHIN)
-    assert again is not None
+    assert isinstance(again, Granted)
     assert again.sent_at > renewed.sent_at
 
 
@@ -211,10 +213,10 @@ def test_an_acquire_that_a_proxy_repeats_after_its_release_is_given_back(
     claim = ear.claim("job")
     granted = take(backend, claim)
     again = send_again(server)
-    assert backend.release(claim, granted, False, WITHIN)
+    assert backend.release(claim, granted, False, WITHIN).ours
     again()
     assert server.key(KEY)
-    assert all(backend.renew(granted.group, other, WITHIN))
+    assert all(isinstance(answer, Granted) for answer in backend.renew(granted.group, other, WITHIN))
     assert server.key(KEY) is None
 
 
@@ -228,7 +230,7 @@ def test_an_acquire_that_a_proxy_repeats_for_one_who_waits_no_more_is_given_back
     granted = take(holder, holding)
     again = send_again(server)
     assert isinstance(backend.attempt(claim, True, WITHIN), Busy)
-    assert not backend.release(claim, None, False, WITHIN)
+    assert not backend.release(claim, None, False, WITHIN).ours
     assert holder.release(holding, granted, False, WITHIN)
     again(Session=other.key, Value=b64encode(encode_value(claim)).decode())
     assert server.key(KEY)
@@ -250,7 +252,7 @@ def test_what_is_looked_for_is_never_what_is_just_taken_held_or_given_back(
         for _ in range(150):
             claim = ear.claim(name)
             granted = take(backend, claim)
-            given_back.append(backend.release(claim, granted, False, WITHIN))
+            given_back.append(backend.release(claim, granted, False, WITHIN).ours)
 
     def renew() -> None:
         while not ended.is_set():
@@ -292,7 +294,7 @@ def test_an_acquire_without_renewal_that_begins_after_its_cancel_makes_no_sessio
 ) -> None:
     backend = open_(server.url)
     claim = ear.claim(renew=False)
-    assert backend.release(claim, None, True, WITHIN) is False
+    assert backend.release(claim, None, True, WITHIN).ours is False
     with pytest.raises(BackendUnavailable, match="given up"):
         backend.attempt(claim, True, WITHIN)
     assert server.sessions() == []

@@ -122,7 +122,7 @@ def test_a_request_that_is_executed_after_its_cancel_finds_that_it_is_too_late(
     claim = ear.claim("job")
     with pytest.raises(BackendUnavailable):
         backend.attempt(claim, join, 2.0)
-    assert backend.release(claim, None, True, 2.0) is False
+    assert backend.release(claim, None, True, 2.0).ours is False
     assert not unsent.send().succeeded
     assert keys(server) == []
     backend.close()
@@ -136,7 +136,7 @@ def test_without_its_tombstone_the_late_request_would_hold(server: EtcdServer, m
     claim = ear.claim("job")
     with pytest.raises(BackendUnavailable):
         backend.attempt(claim, True, 2.0)
-    assert backend.release(claim, None, False, 2.0) is False
+    assert backend.release(claim, None, False, 2.0).ours is False
     assert unsent.send().succeeded
     backend.close()
 
@@ -690,7 +690,7 @@ def test_a_lease_whose_revocation_had_no_answer_is_revoked_with_the_next(
         claim = ear.claim(name, renew=False)
         granted = backend.attempt(claim, False, 2.0)
         assert isinstance(granted, Granted)
-        assert backend.release(claim, granted, False, 2.0)
+        assert backend.release(claim, granted, False, 2.0).ours
         assert len(leases(server)) == left
     backend.close()
 

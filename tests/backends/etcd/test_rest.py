@@ -110,7 +110,7 @@ def test_a_lease_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_
     with pytest.raises(BackendUnavailable):
         backend.rest(claim, granted, False, SHORT, WITHIN)
     assert lease_of_key(server) == granted.group, "it is held until it rests"
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     assert len(leases(server)) == 3
     eventually(lambda: len(leases(server)) == 2)  # it ends by itself
     assert keys(server)
@@ -126,7 +126,7 @@ def test_a_move_whose_answer_is_lost_is_found_and_a_second_one_neither_replaces_
         backend.rest(claim, granted, False, LONG, WITHIN)
     before = rows(server)
     assert int(before[0]["lease"]) != granted.group
-    assert backend.rest(claim, granted, True, 2 * LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, 2 * LONG, WITHIN).ours is True
     assert rows(server) == before
     assert len(leases(server)) == 2, "what is superfluous is revoked"
 
@@ -141,7 +141,7 @@ def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_fo
     with pytest.raises(BackendUnavailable):
         backend.rest(claim, granted, False, 4.0, WITHIN)
     assert late.send().succeeded
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     while isinstance(backend.attempt(ear.claim("job"), False, WITHIN), Busy):
         assert now() < asked_at + 15.0
         time.sleep(0.02)
@@ -158,7 +158,7 @@ def test_a_move_that_is_executed_after_the_release_moves_nothing(
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)
     with pytest.raises(BackendUnavailable):
         backend.rest(claim, granted, False, LONG, WITHIN)
-    assert backend.release(claim, granted, unsure, WITHIN) is True
+    assert backend.release(claim, granted, unsure, WITHIN).ours is True
     held(backend, ear)
     before = rows(server)
     assert not late.send().succeeded
@@ -186,7 +186,7 @@ def test_a_move_that_is_sent_when_its_lease_has_ended_moves_nothing(
             backend.rest(claim, granted, unsure, LONG, WITHIN)
     assert not silence.value.unknown
     assert lease_of_key(server) == granted.group
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
 
 
 def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(server: EtcdServer, proxy: FaultProxy) -> None:
@@ -220,7 +220,7 @@ def test_an_acquire_that_comes_after_an_unsure_rest_takes_nothing(
         backend.attempt(claim, True, WITHIN)
     granted = backend.attempt(claim, True, WITHIN)
     assert isinstance(granted, Granted)
-    assert backend.rest(claim, granted, True, SHORT, WITHIN) is True
+    assert backend.rest(claim, granted, True, SHORT, WITHIN).ours is True
     eventually(lambda: rows(server) == [])
     assert not late.send().succeeded
     assert rows(server) == []
@@ -252,7 +252,7 @@ def test_a_rest_is_found_although_the_lease_for_its_tombstone_has_ended(
         backend.rest(claim, granted, False, LONG, WITHIN)
     before = rows(server)
     etcdctl(server.endpoint, "lease", "revoke", f"{granted.group:x}")
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     assert rows(server) == before
     assert len(leases(server)) == 1
 
@@ -260,20 +260,20 @@ def test_a_rest_is_found_although_the_lease_for_its_tombstone_has_ended(
 def test_no_release_of_it_ends_a_rest(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear)
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
     before = rows(server)
     assert isinstance(backend.attempt(claim, True, WITHIN), Busy)
     for unsure in (False, True):
-        assert backend.release(claim, granted, unsure, WITHIN) is False
+        assert backend.release(claim, granted, unsure, WITHIN).ours is False
     assert rows(server) == before
 
 
 def test_a_lock_that_is_not_renewed_rests_without_its_own_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear, renew=False)
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
     assert [int(lease, 16) for lease in leases(server)] == [lease_of_key(server)]
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     assert len(leases(server)) == 1
 
 
@@ -283,7 +283,7 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: EtcdServer, open_: O
     [key] = keys(server)
     etcdctl(server.endpoint, "put", key, "nobody knows why")
     assert [*backend.renew(granted.group, [(claim, granted)], WITHIN)] != [None]
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
     info = backend.inspect("job", WITHIN)
     assert info is not None
     assert info.resting_until
@@ -293,10 +293,10 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: EtcdServer, open_: O
 def test_an_operator_who_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear)
-    assert backend.rest(claim, granted, False, LONG, WITHIN) is True
+    assert backend.rest(claim, granted, False, LONG, WITHIN).ours is True
     assert open_(server.url).force_release("job", WITHIN) is True
     assert [int(lease, 16) for lease in leases(server)] == [granted.group]
-    assert backend.rest(claim, granted, True, LONG, WITHIN) is False
+    assert backend.rest(claim, granted, True, LONG, WITHIN).ours is False
     assert [int(lease, 16) for lease in leases(server)] == [granted.group]
 
 
@@ -307,7 +307,7 @@ def test_a_queue_keeps_its_order_over_a_rest(server: EtcdServer, open_: Open, ea
     for waiter in waiters:
         assert isinstance(backend.attempt(waiter, True, WITHIN), Busy)
     begun = now()
-    assert backend.rest(claim, granted, False, SHORT, WITHIN) is True
+    assert backend.rest(claim, granted, False, SHORT, WITHIN).ours is True
     assert ear.wait(lambda: waiters[0].id in ear.wakes, 10.0)
     assert now() >= begun + SHORT
     for waiter in reversed(waiters[1:]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -87,10 +87,10 @@ class Asker:
         return answer
 
     def release(self, claim: Claim, granted: Granted | None = None, *, unsure: bool = False) -> bool:
-        return self.backend.release(claim, granted, unsure, WITHIN)
+        return self.backend.release(claim, granted, unsure, WITHIN).ours
 
     def renew(self, *held: tuple[Claim, Granted]) -> list[Granted | None]:
-        return list(self.backend.renew(held[0][1].group, held, WITHIN))
+        return cast("list[Granted | None]", self.backend.renew(held[0][1].group, held, WITHIN))
 
 
 class Rules:

@@ -99,7 +99,7 @@ class Ours:
         return claim
 
     def release(self, claim: Claim, *, unsure: bool = False) -> bool:
-        return self.backend.release(claim, None, unsure, self.within)
+        return self.backend.release(claim, None, unsure, self.within).ours
 
     def renew(self, *held: tuple[Claim, Granted]) -> list[Granted | None]:
         return list(self.backend.renew("group", held, self.within))

@@ -17,7 +17,7 @@ HOUR = 3600.0
 
 
 def rest(ours: Ours, held: tuple[Claim, Granted], seconds: float = HOUR, *, unsure: bool = False) -> bool:
-    return ours.backend.rest(*held, unsure, seconds, WITHIN)
+    return ours.backend.rest(*held, unsure, seconds, WITHIN).ours
 
 
 def resting(held: tuple[Claim, Granted]) -> str:

@@ -139,7 +139,7 @@ def test_a_create_that_is_executed_after_its_timeout_is_found_and_deleted(
         backend.attempt(claim, True, 0.3)
     held.wait(5)
     held.release()
-    assert backend.release(claim, None, True, 5.0) is True
+    assert backend.release(claim, None, True, 5.0).ours is True
     assert contenders(operator(server.endpoint)) == []
     backend.close()
 

@@ -1,0 +1,42 @@
+"""The page for writers of backends names every method with its arguments, and none that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from multilock import backend
+
+PAGE = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text(encoding="utf-8")
+CODES = re.findall(r"`([^`\n]+)`", PAGE)
+
+
+def members(protocol: type) -> dict[str, str]:
+    """Each as the page writes it: a property by its name, a method with what the caller passes."""
+    shown = {}
+    for name, its in vars(protocol).items():
+        if not name.startswith("_"):
+            arguments = list(inspect.signature(its).parameters)[1:] if callable(its) else None
+            shown[name] = name if arguments is None else f"{name}({', '.join(arguments)})"
+    return shown
+
+
+@pytest.mark.parametrize("protocol", [backend.Backend, backend.Rests, backend.OpensChannels])
+def test_the_page_names_every_method_with_its_arguments(protocol: type) -> None:
+    assert [each for each in members(protocol).values() if each not in CODES] == []
+
+
+def test_the_page_names_every_method_of_a_channel() -> None:
+    assert [name for name in members(backend.Channel) if name not in CODES] == []
+
+
+def test_the_table_names_no_method_that_is_not_there() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", PAGE.partition("| `Backend` | must |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == set(members(backend.Backend).values())
+
+
+def test_the_page_gives_the_version_that_is_checked() -> None:
+    assert f"now `{backend.SPI_VERSION}`" in PAGE

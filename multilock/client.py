@@ -14,8 +14,8 @@ from multilock.decorate import decorator
 from multilock.election import Election, Leadership
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
-from multilock.kernel.acquire import BlockingFace, run
 from multilock.kernel.core import Kernel
+from multilock.kernel.face import BlockingFace, run
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multilock.errors import CapabilityMissing, ConfigurationError
 from multilock.model import Capabilities
-from multilock.names import check_identity, check_prefix, check_seconds
+from multilock.names import check_identity, check_prefix, check_seconds, default_identity
 from multilock.registry import open_backend
 from multilock.urls import redact, split_url
 
@@ -26,7 +26,6 @@ __all__ = [
     "COMMON",
     "NothingConfigured",
     "Settings",
-    "default_identity",
     "open_configured",
     "resolve",
     "settings_for",
@@ -79,12 +78,6 @@ class Settings:
             "identity": self.identity or default_identity(),
             "request_timeout": self.request_timeout,
         }
-
-
-def default_identity() -> str:
-    """``host:pid`` of this process, the host name cut so that it has at most 64 characters."""
-    pid = f":{os.getpid()}"
-    return os.uname().nodename[: 64 - len(pid)] + pid
 
 
 def resolve(

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from multilock.errors import ConfigurationError
+from multilock.kernel.callbacks import runs
 from multilock.names import check_timeout
 
-__all__ = ["decorator", "gives"]
+__all__ = ["decorator"]
 
 
 def decorator(
@@ -62,20 +63,13 @@ def _check_kind(function: Callable[..., Any], asynchronous: bool) -> None:
     if not callable(function):
         raise TypeError(f"locked() decorates a function, not {function!r:.60}")
     name = _shown(function)
-    if gives(inspect.isgeneratorfunction, function) or gives(inspect.isasyncgenfunction, function):
+    if runs(inspect.isgeneratorfunction, function) or runs(inspect.isasyncgenfunction, function):
         raise TypeError(f"{name} is a generator: its body would run after the lock was given back; lock inside it")
-    if gives(inspect.iscoroutinefunction, function):
+    if runs(inspect.iscoroutinefunction, function):
         if not asynchronous:
             raise TypeError(f"{name} is a coroutine function: decorate it with an AsyncClient's locked()")
     elif asynchronous:
-        raise TypeError(f"{name} is no coroutine function: decorate it with a blocking Client's locked()")
-
-
-def gives(kind: Callable[[Any], bool], function: Any) -> bool:
-    """Whether a call runs a function of this kind: itself, a partial's, a static method's, an object's ``__call__``."""
-    while isinstance(function, (functools.partial, staticmethod)):
-        function = function.func if isinstance(function, functools.partial) else function.__func__
-    return kind(function) or kind(type(function).__call__)
+        raise TypeError(f"{name} is not a coroutine function: decorate it with a blocking Client's locked()")
 
 
 def _shown(function: Callable[..., Any]) -> str:
@@ -97,7 +91,7 @@ def _roots(template: str) -> Iterator[str]:
         if field is not None:
             root = field.partition(".")[0].partition("[")[0]
             if not root.isidentifier():
-                raise ValueError(f"{{{field}}} is no name of a parameter")
+                raise ValueError(f"{{{field}}} is not the name of a parameter")
             yield root
             yield from _roots(form or "")  # {number:0{width}d}
 

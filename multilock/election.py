@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.errors import ClientClosed
-from multilock.kernel.acquire import run
 from multilock.kernel.callbacks import call_in_thread
 from multilock.kernel.candidacy import Candidacy
+from multilock.kernel.face import run
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
@@ -20,7 +20,8 @@ from multilock.names import check_grace
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.core import Kernel
+    from multilock.kernel.want import Want
 
 __all__ = ["Election", "Leadership"]
 

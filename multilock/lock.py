@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, Never, Protocol, Self, runtime_checkable
 
 from multilock.errors import MultilockError, NotHeld
 from multilock.foreign import NamesOurs, refuse
-from multilock.kernel.acquire import acquire, run
+from multilock.kernel.acquire import acquire
+from multilock.kernel.face import run
 from multilock.kernel.holding import HELD, LOST, Holding
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Entry
+from multilock.kernel.want import Want, want
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
 
 if TYPE_CHECKING:
     from multilock.client import Client
-    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.core import Kernel
 
 __all__ = ["DistributedLock", "Lease", "Lock", "ThreadingLock"]
 
@@ -53,9 +55,9 @@ class Lease(Holding):
         """Block until the lease is lost; None when ``timeout`` seconds are over or it was released."""
         seconds = check_timeout(timeout)
         ended = self._kernel.runtime.bell()
-        if self._at_end(ended.set):
+        if self._at_end(ended.ring):
             ended.wait(math.inf if seconds is None else seconds)
-            self._not_at_end(ended.set)
+            self._not_at_end(ended.ring)
         return self._loss if self._is_lost() else None
 
     def __enter__(self) -> Self:
@@ -148,7 +150,7 @@ class Lock(OfThisProcess, NamesOurs):
     def __init__(self, client: Client, name: str, **options: Any) -> None:
         self._client = client
         self._kernel = client._kernel
-        self._want = self._kernel.want(name, self._make, **options)
+        self._want = want(self._kernel, name, self._make, **options)
         self._entered: Entered[Lease] = Entered()
         self._newest: Lease | None = None
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 import unicodedata
 from functools import lru_cache
 
-__all__ = ["check_identity", "check_name", "check_prefix", "check_seconds", "check_timeout", "escape", "unescape"]
+__all__ = [
+    "check_identity",
+    "check_name",
+    "check_prefix",
+    "check_seconds",
+    "check_timeout",
+    "default_identity",
+    "escape",
+    "unescape",
+]
 
 NAME_MAX = 1000
 IDENTITY_MAX = 64
@@ -36,6 +46,12 @@ def check_name(name: object) -> str:
 def check_identity(identity: object) -> str:
     """Who we are, shown to others: 1–64 characters without control characters."""
     return _check_text(identity, "identity", IDENTITY_MAX)
+
+
+def default_identity() -> str:
+    """``host:pid`` of this process, the host name cut so that it has at most 64 characters."""
+    pid = f":{os.getpid()}"
+    return os.uname().nodename[: IDENTITY_MAX - len(pid)] + pid
 
 
 def check_prefix(prefix: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from multilock.backend import Channel, OpensChannels
 from multilock.errors import BackendRejected, BackendUnavailable
@@ -12,45 +12,47 @@ from multilock.errors import BackendRejected, BackendUnavailable
 if TYPE_CHECKING:
     from multilock.backend import Backend
 
-__all__ = ["Channels", "Line"]
+__all__ = ["Channels", "LoopChannel"]
 
-LINES = 4  # what is asked while all are in use goes through a thread
+MOST = 4  # what is asked while all are in use goes through a thread
 
 
 class Channels:
-    """The lines of one client on one loop. Used by that loop only."""
+    """Those of one client on one loop. Used by that loop only."""
 
     def __init__(self, backend: Backend) -> None:
-        # The method of a channel for one of the backend; none where there are no channels.
-        self.sends: dict[Callable[..., Any], str] = {}
-        if isinstance(backend, OpensChannels):
-            self.sends = {backend.attempt: "attempt", backend.release: "release"}
-        self.lines: set[Line] = set()
-        self.idle: list[Line] = []
+        self._offered = isinstance(backend, OpensChannels)
+        self._backend = backend
+        self.living: set[LoopChannel] = set()
+        self.idle: list[LoopChannel] = []
         self.opening = 0
 
     def may_open(self) -> bool:
-        return len(self.lines) + self.opening < LINES
+        return self._offered and len(self.living) + self.opening < MOST
 
-    def add(self, loop: asyncio.AbstractEventLoop, channel: Channel | None) -> Line | None:
+    def open(self, within: float) -> Channel | None:
+        """In a thread: connecting may block."""
+        return cast("OpensChannels", self._backend).channel(within)
+
+    def add(self, loop: asyncio.AbstractEventLoop, channel: Channel | None) -> LoopChannel | None:
         """None: this server, or this loop, has no channels."""
         if channel is not None:
             try:
-                line = Line(self, loop, channel)
+                living = LoopChannel(self, loop, channel)
             except NotImplementedError:  # a loop that cannot watch sockets, as on Windows
                 channel.close()
             else:
-                self.lines.add(line)
-                return line
-        self.sends = {}
+                self.living.add(living)
+                return living
+        self._offered = False
         return None
 
     def close(self) -> None:
-        for line in list(self.lines):
-            line.close()
+        for channel in list(self.living):
+            channel.close()
 
 
-class Line:
+class LoopChannel:
     """One channel, read whenever the loop finds something on it."""
 
     __slots__ = ("_answer", "_channel", "_channels", "_fileno", "_loop")
@@ -63,13 +65,13 @@ class Line:
         self._answer: asyncio.Future[Any] | None = None  # of the request under way
         loop.add_reader(self._fileno, self._read)
 
-    async def ask(self, send: str, args: tuple[Any, ...], answer: asyncio.Future[Any]) -> Any:
-        """What `Channel.answer` gives; None also where it could not be sent.
+    async def ask(self, send: Callable[[Channel], bool], answer: asyncio.Future[Any]) -> Any:
+        """What `Channel.answer` gives; None also where ``send``, a call of one of its verbs, could not send it.
 
         Whatever ends the wait for ``answer``, also a time limit or a cancellation, ends the channel with it.
         """
         try:
-            if not getattr(self._channel, send)(*args):
+            if not send(self._channel):
                 self.close()
                 return None
             self._answer = answer
@@ -100,14 +102,14 @@ class Line:
 
     def _rest(self) -> None:
         self._answer = None
-        if self in self._channels.lines:  # it may have ended since the answer came
+        if self in self._channels.living:  # it may have ended since the answer came
             self._channels.idle.append(self)
 
     def close(self) -> None:
         channels = self._channels
-        if self not in channels.lines:
+        if self not in channels.living:
             return
-        channels.lines.discard(self)
+        channels.living.discard(self)
         if self in channels.idle:
             channels.idle.remove(self)
         if not self._loop.is_closed():

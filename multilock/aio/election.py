@@ -21,8 +21,9 @@ from multilock.names import check_grace, check_timeout
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.core import Kernel
     from multilock.kernel.scopes import Scope
+    from multilock.kernel.want import Want
 
 __all__ = ["AsyncElection", "AsyncLeadership"]
 

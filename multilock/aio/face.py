@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from multilock.aio.channels import Channels, Line
+from multilock.aio.channels import Channels, LoopChannel
 from multilock.backend import Channel
 from multilock.errors import BackendUnavailable
-from multilock.kernel.acquire import Waiter
 from multilock.kernel.callbacks import Callbacks, call_safely
+from multilock.kernel.face import WaiterBell
 from multilock.kernel.runtime import call_inside, wait_until
+from multilock.model import Busy, Claim, Granted, Returned
 from multilock.telling import logger
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class LoopFace:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._backend = kernel.backend
         self._workers = kernel.runtime.workers("multilock-request", CARRIERS, kernel.later)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
@@ -71,33 +73,46 @@ class LoopFace:
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
         return self._loop
 
-    async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        loop = self.loop()
-        channels = self._channels
-        send = channels.sends.get(call)
-        if send is None:
-            return await self._on_thread(loop, within, call, args)
-        end = loop.time() + within
-        answer: R | None = None
-        line = channels.idle.pop() if channels.idle else await self._new_line(loop, within)
-        if line is not None:
-            future = self._begin(loop, end)
-            try:
-                answer = await line.ask(send, args, future)
-            finally:
-                self._open.pop(future, None)
-        if answer is None:
-            return await self._on_thread(loop, end - loop.time(), call, args)
+    async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        answer: Granted | Busy = await self._send(
+            within, lambda channel: channel.attempt(claim, join), self._backend.attempt, claim, join
+        )
         return answer
 
-    async def _new_line(self, loop: asyncio.AbstractEventLoop, within: float) -> Line | None:
+    async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Returned:
+        answer: Returned = await self._send(
+            within, lambda to: to.release(claim, granted, unsure), self._backend.release, claim, granted, unsure
+        )
+        return answer
+
+    async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        return await self._on_thread(self.loop(), within, call, args)
+
+    async def _send(self, within: float, send: Callable[[Channel], bool], call: Callable[..., Any], *args: Any) -> Any:
+        """``send`` on a channel; where there is none, or it does not answer, ``call(*args, within)`` on a thread."""
+        loop = self.loop()
+        end = loop.time() + within
+        if channel := await self._channel(loop, within):
+            future = self._begin(loop, end)
+            try:
+                answer = await channel.ask(send, future)
+            finally:
+                self._open.pop(future, None)
+            if answer is not None:
+                return answer
+            within = end - loop.time()
+        return await self._on_thread(loop, within, call, args)
+
+    async def _channel(self, loop: asyncio.AbstractEventLoop, within: float) -> LoopChannel | None:
+        """One that is idle, or new; None: there are none here, or no more."""
         channels = self._channels
+        if channels.idle:
+            return channels.idle.pop()
         if not channels.may_open():
             return None
         channels.opening += 1
         try:
-            opens: Any = self._kernel.backend
-            channel = await self._on_thread(loop, within, opens.channel, (), _close)
+            channel = await self._on_thread(loop, within, channels.open, (), _close)
             if self._kernel.finished:  # the others were closed, or are going to be
                 _close(channel)
                 return None
@@ -146,8 +161,8 @@ class LoopFace:
         if rest := [due for due in self._open.values() if due > now]:
             self._plan_sweep(loop, min(rest))
 
-    def waiter(self) -> Waiter:
-        return LoopWaiter(self.loop())
+    def bell(self) -> WaiterBell:
+        return LoopBell(self.loop())
 
     def close(self) -> None:
         self._workers.close()
@@ -216,7 +231,7 @@ class _Request:
             self._unwanted(result)
 
 
-class LoopWaiter:
+class LoopBell:
     """A bell on the loop; rung from any thread."""
 
     __slots__ = ("_future", "_loop", "_rung")
@@ -226,7 +241,7 @@ class LoopWaiter:
         self._rung = False
         self._future: asyncio.Future[None] | None = None
 
-    def set(self) -> None:
+    def ring(self) -> None:
         self._rung = True
         if self._future is not None:
             try:
@@ -238,7 +253,7 @@ class LoopWaiter:
         future = self._future = self._loop.create_future()
         timer = None if math.isinf(seconds) else self._loop.call_later(max(0.0, seconds), self._wake)
         try:
-            if not self._rung:  # looked at after set() can see the future
+            if not self._rung:  # looked at after ring() can see the future
                 await future
         finally:
             self._future = None

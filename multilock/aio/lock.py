@@ -16,12 +16,13 @@ from multilock.kernel.acquire import acquire
 from multilock.kernel.holding import Holding
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Entry, Scope
+from multilock.kernel.want import Want, want
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
-    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.core import Kernel
 
 __all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLease", "AsyncLock"]
 
@@ -212,7 +213,7 @@ class AsyncLock(OfThisProcess, NamesOurs):
         self._client = client
         self._kernel = client._kernel
         self._cancel_on_lost = cancel_on_lost
-        self._want = self._kernel.want(name, self._make, **options)
+        self._want = want(self._kernel, name, self._make, **options)
         self._entered: Entered[AsyncLease] = Entered()
         self._newest: AsyncLease | None = None
 

@@ -97,12 +97,12 @@ class _Ending:
         sent = self._child.signal(signum)
         if signum == signal.SIGTERM:
             self._wanted = True
-            self._told.set()
+            self._told.ring()
         return sent
 
     def wait(self) -> None:
         """Once CMD itself has ended."""
-        self._told.set()
+        self._told.ring()
         self._thread.join()
 
     def _see_to_it(self) -> None:

@@ -7,109 +7,24 @@ over awaitables that never suspend. It awaits nothing while it unwinds: the clai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError
 from multilock.kernel import validity
-from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
-from multilock.kernel.runtime import call_inside
 from multilock.model import Busy, Claim, Granted
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel, Want
-    from multilock.kernel.runtime import Bell, Runtime
+    from multilock.kernel.core import Kernel
+    from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
+    from multilock.kernel.want import Want
 
-__all__ = ["BlockingFace", "Face", "Stop", "Stopped", "Waiter", "acquire", "run"]
+__all__ = ["Stop", "Stopped", "acquire"]
 
-R = TypeVar("R")
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while the backend is silent
-
-
-class Waiter(Protocol):
-    """One contender's bell. ``set`` may be called from any thread; a ring between two waits is not lost."""
-
-    def set(self) -> None: ...
-    async def wait(self, seconds: float) -> None: ...
-
-
-class Face(Protocol):
-    """How a face waits, and where it runs its user's callbacks."""
-
-    asynchronous: bool
-    callbacks: Callbacks
-
-    async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        """``call(*args, within)``: its answer or exception."""
-        ...
-
-    def waiter(self) -> Waiter: ...
-
-    def forget_closed_loop(self) -> None:
-        """Where an event loop was closed under what ran on it, that never unwinds: the kernel drops it."""
-
-    def close(self) -> None:
-        """No request comes any more; its own threads end."""
-        ...
-
-
-def run(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Drive a coroutine whose awaitables never suspend to its end, in this thread."""
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        result: R = stop.value
-        return result
-    raise RuntimeError("a blocking coroutine suspended")  # pragma: no cover
-
-
-class BlockingFace:
-    """Requests and waits happen in the calling thread."""
-
-    asynchronous = False
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._runtime = kernel.runtime
-        self._own = ThreadCallbacks(kernel.runtime, kernel.timers, kernel.later)
-        self.callbacks: Callbacks = self._own
-
-    async def request(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        return call_inside(call, *args, within)
-
-    def waiter(self) -> Waiter:
-        return _BlockingWaiter(self._runtime)
-
-    def forget_closed_loop(self) -> None:
-        pass  # it has none
-
-    def close(self) -> None:
-        self._own.close()
-
-
-class _BlockingWaiter:
-    __slots__ = ("_bell", "_rung", "_runtime")
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._rung = False
-        self._bell: Bell | None = None  # made by the first wait: an uncontended acquire needs none
-
-    def set(self) -> None:
-        self._rung = True
-        if bell := self._bell:
-            bell.set()
-
-    async def wait(self, seconds: float) -> None:
-        bell = self._bell
-        if bell is None:
-            bell = self._bell = self._runtime.bell()
-        if not self._rung:  # looked at after the bell can be seen by set()
-            bell.wait(seconds)
-        self._rung = False
 
 
 class Stop:
@@ -117,7 +32,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._called = False
-        self.bell: Waiter | None = None
+        self.bell: Bell | None = None
 
     def called(self) -> bool:
         return self._called
@@ -125,7 +40,7 @@ class Stop:
     def call(self) -> None:
         self._called = True
         if self.bell:
-            self.bell.set()
+            self.bell.ring()
 
 
 class Stopped(Exception):
@@ -142,20 +57,20 @@ async def acquire(
     with ``timeout=0``, once; BackendRejected and ClientClosed at once. Every way out leaves nothing behind.
     """
     contender = _Contender(kernel, want, timeout, stop, scope)
-    waiter = contender.waiter
+    bell = contender.bell
     gate = None if timeout == 0 or want.fair else kernel.gate  # behind which one at a time talks to the server
     lease: Holding | None = None
     try:
-        if contender.once and kernel.cleanup.withdraws(want.name, waiter):
+        if contender.once and kernel.cleanup.withdraws(want.name, bell):
             await contender.let_withdraw()
-        line = gate.enter(want.name, waiter) if gate else Line()
-        if not gate or line.waiters[0] is waiter or await contender.stand_in(line):
+        line = gate.enter(want.name, bell) if gate else Line()
+        if not gate or line.bells[0] is bell or await contender.stand_in(line):
             lease = await contender.contend(line)
         if gate:
-            gate.leave(want.name, waiter)
+            gate.leave(want.name, bell)
     except BaseException as error:  # an interrupt inside that leave() too: one who stays keeps out all behind him
         if gate:
-            gate.leave(want.name, waiter)
+            gate.leave(want.name, bell)
         if lease:
             kernel.take_back(lease)
         if isinstance(error, MultilockError):
@@ -194,11 +109,11 @@ class _Contender:
         self.face = kernel.face
         self.want = want
         self.once = timeout == 0
-        self.waiter = kernel.face.waiter()
+        self.bell = kernel.face.bell()
         self.stop = stop
         self.scope = scope
         if stop:
-            stop.bell = self.waiter
+            stop.bell = self.bell
         self.started = kernel.now()
         self.arrived = kernel.runtime.wall()
         self.deadline = math.inf if timeout is None else self.started + timeout
@@ -210,8 +125,8 @@ class _Contender:
         for one request, so that the try itself has the other half.
         """
         kernel, until = self.kernel, self.started + self.want.request_timeout / 2
-        while kernel.cleanup.withdraws(self.want.name, self.waiter) and (left := until - kernel.now()) > 0:
-            await self.waiter.wait(left)
+        while kernel.cleanup.withdraws(self.want.name, self.bell) and (left := until - kernel.now()) > 0:
+            await self.bell.wait(left)
         self.spent = kernel.now() - self.started
 
     async def stand_in(self, line: Line) -> bool:
@@ -219,7 +134,7 @@ class _Contender:
         kernel = self.kernel
         outage_timeout = self.want.outage_timeout
         self._tell_waiting(None)
-        while line.waiters[0] is not self.waiter:
+        while line.bells[0] is not self.bell:
             self._check_wanted()
             now = kernel.now()
             patience_ends = line.patience_ends(self.started, outage_timeout)
@@ -231,7 +146,7 @@ class _Contender:
                 return False
             # Silence may begin at any time: without one now, it cannot have lasted too long before this.
             look = patience_ends if line.silence else now + outage_timeout
-            await self.waiter.wait(min(self.deadline, look) - now)
+            await self.bell.wait(min(self.deadline, look) - now)
         return True
 
     async def contend(self, line: Line) -> Holding | None:
@@ -271,7 +186,7 @@ class _Contender:
                     self._tell_waiting(claim)
                     pause = self._look_again_in(answer)
                 if (rest := self.deadline - kernel.now()) > 0:
-                    await self.waiter.wait(min(pause, rest))
+                    await self.bell.wait(min(pause, rest))
                 if kernel.now() >= self.deadline:
                     if line.silence:
                         raise self._unavailable(line.silence) from _behind(line.silence)
@@ -295,7 +210,7 @@ class _Contender:
         claim = self.kernel.claim(self.want, self.arrived)
         self.granted = None
         self.stands = self.unsure = False
-        self.kernel.monitor.waiting[claim.id] = claim, self.waiter  # before the request that joins: no push is missed
+        self.kernel.monitor.waiting[claim.id] = claim, self.bell  # before the request that joins: no push is missed
         return claim
 
     async def _attempt(self, claim: Claim) -> Granted | Busy:
@@ -305,7 +220,7 @@ class _Contender:
         unsure, self.unsure = self.unsure, True  # whatever interrupts us here: the request may be executed
         try:
             kernel.ready()
-            answer = await self.face.request(within, kernel.backend.attempt, claim, not self.once)
+            answer = await self.face.attempt(claim, not self.once, within)
         except (BackendUnavailable, BackendRejected) as error:
             self.unsure = unsure or getattr(error, "unknown", False)
             raise
@@ -336,7 +251,7 @@ class _Contender:
         unsure, self.unsure = self.unsure, True
         try:
             within = min(self._within(), left)
-            [newer] = await self.face.request(within, kernel.backend.renew, granted.group, [(claim, granted)])
+            [newer] = await self.face.ask(within, kernel.backend.renew, granted.group, [(claim, granted)])
             if isinstance(newer, BackendUnavailable):
                 raise newer
         except BackendUnavailable as silence:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,9 +16,9 @@ if TYPE_CHECKING:
     from multilock.kernel.runtime import Runtime
     from multilock.kernel.timers import Timers
 
-__all__ = ["Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely"]
+__all__ = ["Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely", "check_callback", "runs"]
 
-THREADS = 64  # a thousand losses are no thousand threads …
+THREADS = 64  # a thousand losses do not need a thousand threads …
 HUNG = 0.1  # … but seconds after which a callback no longer keeps another from starting
 
 
@@ -30,6 +32,23 @@ class Callbacks(Protocol):
 
     def wait(self, timeout: float) -> bool:
         """Whether all that was started had ended within ``timeout`` seconds."""
+
+
+def runs(kind: Callable[[Any], bool], function: Any) -> bool:
+    """Whether a call runs a function of this kind: itself, a partial's, a static method's, an object's ``__call__``."""
+    while isinstance(function, (functools.partial, staticmethod)):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    return kind(function) or kind(type(function).__call__)
+
+
+def check_callback(what: str, callback: object, *, asynchronous: bool) -> None:
+    """Raise TypeError for what nobody could call with one argument, or await."""
+    if callback is None:
+        return
+    if not callable(callback):
+        raise TypeError(f"{what} takes a function of one argument, not {callback!r:.60}")
+    if not asynchronous and runs(inspect.iscoroutinefunction, callback):
+        raise TypeError(f"{what} got a coroutine function, which only a client of connect_async() can call")
 
 
 def call_safely(callback: Callable[..., object], *args: Any) -> object:

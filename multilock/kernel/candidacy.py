@@ -18,12 +18,13 @@ from multilock.kernel.observing import Observer, Reporter
 from multilock.kernel.office import Office
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.term import INTERRUPTED, Leading, Term
+from multilock.kernel.want import Want, check_hold_at_least, want
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace, check_timeout
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.core import Kernel
     from multilock.kernel.scopes import Scope
 
 __all__ = ["Candidacy"]
@@ -51,12 +52,13 @@ class Candidacy(OfThisProcess, Generic[T]):
         hold_at_least: float,
     ) -> None:
         check_grace(grace)
-        self._hold_at_least = kernel.check_hold_at_least(hold_at_least, name)
+        self._hold_at_least = check_hold_at_least(kernel.backend, hold_at_least, name)
         callbacks = {"on_elected": on_elected, "on_lost": on_lost, "on_leader_changed": on_leader_changed}
         for what, callback in callbacks.items():
             kernel.check_callback(what, callback)
         self._kernel = kernel
-        self._want = kernel.want(
+        self._want = want(
+            kernel,
             name,
             self._make,
             kind="leader",

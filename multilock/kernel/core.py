@@ -6,7 +6,6 @@ A lease on its way: `claim` → `multilock.kernel.acquire` → `adopt` → the w
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import os
@@ -15,23 +14,20 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 from multilock import telling
-from multilock.config import Settings, default_identity
-from multilock.decorate import gives
 from multilock.errors import (
     BackendUnavailable,
-    CapabilityMissing,
     ClientClosed,
     LockTimeout,
     MultilockError,
     NotHeld,
 )
 from multilock.kernel import process, validity
+from multilock.kernel.callbacks import check_callback
 from multilock.kernel.gate import Gate
 from multilock.kernel.giving_back import Cleanup
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
@@ -41,17 +37,17 @@ from multilock.kernel.runtime import call_inside, wait_until
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers
 from multilock.kernel.watchdog import Watchdog
-from multilock.model import Claim, Granted, LockInfo, Loss, LossReason, Returned, owner_text
-from multilock.names import check_identity, check_name, check_seconds, check_timeout
+from multilock.model import Claim, Granted, LockInfo, LossReason, Returned, owner_text
+from multilock.names import default_identity
 from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.backend import Backend, Rests
-    from multilock.kernel.acquire import Face
+    from multilock.kernel.face import Face
     from multilock.kernel.runtime import Runtime, Ticker
+    from multilock.kernel.want import Want
 
-__all__ = ["Ending", "Kernel", "Want"]
-
+__all__ = ["Ending", "Kernel", "Settings"]
 
 R = TypeVar("R")
 PAGE = 100  # locks listed in one go …
@@ -60,6 +56,19 @@ LOOK_AGAIN = 5.0  # seconds between looks at whether a dropped client can end
 SOON = 0.1  # seconds until a thread that was refused is asked for again
 BRIEFLY = 0.1  # seconds for which a finalizer waits for the lock of a client, under which nothing is waited for
 TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have what was said
+
+
+class Settings(Protocol):
+    """What the kernel reads of `multilock.config.Settings`."""
+
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def identity(self) -> str | None: ...
+    @property
+    def outage_timeout(self) -> float | None: ...
+    @property
+    def request_timeout(self) -> float | None: ...
 
 
 class Candidate(Protocol):
@@ -75,25 +84,6 @@ class Ending(NamedTuple):
 
     at: float  # when it has given back what it holds, at the latest
     awaits_caller: bool  # who closes is itself what it waits for
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Want:
-    """What one lock object wants each time it is acquired. Two lock objects never want the same (identity counts)."""
-
-    name: str
-    kind: str
-    ttl: float  #: as the user gave it
-    grant: float  #: rounded up to what the backend grants
-    renew: bool
-    reentrant: bool
-    fair: bool
-    hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
-    on_lost: Callable[[Loss], object] | None
-    identity: str | None
-    outage_timeout: float
-    request_timeout: float
-    make: Callable[[Kernel, Want, Claim, Granted, bool], Holding]
 
 
 class Kernel:
@@ -144,98 +134,8 @@ class Kernel:
         self.gate = Gate()
         self.backend.open(self.monitor)
 
-    # What a lock object needs before any I/O
-
-    def want(
-        self,
-        name: str,
-        make: Callable[[Kernel, Want, Claim, Granted, bool], Holding],
-        *,
-        kind: str = "lock",
-        ttl: float | None = None,
-        renew: bool = True,
-        reentrant: bool = False,
-        fair: bool = False,
-        hold_at_least: float = 0.0,
-        on_lost: Callable[[Loss], object] | None = None,
-        identity: str | None = None,
-        patient: bool = False,
-    ) -> Want:
-        """Check everything a user can get wrong. ``patient``: outlast every outage.
-
-        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
-        """
-        self.check_open()
-        check_name(name)
-        seconds = self.settings.ttl if ttl is None else check_seconds(ttl, "ttl")
-        for option, value in (("renew", renew), ("reentrant", reentrant), ("fair", fair)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{option} must be True or False, not {value!r:.60}")
-        self.check_callback("on_lost", on_lost)
-        if fair and not self.backend.capabilities.fair:
-            raise CapabilityMissing(
-                f"{self.scheme} keeps no order of arrival: use fair=False or another backend",
-                name=name,
-                backend=self.scheme,
-            )
-        rest = self.check_hold_at_least(hold_at_least, name)
-        if identity is not None:
-            check_identity(identity)
-        patience = check_timeout(self.settings.outage_timeout)
-        grant = self._grantable(seconds)
-        return Want(
-            name,
-            kind,
-            seconds,
-            grant,
-            renew,
-            reentrant,
-            fair,
-            rest,
-            on_lost,
-            identity,
-            math.inf if patient or patience is None else patience,
-            self.request_timeout(grant),
-            make,
-        )
-
-    def check_hold_at_least(self, seconds: float, name: str) -> float:
-        """Raise CapabilityMissing where the client would have to live for it."""
-        if seconds == 0 and not isinstance(seconds, bool):
-            return 0.0
-        checked = check_seconds(seconds, "hold_at_least")
-        if not self.backend.capabilities.hold_at_least:
-            raise CapabilityMissing(
-                f"{self.scheme} cannot keep a released name taken by its own clock: use another backend, or let the "
-                "holder wait before it releases",
-                name=name,
-                backend=self.scheme,
-            )
-        if checked > self.backend.capabilities.ttl_max:
-            raise ValueError(
-                f"hold_at_least is {checked:g} s: {self.scheme} keeps a name for "
-                f"{self.backend.capabilities.ttl_max:g} s at most with these options"
-            )
-        return checked
-
     def check_callback(self, what: str, callback: object) -> None:
-        """Raise TypeError for what nobody could call with one argument, or await."""
-        if callback is None:
-            return
-        if not callable(callback):
-            raise TypeError(f"{what} takes a function of one argument, not {callback!r:.60}")
-        if not self.face.asynchronous and gives(inspect.iscoroutinefunction, callback):
-            raise TypeError(f"{what} got a coroutine function, which only a client of connect_async() can call")
-
-    def _grantable(self, ttl: float) -> float:
-        can = self.backend.capabilities
-        granted = max(ttl, can.ttl_min if can.ttl_floor is None else can.ttl_floor)
-        steps = granted / can.ttl_step
-        if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001, whatever floats say
-            granted = math.ceil(steps) * can.ttl_step
-        if granted > can.ttl_max:
-            raise ValueError(f"ttl is {ttl:g} s: {self.scheme} grants {can.ttl_max:g} s at most with these options")
-        return granted
+        check_callback(what, callback, asynchronous=self.face.asynchronous)
 
     def request_timeout(self, ttl: float | None = None) -> float:
         return validity.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
@@ -314,12 +214,10 @@ class Kernel:
                 return False
             within = lease._want.request_timeout
             if lease._rest_until is None:
-                returned = await self.face.request(
-                    within, self.backend.release, lease._claim, lease._granted, lease._unsure
-                )
+                returned = await self.face.release(lease._claim, lease._granted, lease._unsure, within)
             else:
                 call, *args = self.giving_back(lease._claim, lease._granted, lease._unsure, lease._rest_until)
-                returned = await self.face.request(within, call, *args)
+                returned = await self.face.ask(within, call, *args)
         except BaseException as error:
             if lease._state != RELEASING:  # interrupted before it began
                 raise
@@ -723,7 +621,7 @@ class Kernel:
         """``call(*args, within)``, once; ``within`` is the client's request timeout unless it is given."""
         try:
             self.check_open()
-            return await self.face.request(self.request_timeout() if within is None else within, call, *args)
+            return await self.face.ask(self.request_timeout() if within is None else within, call, *args)
         except MultilockError as error:
             self.name_error(error, name)
             raise
@@ -743,7 +641,7 @@ class Kernel:
         granted = lease._granted
         within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
         try:
-            [answer] = await self.face.request(within, self.backend.renew, granted.group, [(lease._claim, granted)])
+            [answer] = await self.face.ask(within, self.backend.renew, granted.group, [(lease._claim, granted)])
             if isinstance(answer, BackendUnavailable):
                 raise answer
         except MultilockError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from multilock.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from multilock.kernel.acquire import Waiter
+    from multilock.kernel.runtime import Bell
 
 __all__ = ["SHORT", "Gate", "Line"]
 
@@ -22,10 +22,10 @@ SHORT = 0.05  # a request that had less than this many seconds says nothing abou
 class Line:
     """The waiters for one name, the one at the server first, and what was heard of that server."""
 
-    __slots__ = ("answered_at", "asked_at", "silence", "silent_since", "waiters")
+    __slots__ = ("answered_at", "asked_at", "bells", "silence", "silent_since")
 
     def __init__(self) -> None:
-        self.waiters: list[Waiter] = []
+        self.bells: list[Bell] = []
         self.asked_at = self.answered_at = -math.inf  # for the last time
         self.silent_since: float | None = None
         self.silence: BackendUnavailable | None = None
@@ -59,35 +59,35 @@ class Gate:
         self._lines: dict[str, Line] = {}
         self._lock = threading.RLock()
 
-    def enter(self, name: str, waiter: Waiter) -> Line:
-        """Take a place. The first in ``line.waiters`` may talk to the server; the others are woken when they are it."""
+    def enter(self, name: str, bell: Bell) -> Line:
+        """Take a place. The first of ``line.bells`` may talk to the server; the others are rung when they are it."""
         with self._lock:
             line = self._lines.get(name)
             if line is None:
                 line = self._lines[name] = Line()
-            line.waiters.append(waiter)
+            line.bells.append(bell)
             return line
 
-    def leave(self, name: str, waiter: Waiter) -> None:
+    def leave(self, name: str, bell: Bell) -> None:
         """Again after an interrupt: it may have come before there was a place, or before the next one was woken."""
         with self._lock:
             line = self._lines.get(name)
             if line is None:
                 return
-            if waiter in line.waiters:
-                first = line.waiters[0] is waiter
-                line.waiters.remove(waiter)
+            if bell in line.bells:
+                first = line.bells[0] is bell
+                line.bells.remove(bell)
                 if not first:
                     return
-            if not line.waiters:
+            if not line.bells:
                 del self._lines[name]
             else:
-                line.waiters[0].set()
+                line.bells[0].ring()
 
     def behind(self) -> list[str]:
         """The name of each waiter that is not the first of its line."""
         with self._lock:
-            return [name for name, line in self._lines.items() for _ in line.waiters[1:]]
+            return [name for name, line in self._lines.items() for _ in line.bells[1:]]
 
     def clear(self) -> None:
         """Who waits here never wakes. Should one of them leave all the same, it finds no place to give up."""
@@ -96,6 +96,6 @@ class Gate:
 
     def wake_all(self) -> None:
         with self._lock:
-            waiters = [waiter for line in self._lines.values() for waiter in line.waiters]
-        for waiter in waiters:
-            waiter.set()
+            bells = [bell for line in self._lines.values() for bell in line.bells]
+        for bell in bells:
+            bell.ring()

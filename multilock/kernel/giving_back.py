@@ -23,8 +23,8 @@ from multilock.model import Claim, Granted
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.kernel.acquire import Waiter
     from multilock.kernel.core import Kernel
+    from multilock.kernel.runtime import Bell
 
 __all__ = ["Cleanup"]
 
@@ -55,7 +55,7 @@ class _Cancel:
         self.pause = FIRST_PAUSE
         self.told: list[str] = []
         self.under_way = False  # to be asked now, or being asked; not while it pauses
-        self.bells: set[Waiter] = set()  # to be rung when it no longer is
+        self.bells: set[Bell] = set()  # to be rung when it no longer is
 
 
 class Cleanup:
@@ -90,7 +90,7 @@ class Cleanup:
         """Whether everything was answered within ``timeout`` seconds."""
         return wait_until(self._kernel.runtime, lambda: not self._open, timeout)
 
-    def withdraws(self, name: str, bell: Waiter) -> bool:
+    def withdraws(self, name: str, bell: Bell) -> bool:
         """Whether a request that gives this name back is under way; then ``bell`` rings when it has ended."""
         if not self._open:
             return False
@@ -170,4 +170,4 @@ class Cleanup:
             cancel.under_way = False
             bells, cancel.bells = cancel.bells, set()
         for bell in bells:
-            bell.set()
+            bell.ring()

@@ -22,8 +22,9 @@ from multilock.kernel.process import OfThisProcess
 from multilock.model import Claim, Granted, LeaseState, Loss
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Kernel, Want
+    from multilock.kernel.core import Kernel
     from multilock.kernel.scopes import Scope
+    from multilock.kernel.want import Want
 
 __all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "Holding"]
 

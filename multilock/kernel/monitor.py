@@ -7,7 +7,7 @@ from the server, a release that finds the lock gone.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from multilock.kernel import validity
 from multilock.kernel.holding import Holding
@@ -16,12 +16,9 @@ from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
+    from multilock.kernel.runtime import Bell
 
-__all__ = ["Monitor", "Wakeable"]
-
-
-class Wakeable(Protocol):
-    def set(self) -> None: ...
+__all__ = ["Monitor"]
 
 
 class Monitor:
@@ -31,7 +28,7 @@ class Monitor:
         self._kernel = kernel
         self.client = client
         self.now = kernel.runtime.now
-        self.waiting: dict[str, tuple[Claim, Wakeable]] = {}  # by claim id
+        self.waiting: dict[str, tuple[Claim, Bell]] = {}  # by claim id
 
     # Notices
 
@@ -39,7 +36,7 @@ class Monitor:
         waiting = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
         for one in waiting:
             if one:
-                one[1].set()
+                one[1].ring()
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         if lease := self._kernel.held.get(claim_id):

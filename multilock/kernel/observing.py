@@ -18,7 +18,7 @@ from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
-    from multilock.kernel.monitor import Wakeable
+    from multilock.kernel.runtime import Bell
 
 __all__ = ["Followers", "Observer", "Reporter", "leader_info"]
 
@@ -32,19 +32,19 @@ class Followers:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._bells: dict[str, list[Wakeable]] = {}
-        self._dropped: deque[tuple[str, Wakeable]] = deque()
+        self._bells: dict[str, list[Bell]] = {}
+        self._dropped: deque[tuple[str, Bell]] = deque()
         self._lock = threading.RLock()
         self._workers = kernel.runtime.workers("multilock-follow", 1, kernel.later)
         self._pushed: frozenset[str] = frozenset()
 
-    def add(self, name: str, bell: Wakeable) -> None:
+    def add(self, name: str, bell: Bell) -> None:
         self._remove_dropped()
         with self._lock:
             self._bells.setdefault(name, []).append(bell)
         self._workers.submit(self._tell_backend)
 
-    def remove(self, name: str, bell: Wakeable) -> None:
+    def remove(self, name: str, bell: Bell) -> None:
         with self._lock:
             bells = self._bells.get(name, [])
             if bell in bells:
@@ -53,7 +53,7 @@ class Followers:
                 self._bells.pop(name, None)
         self._workers.submit(self._tell_backend)
 
-    def drop(self, name: str, bell: Wakeable) -> None:
+    def drop(self, name: str, bell: Bell) -> None:
         """Like `remove`, some time later: the garbage collector calls, in whatever thread, whatever lock that holds."""
         self._dropped.append((name, bell))
 
@@ -79,7 +79,7 @@ class Followers:
             else:
                 bells = list(self._bells.get(name, ()))
         for bell in bells:
-            bell.set()
+            bell.ring()
 
     def close(self) -> None:
         self.changed(None)
@@ -118,7 +118,7 @@ class Observer:
         self._name = name
         self.closed = False
         self._last = told  # the owner told last, None for nobody; no owner is "", so that the first is always told
-        self.bell = kernel.face.waiter()
+        self.bell = kernel.face.bell()
         kernel.followers.add(name, self.bell)
 
     async def following(self) -> LeaderInfo | None:
@@ -146,7 +146,7 @@ class Observer:
         if not self.closed:
             self.closed = True
             self._kernel.followers.remove(self._name, self.bell)
-            self.bell.set()
+            self.bell.ring()
 
     def drop(self) -> None:
         """Like `close`, by the garbage collector."""

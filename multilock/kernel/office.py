@@ -14,8 +14,8 @@ from multilock.kernel.holding import Holding
 from multilock.model import Loss
 
 if TYPE_CHECKING:
-    from multilock.kernel.acquire import Waiter
     from multilock.kernel.core import Kernel
+    from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
 
 __all__ = ["Condition", "Office", "Part", "inside"]
@@ -59,11 +59,11 @@ class Condition:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._bells: list[Waiter] = []
+        self._bells: list[Bell] = []
 
     async def wait_for(self, predicate: Callable[[], bool], deadline: Callable[[], float] = _never) -> bool:
         """Wait until ``predicate()``; False at ``deadline()``, which is looked at again as well: it may come closer."""
-        bell = self._kernel.face.waiter()
+        bell = self._kernel.face.bell()
         self._bells.append(bell)
         try:
             while not predicate():
@@ -76,7 +76,7 @@ class Condition:
 
     def notify(self) -> None:
         for bell in list(self._bells):
-            bell.set()
+            bell.ring()
 
 
 class Office(Generic[T]):

@@ -22,6 +22,7 @@ __all__ = [
     "Bell",
     "Event",
     "Runtime",
+    "ThreadBell",
     "Threads",
     "Ticker",
     "Workers",
@@ -51,9 +52,14 @@ class Event(Protocol):
 
 
 class Bell(Protocol):
-    """Wakes the one thread that waits for it. A ring between two waits is not lost; several are one."""
+    """Wakes the one who waits for it, from any thread. A ring between two waits is not lost; several are one."""
 
-    def set(self) -> None: ...
+    def ring(self) -> None: ...
+
+
+class ThreadBell(Bell, Protocol):
+    """The bell of a thread. It may be rung by a signal handler."""
+
     def wait(self, seconds: float) -> bool:
         """At most so many seconds, which may be inf; whether it rang."""
 
@@ -84,7 +90,7 @@ class Runtime(Protocol):
         """µs of the wall clock: what hosts can compare."""
 
     def event(self) -> Event: ...
-    def bell(self) -> Bell: ...
+    def bell(self) -> ThreadBell: ...
     def uniform(self, low: float, high: float) -> float: ...
     def spawn(self, run: Callable[[], None], name: str) -> None: ...
     def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers: ...
@@ -135,7 +141,7 @@ class Threads:
     def event(self) -> Event:
         return threading.Event()
 
-    def bell(self) -> Bell:
+    def bell(self) -> ThreadBell:
         return _LockBell()
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
@@ -158,7 +164,7 @@ class _LockBell:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def set(self) -> None:
+    def ring(self) -> None:
         try:
             self._lock.release()
         except RuntimeError:
@@ -185,7 +191,7 @@ class _ThreadTicker:
         if at < self._planned:
             try:
                 self._planned = at
-                self._wakeup.set()
+                self._wakeup.ring()
             except BaseException:  # interrupted: it may not have rung
                 self._planned = math.inf
                 raise
@@ -195,7 +201,7 @@ class _ThreadTicker:
 
     def close(self) -> None:
         self._closed = True
-        self._wakeup.set()
+        self._wakeup.ring()
 
     def _run(self) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from multilock.kernel.holding import HELD, LOST, Holding
 
 if TYPE_CHECKING:
-    from multilock.kernel.core import Want
+    from multilock.kernel.want import Want
 
 __all__ = ["Entered", "Entry", "Scope"]
 

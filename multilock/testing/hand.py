@@ -3,9 +3,11 @@
 It drives what takes a `multilock.kernel.runtime.Runtime`: the kernel, in multilock's own tests. The kernel is no public
 interface, and a client of `connect` always lives in real time::
 
-    from multilock.kernel.acquire import BlockingFace, acquire, run
     from multilock.config import settings_for
+    from multilock.kernel.acquire import acquire
     from multilock.kernel.core import Kernel
+    from multilock.kernel.face import BlockingFace, run
+    from multilock.kernel.want import want
     from multilock.lock import Lease
     from multilock.testing import HandRuntime
     from multilock_memory import open_backend
@@ -13,7 +15,7 @@ interface, and a client of `connect` always lives in real time::
     runtime = HandRuntime()
     backend = open_backend("memory://by-hand", {})
     kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 30}), runtime, BlockingFace)
-    lease = run(acquire(kernel, kernel.want("orders/42", Lease), timeout=0))
+    lease = run(acquire(kernel, want(kernel, "orders/42", Lease), timeout=0))
     runtime.advance(100)          # the watchdog renews on the way, at its exact times
     assert lease.is_held()
     runtime.jump(30)              # as after SIGSTOP
@@ -29,7 +31,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from multilock.kernel.runtime import Bell, Event, Ticker, Workers
+from multilock.kernel.runtime import Event, ThreadBell, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
 
@@ -76,7 +78,7 @@ class HandRuntime:
     def event(self) -> Event:
         return _HandEvent(self)
 
-    def bell(self) -> Bell:
+    def bell(self) -> ThreadBell:
         return _HandBell(self)
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
@@ -209,7 +211,7 @@ class _HandEvent:
 class _HandBell:
     def __init__(self, runtime: HandRuntime) -> None:
         self._event = _HandEvent(runtime)
-        self.set = self._event.set
+        self.ring = self._event.set
 
     def wait(self, seconds: float) -> bool:
         rang = self._event.wait(None if seconds == math.inf else seconds)

@@ -16,16 +16,17 @@ from tests.architecture.imports import imports_of, module_name, sources
 
 # A module may import those of its own layer and of the layers before.
 LAYERS = [
-    {"errors", "model", "names", "foreign"},
+    {"errors", "model", "names", "foreign", "values", "events", "backend"},
     {"telling"},
-    {"backend", "values", "events", "registry", "urls", "config", "options", "decorate"},
-    {"kernel", "kernel.validity", "kernel.timers", "kernel.runtime", "kernel.workers", "kernel.interrupts"},
-    {"kernel.callbacks", "kernel.subscribers", "kernel.process"},
-    {"kernel.holding"},
-    {"kernel.scopes", "kernel.gate", "kernel.acquire", "kernel.watchdog", "kernel.monitor", "kernel.giving_back"},
+    {"kernel", *(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts"))},
+    {"kernel.process"},
+    {"kernel.holding", "kernel.want"},
+    {"kernel.watchdog", "kernel.monitor", "kernel.callbacks", "kernel.subscribers", "kernel.scopes"},
+    {"kernel.face", "kernel.gate", "kernel.acquire", "kernel.giving_back"},
     {"kernel.observing", "kernel.core"},
     {"kernel.candidacy", "kernel.term", "kernel.office"},
-    {"lock", "election", "client", "aio"},
+    {"config", "urls", "registry", "options"},
+    {"lock", "election", "client", "aio", "decorate"},
     {"__init__"},
     {"cli", "testing", "contrib", "__main__"},
 ]

@@ -69,7 +69,7 @@ class _PlainSockets:
 
     def _listen(self, bell: Bell) -> None:
         while self._push.read():
-            bell.set()
+            bell.ring()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:

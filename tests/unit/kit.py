@@ -16,9 +16,9 @@ from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo
 from multilock.backend import Backend, Held, Notices
 from multilock.config import settings_for
 from multilock.errors import BackendUnavailable
-from multilock.kernel.acquire import BlockingFace, Face, Waiter
 from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
 from multilock.kernel.core import Kernel
+from multilock.kernel.face import BlockingFace, Face, WaiterBell
 from multilock.kernel.runtime import Runtime, Threads
 from multilock.kernel.runtime import now as real_now
 from multilock.model import Busy, Claim, Granted, Returned
@@ -394,18 +394,25 @@ class StepFace:
     asynchronous = False
 
     def __init__(self, kernel: Kernel) -> None:
+        self._backend = kernel.backend
         self._runtime = kernel.runtime
         self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers, kernel.later)
 
-    async def request(self, within: float, call: Callable[..., Any], *args: Any) -> Any:
+    async def attempt(self, claim: Claim, join: bool, within: float) -> Any:
+        return await self.ask(within, self._backend.attempt, claim, join)
+
+    async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Any:
+        return await self.ask(within, self._backend.release, claim, granted, unsure)
+
+    async def ask(self, within: float, call: Callable[..., Any], *args: Any) -> Any:
         await _Point()
         try:
             return call(*args, within)
         finally:
             await _Point()
 
-    def waiter(self) -> Waiter:
-        return _StepWaiter(self._runtime)
+    def bell(self) -> WaiterBell:
+        return _StepBell(self._runtime)
 
     def forget_closed_loop(self) -> None:
         pass
@@ -414,12 +421,12 @@ class StepFace:
         pass
 
 
-class _StepWaiter:
+class _StepBell:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._rung = False
 
-    def set(self) -> None:
+    def ring(self) -> None:
         self._rung = True
 
     async def wait(self, seconds: float) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from multilock import Loss, LossReason
-from multilock.kernel.acquire import BlockingFace
 from multilock.kernel.callbacks import ThreadCallbacks
+from multilock.kernel.face import BlockingFace
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.timers import Timers
 from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_c, eventually

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from multilock import AsyncClient, Client
 from multilock.backend import Backend
-from multilock.config import Settings, default_identity, open_configured, resolve, settings_for
+from multilock.config import Settings, open_configured, resolve, settings_for
 from multilock.errors import CapabilityMissing, ConfigurationError
+from multilock.names import default_identity
 from multilock.options import reject_unknown
 from multilock.urls import redact
 

@@ -261,7 +261,7 @@ class Rung:
     def __init__(self) -> None:
         self.times = 0
 
-    def set(self) -> None:
+    def ring(self) -> None:
         self.times += 1
 
     async def wait(self, seconds: float) -> None:

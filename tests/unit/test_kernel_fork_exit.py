@@ -559,7 +559,7 @@ def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
     client = client_on(backend, Threads())
     lease = client.lock("n").acquire()
     kernel = client._kernel
-    kernel.monitor.waiting[lease._claim.id] = lease._claim, threading.Event()  # its acquire is still on its way out
+    kernel.monitor.waiting[lease._claim.id] = lease._claim, Threads().bell()  # its acquire is still on its way out
     assert kernel.withdraw(now() + 5)
     assert backend.called("release") == []
     kernel.exit(now() + 5)

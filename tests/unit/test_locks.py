@@ -903,7 +903,7 @@ def test_a_timeout_longer_than_threads_can_wait_is_for_ever(timeout: float) -> N
     ]
     for waiter in waiters:
         waiter.start()
-    eventually(lambda: threads._kernel.gate._lines and len(threads._kernel.gate._lines["n"].waiters) == 2)
+    eventually(lambda: threads._kernel.gate._lines and len(threads._kernel.gate._lines["n"].bells) == 2)
     lease.release()
     for waiter in waiters:
         waiter.join(5)

@@ -139,7 +139,7 @@ def test_a_notice_wakes_every_waiter_after_a_reconnect(client: Client, backend: 
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def set(self) -> None:
+        def ring(self) -> None:
             rung.append(self.name)
 
     waiting = client._kernel.monitor.waiting

@@ -28,8 +28,8 @@ def alarm() -> Iterator[None]:
 
 def test_a_ring_before_the_wait_is_not_lost_and_several_are_one() -> None:
     bell = Threads().bell()
-    bell.set()
-    bell.set()
+    bell.ring()
+    bell.ring()
     begun = time.monotonic()
     bell.wait(LIMIT)
     assert time.monotonic() - begun < LIMIT / 2
@@ -48,7 +48,7 @@ def test_a_ring_wakes_who_waits_for_ever() -> None:
     waiting.start()
     time.sleep(0.05)
     assert waiting.is_alive()
-    bell.set()
+    bell.ring()
     waiting.join(LIMIT)
     assert not waiting.is_alive()
 
@@ -56,7 +56,7 @@ def test_a_ring_wakes_who_waits_for_ever() -> None:
 def test_a_signal_handler_may_ring_while_its_thread_waits(alarm: None) -> None:
     """With `threading.Event` it would hang where it met the thread inside that event's own lock."""
     bell = Threads().bell()
-    signal.signal(signal.SIGALRM, lambda *_: bell.set())
+    signal.signal(signal.SIGALRM, lambda *_: bell.ring())
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     begun = time.monotonic()
     for _ in range(200):
@@ -78,7 +78,7 @@ def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
     ticker.start()
     eventually(lambda: ticker.late() == 0 and len(steps) == 1)
     time.sleep(0.1)  # it waits to be woken
-    with ctrl_c("_LockBell.set"):
+    with ctrl_c("_LockBell.ring"):
         ticker.poke(now())
     ticker.poke(now() + 1)
     eventually(lambda: len(steps) > 1)

@@ -12,7 +12,8 @@ import pytest
 from multilock import Client, Lease, Loss, LossReason
 from multilock.kernel import holding
 from multilock.kernel.holding import HELD, LOST, NEW, RELEASED, RELEASING, Holding
-from multilock.model import Claim, Granted
+from multilock.kernel.want import want
+from multilock.model import Granted
 from multilock.testing import HandRuntime
 from tests.unit.kit import Losses, Scripted, silence
 
@@ -37,9 +38,9 @@ def loss_of(lease: Lease) -> Loss:
 
 def make(client: Client, state: int) -> Lease:
     """A lease that came into this state by transitions."""
-    want: Any = client._kernel.want("n", Lease, on_lost=lambda loss: None)
-    claim: Claim = client._kernel.claim(want, 0)
-    lease = Lease(client._kernel, want, claim, Granted(1, 30.0, client._kernel.now(), 30.0, 10.0, "server"), False)
+    wanted = want(client._kernel, "n", Lease, on_lost=lambda loss: None)
+    claim = client._kernel.claim(wanted, 0)
+    lease = Lease(client._kernel, wanted, claim, Granted(1, 30.0, client._kernel.now(), 30.0, 10.0, "server"), False)
     lease._hooks = [lambda: None]
     way: dict[int, list[Callable[[], object]]] = {
         NEW: [],

@@ -15,7 +15,7 @@ import pytest
 
 import multilock
 from multilock import AsyncClient, BackendRejected, BackendUnavailable
-from multilock.aio.channels import LINES, Channels
+from multilock.aio.channels import MOST, Channels
 from multilock.testing import FaultProxy
 from multilock.testing.proxy import Fault
 from tests.backends.redis.descriptors import its_number_is_free
@@ -59,11 +59,11 @@ async def until(ready: Callable[[], object]) -> None:
 async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[Any], fault: Fault) -> None:
     """Cancel it while its request is out. Its connection has ended then, and nothing of it is left at the server."""
     await until(lambda: fault.happened)
-    [line] = channels(ours).lines
+    [channel] = channels(ours).living
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert line not in channels(ours).lines
+    assert channel not in channels(ours).living
     await until(lambda: holder_of(bare) is None)
 
 
@@ -75,7 +75,7 @@ def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisSe
             for _ in range(20):
                 await (await ours.lock("a").acquire()).release()
             assert bare.info("stats")["total_connections_received"] == before
-            assert len(channels(ours).idle) == len(channels(ours).lines) == 1
+            assert len(channels(ours).idle) == len(channels(ours).living) == 1
 
     run(main)
 
@@ -91,7 +91,7 @@ def test_a_lost_reply_to_a_try_leaves_nothing(server: RedisServer, proxy: FaultP
             assert caught.value.unknown
             assert lost.happened
             await until(lambda: holder_of(bare) is None)
-            assert len(channels(ours).lines) <= 1
+            assert len(channels(ours).living) <= 1
             assert await ours.lock("a").try_acquire()
 
     run(main)
@@ -140,8 +140,8 @@ def test_a_pause_before_the_sending_shortens_the_lease_and_costs_nothing_else(se
     async def main() -> None:
         async with client(server.url, ttl=5.0) as ours:
             await (await ours.lock("a").acquire()).release()
-            [line] = channels(ours).lines
-            wire: Any = line._channel
+            [channel] = channels(ours).living
+            wire: Any = channel._channel
             wire = wire._wire
             real, wire._sock = wire._sock, LateSocket(wire._sock, by=0.3)
             lease = await ours.lock("a").try_acquire()
@@ -195,14 +195,14 @@ def test_a_release_whose_answer_waited_for_a_blocked_loop_is_answered(
         async with client(server.url, request_timeout=1.0) as ours:
             await (await ours.lock("a").acquire()).release()  # from here on the server knows the script
             lease = await ours.lock("a").acquire()
-            [line] = channels(ours).lines
+            [channel] = channels(ours).living
             task = asyncio.create_task(lease.release())
             await asyncio.sleep(0)
             assert not channels(ours).idle, "it is sent"
             time.sleep(1.5)  # noqa: ASYNC251 (longer than a request may take)
             assert await task
             assert holder_of(bare) is None
-            assert channels(ours).idle == [line]
+            assert channels(ours).idle == [channel]
             own = ours._kernel.client
             said = [record for record in caplog.records if str(getattr(record, "lock_owner", "")).startswith(own)]
             assert not said, "and not in the background"
@@ -214,14 +214,14 @@ def test_a_server_that_ends_an_idle_connection_costs_no_request(server: RedisSer
     async def main() -> None:
         async with client(server.url) as ours:
             await (await ours.lock("a").acquire()).release()
-            [line] = channels(ours).lines
+            [channel] = channels(ours).living
             bare.client_kill_filter(skipme=True, _type="normal")
             time.sleep(0.05)  # noqa: ASYNC251 (it has ended, and the loop has not seen it)
             complaints: list[dict[str, Any]] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
             assert await ours.lock("a").try_acquire()
-            assert line not in channels(ours).lines
-            del line
+            assert channel not in channels(ours).living
+            del channel
             gc.collect()
             assert not complaints, "of an answer that nobody awaits"
 
@@ -268,7 +268,7 @@ def test_the_loop_sees_the_end_of_an_idle_connection(server: RedisServer, bare: 
         async with client(server.url) as ours:
             await (await ours.lock("a").acquire()).release()
             bare.client_kill_filter(skipme=True, _type="normal")
-            await until(lambda: not channels(ours).lines)
+            await until(lambda: not channels(ours).living)
             assert not channels(ours).idle
 
     run(main)
@@ -294,7 +294,7 @@ def test_a_refusal_leaves_the_connection_as_it_is(server: RedisServer, bare: Bar
                 with pytest.raises(BackendRejected):
                     await ours.lock("a").acquire()
             assert await ours.lock("b").try_acquire()
-            assert len(channels(ours).lines) == len(channels(ours).idle) == 1
+            assert len(channels(ours).living) == len(channels(ours).idle) == 1
 
     run(main)
 
@@ -319,7 +319,7 @@ def test_a_waiter_is_served_in_order_and_woken_by_the_releaser(server: RedisServ
             assert order == [0, 1, 2]
             assert time.monotonic() - before < 1.0, "no heartbeat had to find out"
 
-        assert not channels(ours).lines
+        assert not channels(ours).living
 
     with multilock.connect(server.url) as looker:
 
@@ -334,9 +334,9 @@ def test_more_requests_at_once_than_channels_go_through_threads(server: RedisSer
     async def main() -> None:
         async with client(proxy.url, ttl=30.0) as ours:
             proxy.delay(0.1)
-            leases = await asyncio.gather(*(ours.lock(f"n{number}").acquire() for number in range(3 * LINES)))
+            leases = await asyncio.gather(*(ours.lock(f"n{number}").acquire() for number in range(3 * MOST)))
             assert all(lease.is_held() for lease in leases)
-            assert len(channels(ours).lines) == LINES
+            assert len(channels(ours).living) == MOST
             assert request_threads() > 0
             assert all(await asyncio.gather(*(lease.release() for lease in leases)))
 
@@ -373,7 +373,7 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(
             assert channels(ours).opening == 0
             go_on.set()
             await until(lambda: made[0].fileno() < 0)
-            assert not channels(ours).lines
+            assert not channels(ours).living
 
     run(main)
 
@@ -391,7 +391,7 @@ def test_a_connection_that_is_made_while_the_client_is_closed_is_closed(
         await ours.close()
         go_on.set()
         await until(lambda: made[0].fileno() < 0)
-        assert not channels(ours).lines
+        assert not channels(ours).living
         task.cancel()
         await asyncio.wait([task])
 
@@ -408,7 +408,7 @@ def test_a_loop_that_cannot_watch_sockets_uses_threads(server: RedisServer, monk
             with monkeypatch.context() as patch:
                 patch.setattr(loop, "add_reader", add_reader)
                 assert await (await ours.lock("a").acquire()).release()
-            assert not channels(ours).sends
+            assert not channels(ours).may_open()
             assert await (await ours.lock("a").acquire()).release()
 
     run(main)
@@ -418,7 +418,7 @@ def test_closing_ends_the_connections(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
             await ours.lock("a").acquire()
-        assert not channels(ours).lines
+        assert not channels(ours).living
         await until(lambda: bare.info("clients")["connected_clients"] == 1)
 
     run(main)
@@ -429,9 +429,9 @@ def test_a_client_goes_on_on_another_loop_when_the_first_is_closed(server: Redis
 
     async def once() -> None:
         await (await ours.lock("a").acquire()).release()
-        assert len(channels(ours).lines) == 1
+        assert len(channels(ours).living) == 1
 
     run(once)
     run(once)
     run(ours.close)
-    assert not channels(ours).lines
+    assert not channels(ours).living

@@ -1,0 +1,116 @@
+"""What the two faces differ in: how a request is sent, how one waits for a wake-up, where callbacks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
+from multilock.kernel.runtime import Bell, call_inside
+from multilock.model import Busy, Claim, Granted, Returned
+
+if TYPE_CHECKING:
+    from multilock.kernel.core import Kernel
+    from multilock.kernel.runtime import Runtime, ThreadBell
+
+__all__ = ["BlockingFace", "Face", "WaiterBell", "run"]
+
+R = TypeVar("R")
+
+
+class WaiterBell(Bell, Protocol):
+    """The bell of a coroutine that waits."""
+
+    async def wait(self, seconds: float) -> None: ...
+
+
+class Face(Protocol):
+    """Every request ends within ``within`` seconds, with the answer of the backend or its exception."""
+
+    asynchronous: bool
+    callbacks: Callbacks
+
+    async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        """See `Backend.attempt`."""
+        ...
+
+    async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Returned:
+        """See `Backend.release`."""
+        ...
+
+    async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        """Any other request: ``call(*args, within)``."""
+        ...
+
+    def bell(self) -> WaiterBell: ...
+
+    def forget_closed_loop(self) -> None:
+        """What ran on an event loop that was closed never unwinds: have the kernel drop it."""
+
+    def close(self) -> None:
+        """No request comes any more; its own threads end."""
+        ...
+
+
+def run(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Drive a coroutine of the blocking face, whose awaitables never suspend, to its end in this thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+    raise RuntimeError("a blocking coroutine suspended")  # pragma: no cover
+
+
+class BlockingFace:
+    """Requests and waits happen in the calling thread."""
+
+    asynchronous = False
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._backend = kernel.backend
+        self._runtime = kernel.runtime
+        self._own = ThreadCallbacks(kernel.runtime, kernel.timers, kernel.later)
+        self.callbacks: Callbacks = self._own
+
+    async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        return call_inside(self._backend.attempt, claim, join, within)
+
+    async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Returned:
+        return call_inside(self._backend.release, claim, granted, unsure, within)
+
+    async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
+        return call_inside(call, *args, within)
+
+    def bell(self) -> WaiterBell:
+        return _BlockingBell(self._runtime)
+
+    def forget_closed_loop(self) -> None:
+        pass  # it has none
+
+    def close(self) -> None:
+        self._own.close()
+
+
+class _BlockingBell:
+    """Made for every acquire; what a thread can wait for is made by the first wait only."""
+
+    __slots__ = ("_bell", "_rung", "_runtime")
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._rung = False
+        self._bell: ThreadBell | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if bell := self._bell:
+            bell.ring()
+
+    async def wait(self, seconds: float) -> None:
+        bell = self._bell
+        if bell is None:
+            bell = self._bell = self._runtime.bell()
+        if not self._rung:  # looked at after ring() can see the bell
+            bell.wait(seconds)
+        self._rung = False

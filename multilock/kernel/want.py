@@ -1,0 +1,126 @@
+"""What a lock object wants each time it is acquired. Whatever a user can get wrong is checked here, before any I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from multilock.errors import CapabilityMissing
+from multilock.model import Claim, Granted, Loss
+from multilock.names import check_identity, check_name, check_seconds, check_timeout
+
+if TYPE_CHECKING:
+    from multilock.backend import Backend
+    from multilock.kernel.core import Kernel
+    from multilock.kernel.holding import Holding
+    from multilock.model import Capabilities
+
+__all__ = ["Make", "Want", "check_hold_at_least", "want"]
+
+Make = Callable[["Kernel", "Want", Claim, Granted, bool], "Holding"]
+"""How a face makes its lease of a grant; the last argument is `Holding._unsure`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Want:
+    """Two lock objects never want the same (identity counts)."""
+
+    name: str
+    kind: str
+    ttl: float  #: as the user gave it
+    grant: float  #: rounded up to what the backend grants
+    renew: bool
+    reentrant: bool
+    fair: bool
+    hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
+    on_lost: Callable[[Loss], object] | None
+    identity: str | None
+    outage_timeout: float
+    request_timeout: float
+    make: Make
+
+
+def want(
+    kernel: Kernel,
+    name: str,
+    make: Make,
+    *,
+    kind: str = "lock",
+    ttl: float | None = None,
+    renew: bool = True,
+    reentrant: bool = False,
+    fair: bool = False,
+    hold_at_least: float = 0.0,
+    on_lost: Callable[[Loss], object] | None = None,
+    identity: str | None = None,
+    patient: bool = False,
+) -> Want:
+    """``patient``: outlast every outage. Raises ValueError, TypeError, CapabilityMissing, ClientClosed."""
+    kernel.check_open()
+    backend, settings = kernel.backend, kernel.settings
+    check_name(name)
+    seconds = settings.ttl if ttl is None else check_seconds(ttl, "ttl")
+    for option, value in (("renew", renew), ("reentrant", reentrant), ("fair", fair)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{option} must be True or False, not {value!r:.60}")
+    kernel.check_callback("on_lost", on_lost)
+    if fair and not backend.capabilities.fair:
+        raise CapabilityMissing(
+            f"{backend.scheme} keeps no order of arrival: use fair=False or another backend",
+            name=name,
+            backend=backend.scheme,
+        )
+    rest = check_hold_at_least(backend, hold_at_least, name)
+    if identity is not None:
+        check_identity(identity)
+    patience = check_timeout(settings.outage_timeout)
+    grant = _grantable(seconds, backend.capabilities, backend.scheme)
+    return Want(
+        name,
+        kind,
+        seconds,
+        grant,
+        renew,
+        reentrant,
+        fair,
+        rest,
+        on_lost,
+        identity,
+        math.inf if patient or patience is None else patience,
+        kernel.request_timeout(grant),
+        make,
+    )
+
+
+def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:
+    """Raise CapabilityMissing where the client would have to live for it."""
+    if seconds == 0 and not isinstance(seconds, bool):
+        return 0.0
+    checked = check_seconds(seconds, "hold_at_least")
+    can = backend.capabilities
+    if not can.hold_at_least:
+        raise CapabilityMissing(
+            f"{backend.scheme} cannot keep a released name taken by its own clock: use another backend, or let the "
+            "holder wait before it releases",
+            name=name,
+            backend=backend.scheme,
+        )
+    if checked > can.ttl_max:
+        raise ValueError(
+            f"hold_at_least is {checked:g} s: {backend.scheme} keeps a name for {can.ttl_max:g} s at most with these "
+            "options"
+        )
+    return checked
+
+
+def _grantable(ttl: float, can: Capabilities, scheme: str) -> float:
+    """Rounded up to the backend's steps."""
+    granted = max(ttl, can.ttl_min if can.ttl_floor is None else can.ttl_floor)
+    steps = granted / can.ttl_step
+    if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001, whatever floats say
+        granted = math.ceil(steps) * can.ttl_step
+    if granted > can.ttl_max:
+        raise ValueError(f"ttl is {ttl:g} s: {scheme} grants {can.ttl_max:g} s at most with these options")
+    return granted

@@ -433,8 +433,8 @@ class Chaos:
         self.seed = seed
         self.helpers: dict[int, Helper] = {}  # by place
         self.gone: list[Helper] = []
-        self.bystander = Helper("tests.faults.contender:stand_by")
         self.faults: list[Fault] = []
+        self.told_to_stop_at = math.inf
         self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
         self._busy: set[int | None] = set()  # places (None: the server) with a fault under way
@@ -453,15 +453,12 @@ class Chaos:
         )  # fmt: skip
 
     def close(self) -> None:
-        for helper in self._everybody():
+        for helper in (*self.helpers.values(), *self.gone):
             helper.close()
-
-    def _everybody(self) -> list[Helper]:
-        return [*self.gone, *self.helpers.values(), self.bystander]
 
     def collect(self) -> None:
         """Read what the contenders said since the last time."""
-        for helper in self._everybody():
+        for helper in (*self.gone, *self.helpers.values()):
             for line in itertools.islice(helper.lines, self._read[helper], None):
                 self.record.feed(helper.pid, line)
                 self._read[helper] += 1
@@ -647,6 +644,7 @@ class Chaos:
             stuck -= {belief.name for belief in self.record.beliefs.values() if belief.began > began}
             time.sleep(0.02)
         yield from (f"O5 {name}: in order again, and nobody got it for {now() - began:.2f} s" for name in stuck)
+        self.told_to_stop_at = now()
         for helper in self.helpers.values():
             helper.tell("stop")
         until = now() + within
@@ -722,7 +720,7 @@ def _chaos(arena: type[Arena], seed: int, habits: Sequence[str], defect: str) ->
         stack.callback(chaos.close)
         for place in range(PROCESSES):
             chaos.start(place)
-        for helper in (chaos.bystander, *chaos.helpers.values()):
+        for helper in chaos.helpers.values():
             helper.wait_for("ready", within=20)
         yield chaos
 
@@ -751,8 +749,7 @@ def run(arena: type[Arena], seconds: float, *, seed: int = 0, habits: Sequence[s
             violations += (f"O2 {lost}" for lost in ledger.lost)
             violations += record.token_regressions()
             violations += record.late_callbacks()
-            standstills = record.stalls[chaos.bystander.pid]
-            violations += record.slow_takeovers(chaos.faults, bound, chaos.arena.ttl, standstills)
+            violations += record.slow_takeovers(chaos.faults, bound, chaos.arena.ttl, chaos.told_to_stop_at)
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
             violations += record.wrong

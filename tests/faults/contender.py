@@ -139,13 +139,6 @@ def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
     _note_end()
 
 
-def stand_by() -> None:
-    """No fault meets this process and it does nothing: it stands still when the machine does."""
-    threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
-    note("ready")
-    hear()
-
-
 class _Crew:
     """The contenders of this process; each has its own dice."""
 

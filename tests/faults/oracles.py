@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -176,21 +176,20 @@ class Record:
             elif belief.pid in ended and not belief.ended_well and not belief.losses:
                 yield f"O6 {belief.name}: lost, and no callback (process {belief.pid})"
 
-    def slow_takeovers(
-        self, faults: Iterable[Fault], bound: float, ttl: float, standstills: Sequence[tuple[float, float]] = ()
-    ) -> Iterator[str]:
-        """O5: a name without a holder gets one within the bound.
+    def slow_takeovers(self, faults: Iterable[Fault], bound: float, ttl: float, until: float) -> Iterator[str]:
+        """O5: a name without a holder gets one within the bound, as long as somebody waits for each: ``until`` then.
 
         It counts anew as a fault begins and as it ends, also if that is after the last one began: a server that is away
-        as the calm begins gives no lock before it is back. Time in which the machine stood still does not count.
+        as the calm begins gives no lock before it is back. Time in which the process that got it did not run does not
+        count.
         """
         times = sorted(time for fault in faults for time in (fault.start, fault.end))
         for name, beliefs in self.by_name():
             for one, other in pairwise(beliefs):
                 free_from = max(one.until, one.release or 0.0) + (0.0 if one.ended_well else ttl)
                 disturbed = times[: bisect_right(times, other.began)]
-                since = max([free_from, *disturbed[-1:]])
-                late = other.began - since - _within(standstills, since, other.began) - bound
+                since, end = max([free_from, *disturbed[-1:]]), min(other.began, until)
+                late = end - since - _within(self.stalls[other.pid], since, end) - bound
                 if late > 0:
                     yield f"O5 {name}: {bound + late:.2f} s without a holder, {late:.2f} s more than the bound"
 

@@ -28,7 +28,7 @@ def callbacks(one: Record) -> Iterable[str]:
 
 
 def takeovers(one: Record) -> Iterable[str]:
-    return one.slow_takeovers([], bound=1.0, ttl=TTL)
+    return one.slow_takeovers([], bound=1.0, ttl=TTL, until=100.0)
 
 
 @pytest.mark.parametrize(
@@ -99,22 +99,25 @@ def test_who_hears_of_its_lock_after_an_operator_took_it_away_is_not_blamed_eith
 
 
 @pytest.mark.parametrize(
-    ("faults", "standstills", "number"),
+    ("faults", "stalls", "until", "number"),
     [
-        ([], [], 1),
-        ([Fault("partition", 2, 3.0, 4.5)], [], 0),
-        ([Fault("server away for long", None, 1.5, 4.5)], [], 0),  # to its end, also in the calm after the last fault
-        ([Fault("server away for long", None, 1.5, 3.5)], [], 1),
-        ([Fault("partition", 2, 1.5)], [], 1),  # it has not ended
-        ([], [(0.5, 1.5), (2.8, 3.2), (3.5, 4.6)], 0),
-        ([], [(0.5, 2.7), (3.5, 4.4), (5.0, 6.0)], 1),
+        ([], [], 100.0, 1),
+        ([Fault("partition", 2, 3.0, 4.5)], [], 100.0, 0),
+        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),  # to its end, also in the calm
+        ([Fault("server away for long", None, 1.5, 3.5)], [], 100.0, 1),
+        ([Fault("partition", 2, 1.5)], [], 100.0, 1),  # it has not ended
+        ([], ["2 stall 0.5 1.5", "2 stall 2.8 3.2", "2 stall 3.5 4.6"], 100.0, 0),
+        ([], ["2 stall 0.5 2.7", "2 stall 3.5 4.4", "2 stall 5 6"], 100.0, 1),
+        ([], ["1 stall 2 5"], 100.0, 1),  # the other process
+        ([], [], 3.7, 0),  # nobody waited for it any more
+        ([], [], 3.8, 1),
     ],
 )
-def test_a_takeover_may_be_late_after_a_fault_and_by_a_standstill(
-    faults: list[Fault], standstills: list[tuple[float, float]], number: int
+def test_a_takeover_may_be_late_after_a_fault_or_where_its_process_did_not_run(
+    faults: list[Fault], stalls: list[str], until: float, number: int
 ) -> None:
-    late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1")
-    assert len(list(late.slow_takeovers(faults, 1.0, TTL, standstills))) == number
+    late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1", *stalls)
+    assert len(list(late.slow_takeovers(faults, 1.0, TTL, until))) == number
 
 
 def test_the_ledger_refuses_an_old_token_and_notices_a_lost_update(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -11,9 +11,37 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from multilock.errors import BackendUnavailable
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason, Returned
+from multilock.model import (
+    Busy,
+    Capabilities,
+    Claim,
+    Finding,
+    Granted,
+    LockInfo,
+    LossReason,
+    Returned,
+    parse_owner,
+)
 
-__all__ = ["SPI_VERSION", "Backend", "Channel", "Held", "Notices", "OpenBackend", "OpensChannels", "Rests"]
+__all__ = [
+    "SPI_VERSION",
+    "Backend",
+    "Busy",
+    "Capabilities",
+    "Channel",
+    "Claim",
+    "Finding",
+    "Granted",
+    "Held",
+    "LockInfo",
+    "LossReason",
+    "Notices",
+    "OpenBackend",
+    "OpensChannels",
+    "Rests",
+    "Returned",
+    "parse_owner",
+]
 
 SPI_VERSION = 2
 

@@ -1,7 +1,9 @@
 """Locks on ZooKeeper 3.5 and later, in the queues of kazoo's Lock or of Curator's InterProcessMutex.
 
-See docs/backends/zookeeper.md. `recipe` is the algorithm, `session` says for how long a session certainly lives,
-`transport` carries the requests, `notices` what the server pushes.
+See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` the nodes of a name and their order, `places` where
+each claim of ours stands, `sessions` for how long a session certainly lives. `transport` carries the requests through
+kazoo, `wire` is what kazoo is given for that; `notices` is what the server pushes. `inspection` is for operators,
+`diagnosis` says what this server takes away.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from urllib.parse import unquote
 from multilock_zookeeper.transport import TLS_OPTIONS, Ensemble, Transport
 
 # isort: split
-from multilock.backend import Held, Notices
-from multilock.errors import ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
+from multilock import ConfigurationError
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import (
     LOGIN,
     TLS_FILES,
@@ -31,8 +32,10 @@ from multilock.options import (
     yes_or_no,
 )
 from multilock_zookeeper.diagnosis import diagnose
+from multilock_zookeeper.inspection import Inspection
+from multilock_zookeeper.keys import STYLES, Nodes
 from multilock_zookeeper.notices import Watcher
-from multilock_zookeeper.recipe import STYLES, Nodes, Recipe
+from multilock_zookeeper.recipe import Recipe
 
 __all__ = ["ZooKeeperBackend", "open_backend"]
 
@@ -96,6 +99,7 @@ class ZooKeeperBackend:
         self._opened = Transport(self._ensemble, notices.now, self._watcher)
         self._watcher.attach(self._opened)
         self._recipe = Recipe(self._nodes, self._opened, self._watcher, notices)
+        self._inspection = Inspection(self._nodes, self._opened, notices.now)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._recipe.attempt(claim, join, within)
@@ -107,20 +111,24 @@ class ZooKeeperBackend:
         return self._recipe.renew(group, held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        self._recipe.watch(held, within)
+        present = [one for one in held if self._transport.is_present(one[1].group)]
+        self._watcher.hold({str(granted.key): claim.id for claim, granted in present}, self._notices.now() + within)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        self._recipe.follow(names, within)
+        deadline = self._notices.now() + within
+        if names:
+            self._transport.session(deadline)
+        self._watcher.follow({self._nodes.parent(name): name for name in names}, deadline)
         return True
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        return self._recipe.inspect(name, within)
+        return self._inspection.inspect(name, within)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        return self._recipe.inspect_all(prefix, within)
+        return self._inspection.inspect_all(prefix, within)
 
     def force_release(self, name: str, within: float) -> bool:
-        return self._recipe.force(name, within)
+        return self._inspection.force_release(name, within)
 
     def diagnose(self, within: float) -> list[Finding]:
         return diagnose(self._transport, within)

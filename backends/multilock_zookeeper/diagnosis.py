@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from multilock import now
-from multilock.errors import MultilockError
-from multilock.model import Finding
+from multilock import Finding, MultilockError, now
 from multilock_zookeeper.transport import NodeMissing, Transport
 
 __all__ = ["diagnose"]

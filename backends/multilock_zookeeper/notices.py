@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 from kazoo.protocol.states import EventType
 
+from multilock import BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Notices
-from multilock.errors import BackendUnavailable, MultilockError
-from multilock.model import LossReason
 from multilock.telling import logger
-from multilock_zookeeper.session import Session
+from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 
 __all__ = ["AT_ONCE", "ENDED", "Watcher"]

@@ -9,10 +9,8 @@ become ours here.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
-import socket
 import ssl
 import struct
 import threading
@@ -22,14 +20,13 @@ from typing import Any, Protocol
 
 import kazoo.exceptions as foreign
 from kazoo.client import KazooClient
-from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.serialization import Auth, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from multilock.errors import BackendRejected, BackendUnavailable
-from multilock.telling import Teller
-from multilock_zookeeper.session import PERIODS, Session
+from multilock import BackendRejected, BackendUnavailable
+from multilock_zookeeper.sessions import PERIODS, Session
+from multilock_zookeeper.wire import Handler, dial, hung_up, log, open_second_session, remember_greetings
 
 __all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "Listener", "NodeExists", "NodeMissing", "Transport"]
 
@@ -39,7 +36,6 @@ SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the c
 STOPPED = 0.05  # seconds; who wakes up that much too late did not run
 CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
 DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts: kazoo would give one dead host all of it
-LOG = "kazoo.client.multilock"  # heard like its parent, which kazoo takes by itself
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
@@ -129,126 +125,6 @@ class Ensemble:
         return acl
 
 
-def _mask(record: logging.LogRecord) -> bool:
-    """kazoo logs every request, also the one with the password."""
-    if isinstance(record.args, tuple):
-        record.args = tuple(arg._replace(auth="***") if isinstance(arg, Auth) else arg for arg in record.args)
-    return True
-
-
-class _Log(Teller):
-    """kazoo speaks on the threads that keep the session."""
-
-    warn = Teller.warning
-
-
-logging.getLogger(LOG).addFilter(_mask)
-_log = _Log(LOG)
-
-
-class _Greeted:
-    """A connection that remembers the session timeout with which the server greeted: kazoo keeps that to itself.
-
-    It is negotiated anew in every handshake, and a server restarted with other limits, or another server, grants less
-    to the same session. So kazoo reads through this, and it is known before the first request leaves.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._begun = b""
-        self.granted: float | None = None  # seconds
-        for name in ("fileno", "send"):
-            setattr(self, name, getattr(connection, name))
-
-    def recv(self, size: int) -> Any:
-        piece = self._connection.recv(size)
-        self._begun += piece
-        if len(self._begun) >= 12:  # length, version of the protocol, milliseconds
-            self.granted = struct.unpack_from("!i", self._begun, 8)[0] / 1000
-            self.recv = self._connection.recv  # type: ignore[method-assign]  # nothing is in between from here on
-        return piece
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
-def _remember_greetings(handler: Any) -> None:
-    """Of the client that was handed over: from its next connection on."""
-    dial = handler.create_connection
-    if not isinstance(dial, _Dial):  # several of ours may share it
-        handler.create_connection = _Dial(dial)
-
-
-class _Dial:
-    def __init__(self, dial: Callable[..., Any]) -> None:
-        self._dial = dial
-
-    def __call__(self, *args: Any, **options: Any) -> _Greeted:
-        return _Greeted(self._dial(*args, **options))
-
-
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets: notes when and how well it dialed, and does not spend the session on a dead host.
-
-    A server that lost its data, or got older data back, turns away who has seen more of it, for as long as he tells;
-    kazoo tells until it hears that its session has expired, which it cannot hear so. We say it in the server's place
-    once ``is_over`` agrees, which is told since when hosts turn us away.
-    """
-
-    def __init__(
-        self,
-        now: Callable[[], float],
-        dial_within: float,
-        greeting_within: float,
-        is_over: Callable[[float], bool],
-    ) -> None:
-        super().__init__()
-        self._now = now
-        self._dial_within = dial_within
-        self._greeting_within = greeting_within
-        self._is_over = is_over
-        self._greeting = False  # connected to a host that has not answered yet
-        self._turned_away_at: float | None = None  # the first time since a host answered
-        self.dialed_at = 0.0
-        self.error: OSError | None = None
-        self.loop: threading.Thread | None = None
-
-    def create_connection(self, address: Any, timeout: float | None = None, **options: Any) -> Any:
-        self.dialed_at = self._now()
-        if self._greeting and self._turned_away_at is None:
-            self._turned_away_at = self.dialed_at
-        if self._turned_away_at is not None and self._is_over(self._turned_away_at):
-            self._greeted()
-            raise foreign.SessionExpiredError("it cannot live any more, and no server takes it")
-        try:
-            connection = _dial(address, min(timeout or self._dial_within, self._dial_within), options)
-        except OSError as error:
-            self.error = error
-            raise
-        self.error = None
-        self._greeting = True
-        return _Greeted(connection)
-
-    def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
-        """Nor does it spend the session on a host that accepts and says nothing: kazoo would, on the only one."""
-        if len(reading) > 1:  # kazoo's main loop, which looks for requests too: the host has answered
-            self._greeted()
-        elif self._greeting:
-            timeout = min(timeout, self._greeting_within)
-        return super().select(reading, writing, failing, timeout)
-
-    def _greeted(self) -> None:
-        self._greeting = False
-        self._turned_away_at = None
-
-    def spawn(self, func: Any, *args: Any, **kwargs: Any) -> threading.Thread:
-        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="multilock-zookeeper", daemon=True)
-        if func.__name__ == "zk_loop":
-            self.loop = thread
-        thread.start()
-        return thread
-
-
 class Transport:
     """One client's connection, and the session that lives on it."""
 
@@ -258,7 +134,7 @@ class Transport:
         self._listener = listener
         self._ours = ensemble.client is None or ensemble.pid != os.getpid()
         self._client: Any = None
-        self._handler: _Handler | None = None
+        self._handler: Handler | None = None
         self._up = threading.Event()
         self._starting = threading.Lock()
         self._changing = threading.Lock()  # of the session; held for moments only, also by kazoo's connection thread
@@ -318,6 +194,10 @@ class Transport:
         """The session that has not ended as far as we know."""
         return self._session
 
+    def is_present(self, number: object) -> bool:
+        session = self._session
+        return session is not None and session.number == number
+
     def connect(self, deadline: float) -> None:
         """Wait for the connection. Nothing is queued without one, so nothing is executed long after it was asked."""
         if self._up.is_set():
@@ -329,7 +209,7 @@ class Transport:
         if self._up.wait(max(deadline - self._now(), 0.0)):
             return
         error = self._handler.error if self._handler else None
-        if isinstance(error, ssl.SSLError) and not _hung_up(error):
+        if isinstance(error, ssl.SSLError) and not hung_up(error):
             raise BackendRejected(f"{self.name}: TLS failed ({error}): see ca=, cert= and key=") from error
         if self._client.client_state == KeeperState.AUTH_FAILED:
             raise BackendRejected(f"{self.name}: authentication failed: see username= and password=")
@@ -340,7 +220,7 @@ class Transport:
         if client is None:
             client = self._client = self._make() if self._ours else self._ensemble.client
             if not self._ours:
-                _remember_greetings(client.handler)
+                remember_greetings(client.handler)
             client.add_listener(self._heard)
             if client.connected:
                 self._connected(self._now())
@@ -361,14 +241,14 @@ class Transport:
         ensemble = self._ensemble
         hosts = ensemble.hosts.count(",") + 1
         share = ensemble.ttl * DIAL_SHARE
-        self._handler = _Handler(self._now, share / hosts, share, self._is_over)
+        self._handler = Handler(self._now, share / hosts, share, self._is_over)
         return KazooClient(
             hosts=ensemble.hosts + ensemble.chroot,
             timeout=self.asked + 0.0001,  # it cuts milliseconds off
             handler=self._handler,
             auth_data=list(ensemble.auth),
             connection_retry=RECONNECT,
-            logger=_log,
+            logger=log,
             **ensemble.tls,
         )
 
@@ -446,14 +326,9 @@ class Transport:
             raise BackendUnavailable(f"{self.name}: no time was left to open a session", unknown=False)
         try:
             with self._dial(within) as connection:
-                asked = round(self.asked * 1000)
-                connection.sendall(struct.pack("!iiqiqi16s?", 45, 0, 0, asked, 0, 16, b"", False))
-                answer = _receive(connection)
-                connection.sendall(struct.pack("!iii", 8, 1, -11))
-                granted: int = struct.unpack_from("!i", answer, 4)[0]
+                return open_second_session(connection, self.asked)
         except (OSError, struct.error) as error:
             raise BackendUnavailable(f"{self.name}: no session ({error})", unknown=False) from error
-        return granted / 1000
 
     def _dial(self, within: float) -> Any:
         """Another connection to the server that we are connected to."""
@@ -463,7 +338,7 @@ class Transport:
             raise ConnectionError("the connection broke")
         peer = present.getpeername()[:2]
         options = {name: getattr(client, name) for name in TLS_OPTIONS}
-        return _dial(peer, within, {**options, "check_hostname": False})  # that was done by the connection we follow
+        return dial(peer, within, {**options, "check_hostname": False})  # that was done by the connection we follow
 
     def command(self, word: bytes, within: float) -> str:
         """What the server says to one of its four-letter words."""
@@ -483,7 +358,7 @@ class Transport:
     def create(self, path: str, value: bytes, flags: int) -> Answer:
         return self._send(Create2(self._full(path), value, self._ensemble.acl, flags))
 
-    def create_parent(self, path: str, *, container: bool) -> Answer:
+    def _create_parent(self, path: str, *, container: bool) -> Answer:
         """``path`` with the chroot, which may be missing as well."""
         kind, flags = (_CreateContainer, CONTAINER) if container else (Create2, PERSISTENT)
         return self._send(kind(path, b"", self._ensemble.acl, flags))
@@ -527,19 +402,49 @@ class Transport:
             raise BackendRejected(f"{what} ({remedy})") from error
         raise BackendUnavailable(what, unknown=not isinstance(error, _NOT_EXECUTED)) from error
 
+    def listed(self, answer: Answer, deadline: float) -> Sequence[str] | None:
+        """The children that were asked for; None: not even their parent is there."""
+        try:
+            children: Sequence[str] = self.wait(answer, deadline)
+        except NodeMissing:
+            return None
+        return children
+
+    def deleted(self, path: str, deadline: float) -> bool:
+        """Delete this node. False: it was not there."""
+        try:
+            self.wait(self.delete(path), deadline)
+        except NodeMissing:
+            return False
+        return True
+
+    def make_parents(self, parent: str, deadline: float) -> None:
+        """The directories stay; the parent of the contenders is a container, which the server removes when it has been
+        empty for a while."""
+        parts = self._full(parent).strip("/").split("/")
+        paths = ["/" + "/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        answers = [self._create_parent(path, container=path == paths[-1]) for path in paths]
+        for path, answer in zip(paths, answers, strict=True):
+            try:
+                self.wait(answer, deadline)
+            except NodeExists:
+                continue
+            except BackendRejected:
+                if path == paths[-1]:  # above we may not write, and need not: what matters is the last one
+                    raise
+            except NodeMissing:
+                raise BackendRejected(f"{path} cannot be created: make its parents, or see prefix=") from None
+
     def _came_while_stopped(self, answer: Answer, deadline: float) -> bool:
         """This process did not run for a while: kazoo's thread is to read first what had come by then."""
         return self._now() - deadline > STOPPED and answer.wait(STOPPED)
-
-    def full(self, path: str) -> str:
-        """With the chroot."""
-        return self._full(path)
 
     def stripped(self, path: str) -> str:
         """Without the chroot."""
         return str(self._client.unchroot(path))
 
     def _full(self, path: str) -> str:
+        """With the chroot."""
         chroot: str = self._client.chroot
         return (chroot + path if path != "/" else chroot) if chroot else path
 
@@ -598,39 +503,3 @@ class Transport:
         with contextlib.suppress(Exception):
             self._client.stop()
             self._client.close()
-
-
-def _dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
-    """A connection, as kazoo makes one; but what fails is closed."""
-    connection = socket.create_connection(address, within)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if not options.get("use_ssl"):
-        return connection
-    context = ssl.create_default_context(cafile=options.get("ca"))
-    context.check_hostname = bool(options.get("check_hostname"))
-    if not options.get("verify_certs", True):
-        context.verify_mode = ssl.CERT_NONE
-    if options.get("certfile"):
-        context.load_cert_chain(options["certfile"], options.get("keyfile"), options.get("keyfile_password"))
-    return context.wrap_socket(connection, server_hostname=options.get("hostname"))
-
-
-def _hung_up(error: ssl.SSLError) -> bool:
-    """In the middle of the greeting, as a load balancer does without a server behind it. That refuses nobody."""
-    closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
-    return closed or "UNEXPECTED_EOF" in (error.reason or "")
-
-
-def _receive(connection: Any) -> bytes:
-    length: int = struct.unpack("!i", _exactly(connection, 4))[0]
-    return _exactly(connection, length)
-
-
-def _exactly(connection: Any, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        piece = connection.recv(length - len(data))
-        if not piece:
-            raise ConnectionError("the server closed the connection")
-        data += piece
-    return data

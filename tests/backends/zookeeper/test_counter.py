@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multilock import BackendRejected
-from multilock_zookeeper.recipe import LAST_NUMBER, Nodes
+from multilock_zookeeper.keys import LAST_NUMBER, Nodes
 from tests.backends.zookeeper.conftest import Connect, Operator
 from tests.servers_zookeeper import ZooKeeperServer
 

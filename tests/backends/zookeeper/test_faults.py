@@ -154,7 +154,7 @@ def test_a_node_of_an_earlier_session_is_deleted_and_never_taken_over(
     claim = ear.claim("job")
     stale = operator(server.endpoint)
     path = stale.create(f"/multilock/job/{claim.id}__lock__", b"", ephemeral=True, sequence=True, makepath=True)
-    place = backend._recipe._places.setdefault(claim.id, _unsure())
+    place = backend._recipe._places.of.setdefault(claim.id, _unsure())
     granted = backend.attempt(claim, True, 5.0)
     assert place.path != path
     assert granted.key != path  # type: ignore[union-attr]
@@ -163,9 +163,9 @@ def test_a_node_of_an_earlier_session_is_deleted_and_never_taken_over(
 
 
 def _unsure() -> Any:
-    from multilock_zookeeper.recipe import _Place
+    from multilock_zookeeper.places import Place
 
-    place = _Place()
+    place = Place()
     place.unsure = True
     return place
 
@@ -424,7 +424,7 @@ def open_client(server: ZooKeeperServer) -> Client:
 
 
 def test_sequence_numbers_are_compared_as_numbers() -> None:
-    from multilock_zookeeper.recipe import Nodes
+    from multilock_zookeeper.keys import Nodes
 
     queue = Nodes("multilock/", "kazoo").queue(["b__lock__0000000002", "a__lock__-000000001", "c", "a-lock-0000000001"])
     assert queue == ["a__lock__-000000001", "a-lock-0000000001", "b__lock__0000000002"]

@@ -11,7 +11,7 @@ import pytest
 from multilock import now
 from multilock.testing.conformance.spi import Ear
 from multilock_zookeeper.notices import Watcher
-from multilock_zookeeper.session import Session
+from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import Answer, NodeMissing
 
 GONE = object()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multilock_zookeeper.session import Session
+from multilock_zookeeper.sessions import Session
 
 T = 6.0
 

@@ -1,0 +1,190 @@
+"""What is between kazoo and the wire: the sockets and threads it is given, its log, and a few bytes of the protocol.
+
+kazoo keeps to itself which session timeout a server granted, and spends the session on a host that is dead, that says
+nothing, or that turns us away; so it dials, reads and waits through this.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kazoo.exceptions as foreign
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import Auth
+
+from multilock.telling import Teller
+
+__all__ = ["Handler", "dial", "hung_up", "log", "open_second_session", "remember_greetings"]
+
+LOG = "kazoo.client.multilock"  # heard like its parent, which kazoo takes by itself
+
+
+def _mask(record: logging.LogRecord) -> bool:
+    """kazoo logs every request, also the one with the password."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(arg._replace(auth="***") if isinstance(arg, Auth) else arg for arg in record.args)
+    return True
+
+
+class _Log(Teller):
+    """kazoo speaks on the threads that keep the session."""
+
+    warn = Teller.warning
+
+
+logging.getLogger(LOG).addFilter(_mask)
+log = _Log(LOG)
+
+
+class _Greeted:
+    """A connection that remembers the session timeout with which the server greeted: kazoo keeps that to itself.
+
+    It is negotiated anew in every handshake, and a server restarted with other limits, or another server, grants less
+    to the same session. So kazoo reads through this, and it is known before the first request leaves.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._begun = b""
+        self.granted: float | None = None  # seconds
+        for name in ("fileno", "send"):
+            setattr(self, name, getattr(connection, name))
+
+    def recv(self, size: int) -> Any:
+        piece = self._connection.recv(size)
+        self._begun += piece
+        if len(self._begun) >= 12:  # length, version of the protocol, milliseconds
+            self.granted = struct.unpack_from("!i", self._begun, 8)[0] / 1000
+            self.recv = self._connection.recv  # type: ignore[method-assign]  # nothing is in between from here on
+        return piece
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def remember_greetings(handler: Any) -> None:
+    """Of the client that was handed over: from its next connection on."""
+    if not isinstance(handler.create_connection, _Dial):  # several of ours may share it
+        handler.create_connection = _Dial(handler.create_connection)
+
+
+class _Dial:
+    def __init__(self, theirs: Callable[..., Any]) -> None:
+        self._theirs = theirs
+
+    def __call__(self, *args: Any, **options: Any) -> _Greeted:
+        return _Greeted(self._theirs(*args, **options))
+
+
+class Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads and sockets: notes when and how well it dialed, and does not spend the session on a dead host.
+
+    A server that lost its data, or got older data back, turns away who has seen more of it, for as long as he tells;
+    kazoo tells until it hears that its session has expired, which it cannot hear so. We say it in the server's place
+    once ``is_over`` agrees, which is told since when hosts turn us away.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        dial_within: float,
+        greeting_within: float,
+        is_over: Callable[[float], bool],
+    ) -> None:
+        super().__init__()
+        self._now = now
+        self._dial_within = dial_within
+        self._greeting_within = greeting_within
+        self._is_over = is_over
+        self._greeting = False  # connected to a host that has not answered yet
+        self._turned_away_at: float | None = None  # the first time since a host answered
+        self.dialed_at = 0.0
+        self.error: OSError | None = None
+        self.loop: threading.Thread | None = None
+
+    def create_connection(self, address: Any, timeout: float | None = None, **options: Any) -> Any:
+        self.dialed_at = self._now()
+        if self._greeting and self._turned_away_at is None:
+            self._turned_away_at = self.dialed_at
+        if self._turned_away_at is not None and self._is_over(self._turned_away_at):
+            self._greeted()
+            raise foreign.SessionExpiredError("it cannot live any more, and no server takes it")
+        try:
+            connection = dial(address, min(timeout or self._dial_within, self._dial_within), options)
+        except OSError as error:
+            self.error = error
+            raise
+        self.error = None
+        self._greeting = True
+        return _Greeted(connection)
+
+    def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
+        """Nor does it spend the session on a host that accepts and says nothing: kazoo would, on the only one."""
+        if len(reading) > 1:  # kazoo's main loop, which looks for requests too: the host has answered
+            self._greeted()
+        elif self._greeting:
+            timeout = min(timeout, self._greeting_within)
+        return super().select(reading, writing, failing, timeout)
+
+    def _greeted(self) -> None:
+        self._greeting = False
+        self._turned_away_at = None
+
+    def spawn(self, func: Any, *args: Any, **kwargs: Any) -> threading.Thread:
+        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="multilock-zookeeper", daemon=True)
+        if func.__name__ == "zk_loop":
+            self.loop = thread
+        thread.start()
+        return thread
+
+
+def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
+    """A connection, as kazoo makes one; but what fails is closed."""
+    connection = socket.create_connection(address, within)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not options.get("use_ssl"):
+        return connection
+    context = ssl.create_default_context(cafile=options.get("ca"))
+    context.check_hostname = bool(options.get("check_hostname"))
+    if not options.get("verify_certs", True):
+        context.verify_mode = ssl.CERT_NONE
+    if options.get("certfile"):
+        context.load_cert_chain(options["certfile"], options.get("keyfile"), options.get("keyfile_password"))
+    return context.wrap_socket(connection, server_hostname=options.get("hostname"))
+
+
+def hung_up(error: ssl.SSLError) -> bool:
+    """In the middle of the greeting, as a load balancer does without a server behind it. That refuses nobody."""
+    closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
+    return closed or "UNEXPECTED_EOF" in (error.reason or "")
+
+
+def open_second_session(connection: Any, asked: float) -> float:
+    """The session timeout in seconds that a server grants to who asks for this one; the session is closed at once.
+    Raises OSError or struct.error."""
+    connection.sendall(struct.pack("!iiqiqi16s?", 45, 0, 0, round(asked * 1000), 0, 16, b"", False))
+    answer = _receive(connection)
+    connection.sendall(struct.pack("!iii", 8, 1, -11))
+    granted: int = struct.unpack_from("!i", answer, 4)[0]
+    return granted / 1000
+
+
+def _receive(connection: Any) -> bytes:
+    length: int = struct.unpack("!i", _exactly(connection, 4))[0]
+    return _exactly(connection, length)
+
+
+def _exactly(connection: Any, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        piece = connection.recv(length - len(data))
+        if not piece:
+            raise ConnectionError("the server closed the connection")
+        data += piece
+    return data

@@ -1,4 +1,9 @@
-"""Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul handed over."""
+"""Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul handed over.
+
+`recipe` is the algorithm, `keys` the key of a name and what it says, `sessions` what keeps a lock, `sweep` what a
+renewal looks after. `transactions` and `transport` carry the requests, `wire` reads HTTP; `notices` is what is pushed.
+`inspection` is for operators, `diagnosis` says what these servers take away.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,8 @@ from urllib.parse import unquote
 
 import consul.base
 
-from multilock.backend import Held, Notices
-from multilock.errors import BackendUnavailable, ConfigurationError, MultilockError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
+from multilock import BackendUnavailable, ConfigurationError, MultilockError
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import (
     TLS_FILES,
     client_alone,
@@ -27,9 +31,12 @@ from multilock.options import (
     ttl_of,
 )
 from multilock_consul.diagnosis import diagnose
+from multilock_consul.inspection import Inspection
+from multilock_consul.keys import Keys
 from multilock_consul.notices import Listener
-from multilock_consul.recipe import Keys, Recipe
+from multilock_consul.recipe import Recipe
 from multilock_consul.sessions import LOCK_DELAY_MAX, OWN, Sessions, safe_delay
+from multilock_consul.transactions import Transactions
 from multilock_consul.transport import Address, Agents
 
 __all__ = ["ConsulBackend", "open_backend"]
@@ -218,7 +225,9 @@ class ConsulBackend:
             lock_delay=self._lock_delay,
             ended=self._listener.forget_session,
         )
-        self._recipe = Recipe(self._agents, keys, self._sessions, notices.now, self._listener.wait)
+        transactions = Transactions(self._agents, keys)
+        self._recipe = Recipe(keys, transactions, self._sessions, notices.now, self._listener.wait)
+        self._inspection = Inspection(self._agents, keys, transactions, self._sessions)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._recipe.attempt(claim, join, within)
@@ -247,13 +256,13 @@ class ConsulBackend:
         return self._listener.follow(names)
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        return self._recipe.inspect(name, within)
+        return self._inspection.inspect(name, within)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        return self._recipe.inspect_all(prefix, within)
+        return self._inspection.inspect_all(prefix, within)
 
     def force_release(self, name: str, within: float) -> bool:
-        return self._recipe.force(name, within)
+        return self._inspection.force_release(name, within)
 
     def diagnose(self, within: float) -> list[Finding]:
         return diagnose(self._agents, self._ttl, self.capabilities.lock_delay, within)

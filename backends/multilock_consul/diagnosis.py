@@ -6,8 +6,7 @@ import re
 from importlib import metadata
 from typing import Any
 
-from multilock.errors import BackendRejected
-from multilock.model import Finding
+from multilock import BackendRejected, Finding
 from multilock_consul.sessions import REMOVED_AFTER
 from multilock_consul.transport import Agents
 

@@ -19,14 +19,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from multilock.backend import Notices
-from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
-from multilock.model import Claim, LossReason
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
+from multilock.backend import Claim, Notices
 from multilock.telling import logger
-from multilock_consul.http1 import Reading, Response
-from multilock_consul.recipe import Keys, entry_of
+from multilock_consul.keys import Keys, entry_of
 from multilock_consul.sessions import shows
 from multilock_consul.transport import Agents, Wire, judged
+from multilock_consul.wire import Reading, Response
 
 __all__ = ["Listener"]
 

@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from multilock.backend import Notices
-from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
-from multilock.model import Claim
-from multilock_consul.http1 import Response
+from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock.backend import Claim, Notices
 from multilock_consul.transport import Agents, judged
+from multilock_consul.wire import Response
 
 __all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Session", "Sessions", "safe_delay", "shows"]
 

@@ -18,9 +18,9 @@ from urllib.parse import urlencode
 import consul
 import consul.base
 
-from multilock.errors import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable
 from multilock.options import NO_TLS, who_answered
-from multilock_consul.http1 import Reading, Response
+from multilock_consul.wire import Reading, Response
 
 __all__ = ["Address", "Agents", "Answer", "Wire", "judged"]
 

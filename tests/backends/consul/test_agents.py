@@ -20,7 +20,7 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, believed_until, eventually
 from multilock.testing.conformance.faces import background
 from multilock_consul import notices
-from multilock_consul.recipe import LOCK_FLAGS
+from multilock_consul.keys import LOCK_FLAGS
 from tests.backends.consul.conftest import Connect
 from tests.servers_consul import ConsulCluster, ConsulServer
 

@@ -17,9 +17,9 @@ from multilock import LossReason, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually
 from multilock.testing.conformance.faces import background
-from multilock_consul.http1 import Response
 from multilock_consul.notices import EXPLAIN_WITHIN, QUERIES
 from multilock_consul.transport import Agents, Answer
+from multilock_consul.wire import Response
 from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]

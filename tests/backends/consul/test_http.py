@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from multilock import BackendUnavailable
 from multilock.testing.conformance.spi import Ear
-from multilock_consul.http1 import HEAD_MAX, Reading, Response
+from multilock_consul.wire import HEAD_MAX, Reading, Response
 from tests.backends.consul.conftest import WITHIN, Connect, Open, take
 from tests.servers_consul import ConsulServer
 

@@ -15,7 +15,7 @@ import pytest
 
 import multilock
 from multilock import BackendRejected, now
-from multilock_consul.recipe import LOCK_FLAGS, SEMAPHORE_FLAGS
+from multilock_consul.keys import LOCK_FLAGS, SEMAPHORE_FLAGS
 from tests.servers_consul import ConsulServer, program
 
 Connect = Callable[..., multilock.Client]

@@ -22,7 +22,7 @@ from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock.values import encode_value
 from multilock_consul import ConsulBackend
-from multilock_consul.recipe import LOCK_FLAGS
+from multilock_consul.keys import LOCK_FLAGS
 from tests.backends.consul.conftest import WITHIN, Connect, Open, take
 from tests.servers_consul import ConsulServer
 

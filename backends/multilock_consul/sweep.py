@@ -1,0 +1,108 @@
+"""What a renewal does besides: it looks at keys, and deletes what is locked for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+
+from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock.backend import Claim
+from multilock.telling import logger
+from multilock_consul.keys import Entry, Keys
+from multilock_consul.sessions import Session, Sessions
+from multilock_consul.transactions import AT_ONCE, Transactions
+
+__all__ = ["Found", "Sweep"]
+
+BYTES_AT_ONCE = 32768  # of one request, which may be larger by far; ordinary names take a fifth of this
+LOOK_SHARE = 0.1  # of the ttl: a renewal begins no further look at its keys after so long
+
+Found = Mapping[str, Entry | None]
+"""The keys that were looked at, by name; None: not there."""
+
+
+class Sweep:
+    def __init__(self, keys: Keys, transactions: Transactions, sessions: Sessions, now: Callable[[], float]) -> None:
+        self._keys = keys
+        self._transactions = transactions
+        self._sessions = sessions
+        self._now = now
+
+    def sweep(self, session: Session, claims: Iterable[Claim], until: float) -> tuple[Found, set[str]]:
+        """Look at the keys of these claims, and at others of this session that may be locked for nobody.
+
+        The second are names that the token may not look at.
+        """
+        held = {claim.name for claim in claims}
+        names = self._sessions.to_look_at(session, held)
+        if len(held) == 1:  # it may be `Lease.renew()`, which asks whether the lock is still ours
+            names = dict.fromkeys(held, True) | names
+        end = (self._now() + until) / 2  # or a look without an answer would take the proof's time
+        found, hidden = self._look(session, names, held, end)
+        dirty = self._clean(session, found, end)
+        self._sessions.looked_at(session, names, found.keys() - dirty)
+        return found, hidden
+
+    def _look(self, session: Session, names: Mapping[str, bool], held: Set[str], end: float) -> tuple[Found, set[str]]:
+        """At those of these keys that there is time for: many keys over a long way take more than one renewal.
+
+        ``names`` tells whether a key should be there.
+        """
+        found: dict[str, Entry | None] = {}
+        hidden: set[str] = set()
+        enough = self._now() + LOOK_SHARE * session.ttl
+        for step in self._steps(names):
+            now = self._now()
+            if now >= end or (found and now >= enough):
+                break
+            try:
+                entries = self._transactions.read_all(step, end)
+                missing = [name for name in step if entries[name] is None and names[name]]
+                if missing and not self._may_look_at(next((name for name in missing if name in held), missing[0]), end):
+                    hidden.update(missing)
+                found.update((name, entry) for name, entry in entries.items() if name not in hidden)
+            except BackendUnavailable as silence:
+                logger.debug("the session %s was renewed, its keys were not looked at: %s", session.id, silence)
+                break
+            except BackendRejected as refusal:
+                logger.debug("the session %s was renewed, a look at its keys was refused: %s", session.id, refusal)
+                hidden.update(step)
+        return found, hidden
+
+    def _may_look_at(self, name: str, until: float) -> bool:
+        """What the token may not read is left out of an answer about many keys; a question for one is refused."""
+        try:
+            self._transactions.read(name, until)
+        except BackendRejected:
+            return False
+        return True
+
+    def _steps(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Those that go into one request."""
+        step: list[str] = []
+        size = 0
+        for name in names:
+            wanted = len(self._keys.of(name)) + 50
+            if step and (len(step) >= AT_ONCE or size + wanted > BYTES_AT_ONCE):
+                yield step
+                step, size = [], 0
+            step.append(name)
+            size += wanted
+        if step:
+            yield step
+
+    def _clean(self, session: Session, found: Found, end: float) -> set[str]:
+        """Delete what is locked for nobody: an acquire that nobody wants any more was executed after all, or again.
+
+        The names for which that is not done yet. That is nobody's concern who holds another lock of this session.
+        """
+        dirty = set()
+        for name, entry in found.items():
+            if entry and entry.session == session.id and not self._sessions.wanted(session, entry.claim_id):
+                dirty.add(name)
+                if self._now() < end:
+                    try:
+                        self._transactions.delete(name, session.id, entry.index, end)
+                        dirty.discard(name)
+                    except MultilockError as error:
+                        logger.debug("the lock %r is not given back yet: %s", name, error)
+        return dirty

@@ -1,4 +1,9 @@
-"""Locks on one Redis or Valkey primary: ``redis://``, ``rediss://`` (TLS), ``unix://``, or a client handed over."""
+"""Locks on one Redis or Valkey primary: ``redis://``, ``rediss://`` (TLS), ``unix://``, or a client handed over.
+
+`recipe` is the algorithm, ``scripts/`` its steps, `transactions` runs them, `keys` says on which keys. `transport`
+carries the requests, `wire` is their format; `notices` is what the server pushes, `channel` a connection for an event
+loop. `inspection` is for operators, `diagnosis` says what this server takes away.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,8 @@ from redis.client import Redis
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelManagedConnection
 
-from multilock.backend import Held, Notices
-from multilock.errors import ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
+from multilock import ConfigurationError
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import (
     LOGIN,
     TLS_FILES,
@@ -28,9 +32,13 @@ from multilock.options import (
 )
 from multilock_redis.channel import Channel
 from multilock_redis.diagnosis import diagnose
+from multilock_redis.inspection import Inspection
+from multilock_redis.keys import Keyspace
 from multilock_redis.notices import Listener
-from multilock_redis.recipe import Keyspace, Recipe, liveness
-from multilock_redis.transport import Connections, Endpoint, pack
+from multilock_redis.recipe import Recipe, liveness
+from multilock_redis.transactions import Transactions
+from multilock_redis.transport import Connections, Endpoint
+from multilock_redis.wire import pack
 
 __all__ = ["RedisBackend", "open_backend"]
 
@@ -174,7 +182,9 @@ class RedisBackend:
         self._endpoint.forget()
         self._now = notices.now
         self._connections = Connections(self._endpoint, notices.now)
-        self._recipe = Recipe(self._keys, self._connections, self._endpoint.name, notices.now)
+        transactions = Transactions(self._connections, notices.now)
+        self._recipe = Recipe(self._keys, transactions, self._endpoint.name)
+        self._inspection = Inspection(self._keys, transactions)
         self._listener = Listener(self._endpoint, self._connections, self._keys, self._recipe, notices)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -210,13 +220,13 @@ class RedisBackend:
         return self._listener.follow(names, within)
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        return self._recipe.inspect(name, within)
+        return self._inspection.inspect(name, within)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        return self._recipe.inspect_all(prefix, within)
+        return self._inspection.inspect_all(prefix, within)
 
     def force_release(self, name: str, within: float) -> bool:
-        return self._recipe.force(name, within)
+        return self._inspection.force_release(name, within)
 
     def diagnose(self, within: float) -> list[Finding]:
         return diagnose(self._connections, self._listener.refused.values(), within)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from multilock.model import Busy, Claim, Granted, Returned
+from multilock.backend import Busy, Claim, Granted, Returned
 from multilock_redis.notices import Listener
 from multilock_redis.recipe import Recipe
-from multilock_redis.transport import ScriptMissing, Wire
+from multilock_redis.transport import Wire
+from multilock_redis.wire import ScriptMissing
 
 __all__ = ["Channel"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from multilock.errors import BackendRejected
-from multilock.model import Finding
-from multilock_redis.transport import Connections, pack
+from multilock import BackendRejected, Finding
+from multilock_redis.transport import Connections
+from multilock_redis.wire import pack
 
 __all__ = ["diagnose"]
 

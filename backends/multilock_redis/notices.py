@@ -20,12 +20,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from multilock.backend import Held, Notices
-from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
-from multilock.model import Claim, Granted, LossReason
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
+from multilock.backend import Claim, Granted, Held, Notices
 from multilock.telling import logger
-from multilock_redis.recipe import Keyspace, Recipe
-from multilock_redis.transport import Answer, Connections, Endpoint, Wire, pack
+from multilock_redis.keys import Keyspace
+from multilock_redis.recipe import Recipe
+from multilock_redis.transport import Answer, Connections, Endpoint, Wire
+from multilock_redis.wire import pack
 
 __all__ = ["Listener"]
 

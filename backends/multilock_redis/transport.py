@@ -8,7 +8,6 @@ reading those through redis-py would take a tenth of the time of the whole pair.
 from __future__ import annotations
 
 import os
-import re
 import select
 import socket
 import ssl
@@ -24,10 +23,11 @@ from redis import exceptions as theirs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from multilock.errors import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable
 from multilock.options import NO_TLS, who_answered
+from multilock_redis.wire import SILENT, Incomplete, parse, refusal
 
-__all__ = ["Answer", "Connections", "Endpoint", "ScriptMissing", "Wire", "bulks", "pack"]
+__all__ = ["Answer", "Connections", "Endpoint", "Wire"]
 
 Answer = tuple[Any, float]
 """What the server said (or the exception that it became), and when the request was sent."""
@@ -41,110 +41,6 @@ CHUNK = 65536  # bytes read at once
 CONNECTING_AT_ONCE = 32  # threads of one client; what hangs in the look-up of a name hangs for as long as it likes
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-
-# What these say was not executed, and the server may say something else soon.
-_SILENT = {
-    "LOADING": "it is loading its data",
-    "BUSY": "it is busy with a script: SCRIPT KILL ends one that has written nothing",
-    "READONLY": "it is a replica: give the address of the primary",
-    "MASTERDOWN": "it is a replica without its primary: give the address of the primary",
-    "CLUSTERDOWN": "its cluster is down",
-    "TRYAGAIN": "its cluster is moving this key",
-    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
-}
-# Nor were these, and asking again does not help.
-_REFUSED = {
-    "NOAUTH": "give username= and password=",
-    "WRONGPASS": "check username= and password=",
-    "NOPERM": "give this user the commands, keys and channels that multilock's page on Redis lists",
-    "WRONGTYPE": "the key is used for something else: choose another name or prefix=",
-    "OOM": "its memory is full: raise maxmemory",
-    "MISCONF": "it cannot save its data: see its log",
-    "MOVED": "redis:// speaks to one primary, and this node of a cluster does not serve the key",
-    "ASK": "redis:// speaks to one primary, and this node of a cluster does not serve the key",
-    "CROSSSLOT": "redis:// speaks to one primary, not to a cluster",
-    "DENIED": "it runs in protected mode: see its configuration",
-    "ERR": "see the server's message",
-}
-# Before 7.0 a server wraps what a command in a script said: "ERR Error running script (…): @user_script:3: -OOM …"
-_IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
-# What a script whose user lacks a right is told instead of NOPERM, up to 7.0 and since. What it wrote before that ends
-# by itself, and it never takes the lock.
-_LACKING = ("The user executing the script can't", "ACL failure in script")
-
-
-class ScriptMissing(Exception):
-    """NOSCRIPT: nothing was executed; load the script and send again."""
-
-
-class _Incomplete(Exception):
-    """The rest of this answer has not arrived."""
-
-
-def bulks(*words: bytes) -> bytes:
-    """Words of a command as they go over the wire."""
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
-
-
-def pack(*words: bytes | str | int) -> bytes:
-    """A whole command as it goes over the wire."""
-    encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-    return b"*%d\r\n%b" % (len(encoded), bulks(*encoded))
-
-
-def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
-    """The answer (RESP2) that begins at ``at``, an error as an exception; and where the next one begins.
-
-    Raises ValueError for what no Redis says.
-    """
-    end = data.find(b"\r\n", at)
-    if end < 0:
-        raise _Incomplete
-    kind, line = data[at : at + 1], data[at + 1 : end]
-    at = end + 2
-    if kind == b":":
-        return int(line), at
-    if kind == b"+":
-        return line, at
-    if kind == b"-":
-        return refusal(line.decode(errors="replace"), where), at
-    if kind not in (b"$", b"*"):
-        raise ValueError("it speaks another protocol")
-    size = int(line)
-    if size < 0:
-        return None, at
-    if kind == b"$":
-        if len(data) < at + size + 2:
-            raise _Incomplete
-        return data[at : at + size], at + size + 2
-    items = []
-    for _ in range(size):
-        item, at = parse(data, at, where)
-        items.append(item)
-    return items, at
-
-
-def refusal(text: str, where: str) -> Exception:
-    """The exception for an error that the server answered.
-
-    What fails inside a script after its first write is half done; the scripts see to it that only a mistake of theirs
-    can, and such an error has no word of the tables.
-    """
-    word = text.partition(" ")[0]
-    if "user_script" in text and word == "ERR":
-        inner = _IN_SCRIPT.search(text)
-        word = inner[1] if inner and inner[1] != "ERR" else ""
-    elif "unauthenticated" in text:  # what a command of more than ten words is told instead of NOAUTH
-        word = "NOAUTH"
-    if any(lacking in text for lacking in _LACKING):
-        word = "NOPERM"
-    if word == "NOSCRIPT":
-        return ScriptMissing()
-    if word in _REFUSED:
-        return BackendRejected(f"{where} refused: {text} ({_REFUSED[word]})", backend="redis")
-    if word in _SILENT:
-        return BackendUnavailable(f"{where}: {text} ({_SILENT[word]})", unknown=False, backend="redis")
-    return BackendUnavailable(f"{where} failed: {text}", unknown=True, backend="redis")
 
 
 class Wire:
@@ -334,7 +230,7 @@ class Wire:
                 try:
                     answer, self._at = parse(self._buffer, self._at, self._where)
                     return answer
-                except _Incomplete:
+                except Incomplete:
                     pass
             self._took(self._sock.recv(CHUNK))
 
@@ -459,7 +355,7 @@ class Endpoint:
     def _not_connected(self, error: BaseException) -> Exception:
         if isinstance(error.__context__, ssl.SSLCertVerificationError):
             return BackendRejected(f"{self.name} is not trusted: {error.__context__} (see ca=)", backend="redis")
-        if isinstance(error, theirs.ResponseError) and str(error).partition(" ")[0] in _SILENT:
+        if isinstance(error, theirs.ResponseError) and str(error).partition(" ")[0] in SILENT:
             return refusal(str(error), self.name)
         if isinstance(error, (theirs.AuthenticationError, theirs.ResponseError)):
             return BackendRejected(

@@ -21,8 +21,11 @@ from multilock import AsyncClient, now
 from multilock.kernel.runtime import Bell, Threads
 from multilock.model import Claim
 from multilock.testing import Helper, hear, say
-from multilock_redis.recipe import ACQUIRE, RELEASE, Keyspace, Recipe
-from multilock_redis.transport import Connections, Endpoint, pack
+from multilock_redis.keys import Keyspace
+from multilock_redis.recipe import Recipe
+from multilock_redis.transactions import ACQUIRE, RELEASE, Transactions
+from multilock_redis.transport import Connections, Endpoint
+from multilock_redis.wire import pack
 from tests.benchmarks.measure import Sample, sample
 from tests.benchmarks.uncontended import RawSocket
 from tests.servers import RedisServer
@@ -56,7 +59,8 @@ class _PlainSockets:
     def __init__(self, url: str, *, listener: bool) -> None:
         self._port = urlsplit(url).port or 0
         self._client = os.urandom(8).hex()
-        self._recipe = Recipe(Keyspace("multilock/"), Connections(Endpoint("raw", redis.Connection, {}), now), "", now)
+        connections = Connections(Endpoint("raw", redis.Connection, {}), now)
+        self._recipe = Recipe(Keyspace("multilock/"), Transactions(connections, now), "")
         self._push = RawSocket(self._port)
         self._push.ask(pack("SUBSCRIBE", f"multilock:wake:{self._client}"))
         self._bell = Threads().bell() if listener else None

@@ -11,7 +11,7 @@ import redis.asyncio
 import redis_lock  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 import multilock
-from multilock_redis.transport import pack
+from multilock_redis.wire import pack
 from tests.benchmarks.measure import Sample, interleave, interleave_async, pin
 from tests.servers import RedisServer
 

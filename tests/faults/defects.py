@@ -42,10 +42,10 @@ def deadline_from_receipt() -> None:
 def plain_del() -> None:
     """A release deletes the key, whoever holds it by now."""
     from multilock_redis.recipe import Recipe
-    from multilock_redis.transport import pack
+    from multilock_redis.wire import pack
 
     def release(self: Recipe, claim: Claim, unsure: bool, within: float) -> bool:
-        answer, _ = self._connections.call(pack("DEL", self._keys.lock(claim.name)), within)
+        answer, _ = self._transactions.connections.call(pack("DEL", self._keys.lock(claim.name)), within)
         return bool(answer)
 
     Recipe.release = release  # type: ignore[method-assign]

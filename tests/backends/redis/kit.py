@@ -15,7 +15,7 @@ import redis
 from multilock import now
 from multilock.model import Claim, Granted, LossReason, owner_text
 from multilock_redis import RedisBackend, open_backend
-from multilock_redis.transport import pack
+from multilock_redis.wire import pack
 from tests.servers import RedisServer
 
 __all__ = ["Bare", "Ear", "Ours", "busy", "eventually", "holder_of", "since", "without"]

@@ -15,7 +15,8 @@ from multilock import now
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
-from multilock_redis.transport import CONNECTING_AT_ONCE, refusal
+from multilock_redis.transport import CONNECTING_AT_ONCE
+from multilock_redis.wire import refusal
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, busy, eventually, holder_of, since, without
 from tests.servers import RedisServer, free_port

@@ -19,7 +19,7 @@ from multilock.errors import BackendUnavailable
 from multilock.kernel.process import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock_redis import open_backend, transport
-from multilock_redis.recipe import RELEASE
+from multilock_redis.transactions import RELEASE
 from multilock_redis.transport import FRESH
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ear, Ours, eventually, holder_of

@@ -1,0 +1,75 @@
+"""The scripts, each of which the server executes whole or not at all.
+
+They are called by their hash, and loaded when the server does not know them (any more).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from multilock import BackendUnavailable
+from multilock_redis.transport import Answer, Connections
+from multilock_redis.wire import ScriptMissing, bulks, pack
+
+__all__ = ["ACQUIRE", "FORCE", "INSPECT", "RELEASE", "RENEW", "REST", "Exchange", "Script", "Transactions"]
+
+Exchange = Callable[[Sequence[bytes], float], list[Answer]]
+
+
+class Script:
+    """One Lua script, called by its hash."""
+
+    def __init__(self, *files: str, words: int, keys: int) -> None:
+        text = "\n".join((Path(__file__).parent / "scripts" / file).read_text(encoding="utf-8") for file in files)
+        self.load = pack("SCRIPT", "LOAD", text)
+        self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self.head = self.head_for(words, keys)
+
+    def head_for(self, words: int, keys: int) -> bytes:
+        """The beginning of a call with so many keys, and so many words in keys and arguments together."""
+        return b"*%d\r\n%b" % (3 + words, bulks(b"EVALSHA", self._sha.encode(), b"%d" % keys))
+
+
+ACQUIRE = Script("pass.lua", "acquire.lua", words=9, keys=5)
+RELEASE = Script("pass.lua", "release.lua", words=7, keys=5)
+REST = Script("pass.lua", "rest.lua", words=9, keys=5)
+FORCE = Script("pass.lua", "force.lua", words=4, keys=4)
+INSPECT = Script("inspect.lua", words=4, keys=4)
+RENEW = Script("renew.lua", words=0, keys=0)
+
+
+class Transactions:
+    def __init__(self, connections: Connections, now: Callable[[], float]) -> None:
+        self.connections = connections
+        self._now = now
+
+    def run(self, script: Script, request: bytes, within: float) -> Answer:
+        deadline = self._now() + within
+        try:
+            return self.connections.call(request, within)
+        except ScriptMissing:
+            return self._load_and_run(script, [request], self.connections.exchange, deadline)[0]
+
+    def run_all(self, script: Script, requests: Sequence[bytes], exchange: Exchange, within: float) -> list[Answer]:
+        deadline = self._now() + within
+        answers = exchange(requests, within)
+        if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
+            return self._load_and_run(script, requests, exchange, deadline)
+        return _checked(answers)
+
+    def _load_and_run(
+        self, script: Script, requests: Sequence[bytes], exchange: Exchange, deadline: float
+    ) -> list[Answer]:
+        """In one round trip. It is the same request again, so it has its own time of sending."""
+        return _checked(exchange([script.load, *requests], deadline - self._now()))[1:]
+
+
+def _checked(answers: list[Answer]) -> list[Answer]:
+    for answer, _ in answers:
+        if isinstance(answer, ScriptMissing):  # again: somebody flushes the scripts in a loop
+            raise BackendUnavailable("the server forgot the script that it had just loaded", unknown=False)
+        if isinstance(answer, Exception):
+            raise answer
+    return answers

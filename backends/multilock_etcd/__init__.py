@@ -1,7 +1,9 @@
 """Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so its tools and libraries take part.
 
-See docs/backends/etcd.md. `recipe` is the algorithm, `sessions` the leases it lives on, `transport` the requests,
-`notices` what the server pushes, `messages` the wire format.
+See docs/backends/etcd.md. `recipe` is the algorithm, `keys` the queue of a name, `places` where each claim of ours
+stands, `sessions` the leases they live on, `sweep` what a renewal looks after. `transactions` and `transport` carry the
+requests, `wire` is their format; `notices` is what the server pushes. `inspection` is for operators, `diagnosis` says
+what this server takes away.
 """
 
 from __future__ import annotations
@@ -12,9 +14,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from multilock_etcd.transport import Cluster, Transport
 
 # isort: split
-from multilock.backend import Held, Notices
-from multilock.errors import ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
+from multilock import ConfigurationError
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import (
     LOGIN,
     TLS_FILES,
@@ -26,11 +27,13 @@ from multilock.options import (
     ttl_of,
     user_info,
 )
-from multilock_etcd import lookup
-from multilock_etcd.diagnose import diagnose
+from multilock_etcd.diagnosis import diagnose
+from multilock_etcd.inspection import Inspection
+from multilock_etcd.keys import Keyspace, end_of
 from multilock_etcd.notices import Watcher
-from multilock_etcd.recipe import Keyspace, Recipe, end_of
+from multilock_etcd.recipe import Recipe
 from multilock_etcd.sessions import Sessions
+from multilock_etcd.transactions import Transactions, present_revision
 
 __all__ = ["EtcdBackend", "open_backend"]
 
@@ -83,7 +86,9 @@ class EtcdBackend:
         self._watcher = Watcher(transport, self._sessions, notices)
         self._requests = transport
         self._opened = (transport, self._watcher)
-        self._recipe = Recipe(self._keys, transport, self._sessions, self._watcher, notices)
+        transactions = Transactions(transport, notices.now)
+        self._recipe = Recipe(self._keys, transport, transactions, self._sessions, self._watcher, notices)
+        self._inspection = Inspection(self._keys, transport, transactions, self._sessions, notices.now)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._recipe.attempt(claim, join, within)
@@ -104,24 +109,24 @@ class EtcdBackend:
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         queues = {name: self._keys.queue(name) for name in names}
-        start = lookup.revision(self._requests, within) + 1 if names else 0
+        start = present_revision(self._requests, within) + 1 if names else 0
         self._watcher.follow({name: (queue, end_of(queue)) for name, queue in queues.items()}, start)
         return True
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        return self._recipe.inspect(name, within)
+        return self._inspection.inspect(name, within)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        return self._recipe.inspect_all(prefix, within)
+        return self._inspection.inspect_all(prefix, within)
 
     def force_release(self, name: str, within: float) -> bool:
-        return self._recipe.force(name, within)
+        return self._inspection.force_release(name, within)
 
     def diagnose(self, within: float) -> list[Finding]:
         return diagnose(self._requests, self._cluster, within)
 
     def ping(self, within: float) -> None:
-        lookup.revision(self._requests, within)
+        present_revision(self._requests, within)
 
     def close(self) -> None:
         self._watcher.close()

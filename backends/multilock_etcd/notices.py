@@ -17,13 +17,12 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from multilock import BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Notices
-from multilock.errors import BackendUnavailable, MultilockError
-from multilock.model import LossReason
 from multilock.telling import logger
-from multilock_etcd import lookup
-from multilock_etcd import messages as m
+from multilock_etcd import wire as m
 from multilock_etcd.sessions import ENDED, Sessions
+from multilock_etcd.transactions import AT_ONCE, missing, present_revision
 from multilock_etcd.transport import Transport
 
 __all__ = ["Watcher"]
@@ -224,7 +223,7 @@ class Watcher:
         Thousands of keys take many requests. What was looked at stays so when a later one has no answer.
         """
         try:
-            revision = lookup.revision(self._transport, LOOK_WITHIN)
+            revision = present_revision(self._transport, LOOK_WITHIN)
             with self._lock:
                 for name in self._followed:
                     if self._following[name].id not in self._watches:
@@ -248,12 +247,12 @@ class Watcher:
                 for claim_id, holder in self._holding.items()
                 if holder.watch is None or holder.watch.id not in self._watches
             )
-            return dict(itertools.islice(unwatched, lookup.AT_ONCE))
+            return dict(itertools.islice(unwatched, AT_ONCE))
 
     def _look_at(self, holders: Mapping[str, _Holder]) -> None:
         """Watch those that are there; tell of the others."""
         keys = [(holder.key, holder.revision, holder.lease) for holder in holders.values()]
-        gone, revision = lookup.missing(self._transport, keys, LOOK_WITHIN)
+        gone, revision = missing(self._transport, keys, LOOK_WITHIN)
         with self._lock:
             for claim_id, holder in holders.items():
                 if self._holding.get(claim_id) is holder and holder.key not in gone:

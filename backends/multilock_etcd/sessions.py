@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Container, Hashable
 from contextlib import suppress
 
-from multilock.backend import Notices
-from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
-from multilock.model import Claim, Granted
-from multilock_etcd import messages as m
+from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock.backend import Claim, Granted, Notices
+from multilock_etcd import wire as m
 from multilock_etcd.transport import LeaseMissing, Transport, calls
 
 __all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "RENEWALS", "REVOKE_WITHIN", "Session", "Sessions"]

@@ -23,9 +23,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 import grpc
 
-from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError, MultilockError
+from multilock import BackendRejected, BackendUnavailable, ConfigurationError, MultilockError
 from multilock.options import NO_TLS
-from multilock_etcd import messages
+from multilock_etcd import wire
 
 __all__ = ["Cluster", "LeaseMissing", "Method", "Transport", "calls"]
 
@@ -86,17 +86,17 @@ class calls:
     """The requests that a lock needs. A keep-alive is a stream that is closed after one request: for gRPC that is the
     same as a call with one answer, and needs no thread."""
 
-    RANGE = Method("/etcdserverpb.KV/Range", messages.RangeResponse)
-    TXN = Method("/etcdserverpb.KV/Txn", messages.TxnResponse)
-    DELETE = Method("/etcdserverpb.KV/DeleteRange", messages.DeleteRangeResponse)
-    GRANT = Method("/etcdserverpb.Lease/LeaseGrant", messages.LeaseGrantResponse)
-    REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", messages.LeaseRevokeResponse)
-    KEEP_ALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", messages.LeaseKeepAliveResponse)
-    TIME_TO_LIVE = Method("/etcdserverpb.Lease/LeaseTimeToLive", messages.LeaseTimeToLiveResponse)
-    AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", messages.AuthenticateResponse)
-    STATUS = Method("/etcdserverpb.Maintenance/Status", messages.StatusResponse)
-    MEMBERS = Method("/etcdserverpb.Cluster/MemberList", messages.MemberListResponse)
-    WATCH = Method("/etcdserverpb.Watch/Watch", messages.WatchResponse)
+    RANGE = Method("/etcdserverpb.KV/Range", wire.RangeResponse)
+    TXN = Method("/etcdserverpb.KV/Txn", wire.TxnResponse)
+    DELETE = Method("/etcdserverpb.KV/DeleteRange", wire.DeleteRangeResponse)
+    GRANT = Method("/etcdserverpb.Lease/LeaseGrant", wire.LeaseGrantResponse)
+    REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", wire.LeaseRevokeResponse)
+    KEEP_ALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", wire.LeaseKeepAliveResponse)
+    TIME_TO_LIVE = Method("/etcdserverpb.Lease/LeaseTimeToLive", wire.LeaseTimeToLiveResponse)
+    AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate", wire.AuthenticateResponse)
+    STATUS = Method("/etcdserverpb.Maintenance/Status", wire.StatusResponse)
+    MEMBERS = Method("/etcdserverpb.Cluster/MemberList", wire.MemberListResponse)
+    WATCH = Method("/etcdserverpb.Watch/Watch", wire.WatchResponse)
 
 
 class _Traffic:
@@ -295,7 +295,7 @@ class Transport:
         if len(self._lines) > 1 and line.answered_at is None:
             # A frozen member takes connections and says nothing. One of several gets only its share of the time.
             share = (deadline - self._now()) / len(self._lines)
-            self._first(line, calls.STATUS, messages.StatusRequest(), share)
+            self._first(line, calls.STATUS, wire.StatusRequest(), share)
         known = self._login.known
         if known is not None:
             return known
@@ -401,8 +401,8 @@ class _Line:
     def stream(self, requests: Iterator[Any], metadata: Sequence[tuple[str, str]]) -> Any:
         stub = self._channel.stream_stream(
             calls.WATCH.path,
-            request_serializer=messages.WatchRequest.SerializeToString,
-            response_deserializer=messages.WatchResponse.FromString,
+            request_serializer=wire.WatchRequest.SerializeToString,
+            response_deserializer=wire.WatchResponse.FromString,
         )
         try:
             with _traffic:
@@ -475,7 +475,7 @@ class _Login:
             self._asking.release()
 
     def _token(self, ask: Callable[[Method, Any], Any]) -> tuple[tuple[str, str], ...]:
-        request = messages.AuthenticateRequest(name=self._user, password=self._password or "")
+        request = wire.AuthenticateRequest(name=self._user, password=self._password or "")
         try:
             return (("token", ask(calls.AUTHENTICATE, request).token),)
         except BackendRejected as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import multilock
-from multilock_etcd import messages as m
+from multilock_etcd import wire as m
 from multilock_etcd.transport import Cluster, Transport, calls
 from tests.benchmarks import sessions
 from tests.benchmarks.measure import interleave, pin

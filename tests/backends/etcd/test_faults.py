@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import multilock
-import multilock_etcd.recipe
+import multilock_etcd.wire
 from multilock import BackendRejected, BackendUnavailable, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.model import Busy, Claim, Granted
@@ -83,7 +83,7 @@ def test_a_lost_reply_to_a_release_is_a_release(server: EtcdServer, proxy: Fault
 def test_a_lost_reply_to_a_renewal_is_no_loss(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> None:
     client = connect(proxy.url, ttl=6)
     lease = client.lock("job").acquire()
-    request = multilock_etcd.messages.LeaseKeepAliveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
+    request = multilock_etcd.wire.LeaseKeepAliveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
     lost = proxy.drop_reply(request, then="hold")
     lost.wait(5)
     eventually(lambda: lease.remaining() > 4.4)  # a later one was answered
@@ -142,7 +142,7 @@ def test_without_its_tombstone_the_late_request_would_hold(server: EtcdServer, m
 
 
 def test_tombstones_are_cleared_away_by_a_later_renewal(server: EtcdServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multilock_etcd.recipe, "TOMBSTONE", 0.0)
+    monkeypatch.setattr("multilock_etcd.sweep.REMEMBERED", 0.0)
     ear = Ear()
     backend = open_backend(server.url, {})
     backend.open(ear)
@@ -392,7 +392,7 @@ def test_keys_that_no_watch_covers_are_looked_at_in_turn_within_the_time_there_i
 def test_the_keys_of_one_lease_have_their_turn_whatever_is_looked_at_of_another(
     server: EtcdServer, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.AT_ONCE", 10)
+    monkeypatch.setattr("multilock_etcd.sweep.AT_ONCE", 10)
     ear = Ear()
     backend = open_backend(proxy.url, {})
     backend.open(ear)
@@ -502,7 +502,7 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     lost = Recorder[Loss]()
     connect(proxy.url, ttl=60).lock("job", on_lost=lost).acquire()
     time.sleep(0.5)
-    question = multilock_etcd.messages.LeaseTimeToLiveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
+    question = multilock_etcd.wire.LeaseTimeToLiveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
     unanswered = proxy.drop_reply(question, then="hold")
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
     begun = now()

@@ -108,9 +108,9 @@ def test_a_client_handed_over_is_not_closed(shared: EtcdServer, metadata: object
 def test_its_messages_are_in_no_shared_pool() -> None:
     from google.protobuf import descriptor_pool
 
-    from multilock_etcd import messages
+    from multilock_etcd import wire
 
-    mine = messages.TxnRequest.DESCRIPTOR.file
+    mine = wire.TxnRequest.DESCRIPTOR.file
     assert mine.pool is not descriptor_pool.Default()
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindFileByName(mine.name)

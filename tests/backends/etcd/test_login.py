@@ -15,7 +15,7 @@ from multilock import BackendRejected, BackendUnavailable, ConfigurationError, L
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Pulse, eventually
 from multilock.testing.conformance.faces import background
-from multilock_etcd import messages
+from multilock_etcd import wire
 from multilock_etcd.notices import Watcher
 from multilock_etcd.transport import Transport
 from tests.backends.etcd.conftest import Connect
@@ -115,7 +115,7 @@ def test_a_watch_that_is_denied_for_good_is_told_once_and_not_asked_for_again_an
     def denied(watcher: Watcher, answer: Any) -> None:
         if answer.created:
             refused = {"watch_id": -1, "created": True, "canceled": True, "cancel_reason": "permission denied"}
-            answer = messages.WatchResponse(**refused)
+            answer = wire.WatchResponse(**refused)
         hear(watcher, answer)
 
     def counted(transport: Transport, requests: Any) -> Any:

@@ -14,7 +14,7 @@ from multilock import BackendRejected, BackendUnavailable, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
-from multilock_etcd import messages as m
+from multilock_etcd import wire as m
 from multilock_etcd.transport import Cluster, LeaseMissing, Transport, calls
 from tests.servers import free_port
 from tests.servers_etcd import EtcdCluster, EtcdServer

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from multilock.errors import MultilockError
-from multilock.model import Finding
-from multilock_etcd import messages as m
+from multilock import Finding, MultilockError
+from multilock_etcd import wire as m
 from multilock_etcd.sessions import ACKNOWLEDGES_NOTHING
 from multilock_etcd.transport import Cluster, Transport, calls
 

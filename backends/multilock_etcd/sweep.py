@@ -1,0 +1,79 @@
+"""What a renewal does besides: it looks at keys that no watch covers, and deletes old tombstones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from multilock import MultilockError
+from multilock.backend import Held
+from multilock.telling import logger
+from multilock_etcd.keys import Keyspace
+from multilock_etcd.places import REMEMBERED
+from multilock_etcd.sessions import Session
+from multilock_etcd.transactions import AT_ONCE, Transactions, delete, missing
+from multilock_etcd.transport import Transport
+
+__all__ = ["Sweep"]
+
+
+class _Tombstone(NamedTuple):
+    key: bytes
+    until: float
+
+
+class Sweep:
+    def __init__(
+        self, keys: Keyspace, transport: Transport, transactions: Transactions, now: Callable[[], float]
+    ) -> None:
+        self._keys = keys
+        self._transport = transport
+        self._transactions = transactions
+        self._now = now
+        self._tombstones: deque[_Tombstone] = deque()
+
+    def missing(
+        self, session: Session, doubtful: Sequence[Held], deadline: float, within: float
+    ) -> tuple[set[bytes], int]:
+        """Those of these keys that are gone, as far as there was time to look at them; and a revision at which they
+        were. A single one is looked at, or this raises; of many the others are looked at the next time: they need no
+        look to be ours, and an answer that comes too late is no proof of any."""
+        gone: set[bytes] = set()
+        at = 0
+        longest = 0.0
+        turn = session.turn % len(doubtful) if doubtful else 0
+        in_turn = [*doubtful[turn:], *doubtful[:turn]]
+        keys = [(self._keys.own(claim), granted.token, granted.group) for claim, granted in in_turn]
+        if len(keys) > 1:
+            deadline -= within / 4
+        for start in range(0, len(keys), AT_ONCE):
+            began = self._now()
+            if start and deadline - began < 2 * longest:  # cut short, it would say that the server is silent
+                break
+            try:
+                not_there, at = missing(self._transport, keys[start : start + AT_ONCE], deadline - began)
+            except MultilockError as error:
+                if len(keys) == 1:
+                    raise
+                logger.debug("keys that no watch covers are looked at later: %s", error)
+                break
+            gone |= not_there
+            if len(keys) > 1:
+                session.turn = turn + start + AT_ONCE
+            longest = max(longest, self._now() - began)
+        return gone, at
+
+    def remember_tombstone(self, key: bytes) -> None:
+        self._tombstones.append(_Tombstone(key, self._now() + REMEMBERED))
+
+    def forget_tombstones(self, deadline: float) -> None:
+        old: list[_Tombstone] = []
+        while self._tombstones and self._tombstones[0].until < self._now() and len(old) < AT_ONCE:
+            old.append(self._tombstones.popleft())
+        if old:
+            try:
+                self._transactions.execute([], [delete(each.key) for each in old], [], deadline)
+            except MultilockError as error:
+                self._tombstones.extendleft(reversed(old))
+                logger.debug("old tombstones are deleted later: %s", error)

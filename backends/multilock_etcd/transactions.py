@@ -1,0 +1,147 @@
+"""What is asked about keys: transactions, of which all is executed or nothing, and reads.
+
+The parts of a transaction are the fields of a `Compare` or a `RequestOp`: made as messages of their own, they would be
+copied into the request, which takes twice as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from multilock.backend import Claim
+from multilock.values import encode_value
+from multilock_etcd import wire as m
+from multilock_etcd.keys import end_of
+from multilock_etcd.transport import Transport, calls
+
+__all__ = [
+    "AT_ONCE",
+    "Part",
+    "Transactions",
+    "absent",
+    "created",
+    "delete",
+    "last_of",
+    "missing",
+    "modified",
+    "nobody",
+    "present_revision",
+    "put",
+    "read",
+    "read_key",
+]
+
+AT_ONCE = 100  # operations in a transaction; etcd takes 128
+
+Part = dict[str, Any]
+
+
+class Transactions:
+    def __init__(self, transport: Transport, now: Callable[[], float]) -> None:
+        self._transport = transport
+        self._now = now
+
+    def execute(
+        self, compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part], deadline: float
+    ) -> Any:
+        """If all that is compared is true, all of ``success``; else all of ``failure``."""
+        request = m.TxnRequest(compare=compare, success=success, failure=failure)
+        return self._transport.call(calls.TXN, request, deadline - self._now())[0]
+
+    def row(self, key: bytes, deadline: float) -> Any:
+        """This key; None: it is not there."""
+        said, _ = self._transport.call(calls.RANGE, m.RangeRequest(key=key), deadline - self._now())
+        return said.kvs[0] if said.kvs else None
+
+    def delete(self, key: bytes, within: float) -> bool:
+        """Delete this key, whatever it says. False: it was not there."""
+        said, _ = self._transport.call(calls.DELETE, m.DeleteRangeRequest(key=key), within)
+        return bool(said.deleted)
+
+    def first_of(self, queue: bytes, deadline: float) -> tuple[Any, int]:
+        """Who came first there, and so holds the lock, if it is a contender; and how many keys there are. None, 0:
+        nobody."""
+        request = m.RangeRequest(
+            key=queue, range_end=end_of(queue), limit=1, sort_order=m.ASCEND, sort_target=m.SORT_BY_CREATION
+        )
+        said, _ = self._transport.call(calls.RANGE, request, deadline - self._now())
+        return (said.kvs[0], said.count) if said.kvs else (None, 0)
+
+
+def present_revision(transport: Transport, within: float) -> int:
+    """As a majority agrees."""
+    said, _ = transport.call(calls.TXN, m.TxnRequest(), within)
+    now: int = said.header.revision
+    return now
+
+
+def missing(
+    transport: Transport, keys: Sequence[tuple[bytes, int | None, Hashable]], within: float
+) -> tuple[set[bytes], int]:
+    """Those of these keys, `AT_ONCE` at most, that do not exist any more at their create_revision, or have moved from
+    their lease to another; and the present revision: a watch from there on misses nothing."""
+    reads = [m.RequestOp(request_range=m.RangeRequest(key=key, keys_only=True)) for key, _, _ in keys]
+    said, _ = transport.call(calls.TXN, m.TxnRequest(success=reads), within)
+    gone: set[bytes] = set()
+    for (key, made, lease), answer in zip(keys, said.responses, strict=True):
+        found = answer.response_range.kvs
+        # An operator's put leaves it without a lease, and takes it from nobody.
+        if not found or found[0].create_revision != made or found[0].lease not in (lease, 0):
+            gone.add(key)
+    return gone, said.header.revision
+
+
+# ---- what is compared
+
+
+def absent(key: bytes) -> Part:
+    return {"target": m.CREATE, "key": key}
+
+
+def nobody(queue: bytes) -> Part:
+    """No key begins so."""
+    return {**absent(queue), "range_end": end_of(queue)}
+
+
+def created(key: bytes, at: int) -> Part:
+    return {"target": m.CREATE, "key": key, "create_revision": at}
+
+
+def modified(key: bytes, at: int | None) -> Part:
+    return {"target": m.MODIFY, "key": key, "mod_revision": at}
+
+
+# ---- what is done
+
+
+def put(key: bytes, claim: Claim, lease: int) -> Part:
+    return {"request_put": {"key": key, "value": encode_value(claim), "lease": lease}}
+
+
+def delete(key: bytes) -> Part:
+    return {"request_delete_range": {"key": key}}
+
+
+def read_key(key: bytes) -> Part:
+    """Without its value."""
+    return {"request_range": {"key": key, "keys_only": True}}
+
+
+def read(key: bytes) -> Part:
+    return {"request_range": {"key": key}}
+
+
+def last_of(queue: bytes, limit: int, before: int = 0) -> Part:
+    """The contenders who came last, those who came ``before`` a revision."""
+    return {
+        "request_range": {
+            "key": queue,
+            "range_end": end_of(queue),
+            "limit": limit,
+            "sort_order": m.DESCEND,
+            "sort_target": m.SORT_BY_CREATION,
+            "keys_only": True,
+            "max_create_revision": before - 1 if before else 0,
+        }
+    }

@@ -203,18 +203,18 @@ class RedisBackend:
         return Channel(wire, self._recipe, self._listener) if wire else None
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        self._listener.unwatch(claim)  # before it is sent: what follows is no loss
+        self._listener.unwatch(claim.id)  # before it is sent: what follows is no loss
         return Returned(self._recipe.release(claim, unsure, within))
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
-        self._listener.unwatch(claim)  # as before a release
+        self._listener.unwatch(claim.id)  # as before a release
         return Returned(self._recipe.rest(claim, unsure, seconds, within))
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
         return self._listener.renew(held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        self._listener.watch([claim for claim, _ in held], within)
+        self._listener.watch(held, within)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         return self._listener.follow(names, within)

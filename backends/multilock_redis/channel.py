@@ -37,7 +37,7 @@ class Channel:
         return self._wire.begin(self._recipe.to_attempt(claim, join and ready))
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        self._listener.unwatch(claim)  # before it is sent: what follows is no loss
+        self._listener.unwatch(claim.id)  # before it is sent: what follows is no loss
         self._understand = _returned
         return self._wire.begin(self._recipe.to_release(claim, unsure))
 

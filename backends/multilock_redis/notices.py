@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Claim, Granted, Held, Notices
+from multilock.backend import Granted, Held, Notices
 from multilock.telling import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
@@ -41,8 +41,8 @@ LOOK_WITHIN = 1.0  # seconds; for as long a silent tracked connection may keep t
 UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
-Owner = tuple[str, Claim | None, bytes | None]
-"""A name, who of us was thought to hold it when that was asked, and its owner."""
+Before = tuple[str, list[tuple[str, bytes]]]
+"""A name that is asked for, and which of our claims were watched then, each with what its key should hold."""
 
 
 class Listener:
@@ -68,7 +68,8 @@ class Listener:
         self._using_tracked = threading.Lock()
         self._tracked: Wire | None = None
         self._redirect = 0  # the subscriber that the tracked connection's changes go to
-        self._watched: dict[str, Claim] = {}  # by name
+        # Claim id -> its name, and what the key holds as long as it is this claim's: several may share a name.
+        self._watched: dict[str, tuple[str, bytes]] = {}
         self._followed: dict[str, object] = {}  # name -> owner as last read
 
     def listen(self, within: float) -> None:
@@ -87,21 +88,16 @@ class Listener:
             if taken == [True]:
                 self._starting.release()
 
-    def watch(self, claims: Sequence[Claim], within: float) -> None:
+    def watch(self, held: Sequence[Held], within: float) -> None:
         """Report when one of these does not hold its name (any more)."""
         deadline = self._now() + within
-        for claim in claims:
-            old = self._watched.get(claim.name)
-            self._watched[claim.name] = claim
-            if old is not None and old.id != claim.id:
-                self._notices.gone(old.id, LossReason.TAKEN, "another acquire of this client holds it now")
+        for claim, granted in held:
+            self._watched[claim.id] = claim.name, str(granted.key).encode()
         self.listen(within)
-        self._look([claim.name for claim in claims], deadline - self._now())
+        self._look([claim.name for claim, _ in held], deadline - self._now())
 
-    def unwatch(self, claim: Claim) -> None:
-        watched = self._watched.get(claim.name)
-        if watched is not None and watched.id == claim.id:
-            self._watched.pop(claim.name, None)
+    def unwatch(self, claim_id: str) -> None:
+        self._watched.pop(claim_id, None)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         """Report changes of holder of exactly these names. False: this server does not push them."""
@@ -122,26 +118,28 @@ class Listener:
         if self._tracked is None:
             return self._recipe.renew(held, self._connections.exchange, within)
         taken: list[bool] = []
-        owners: list[Owner] = []
+        owners: list[bytes | None] = []
+        before: list[Before] = []
         try:
             taken += map(self._using_tracked.acquire, [False])
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 return self._recipe.renew(held, self._connections.exchange, within)
-            before = self._before([claim.name for claim, _ in held if claim.name in self._watched])
+            # By name: what one of its holders changes here is pushed to none of them.
+            before = self._before(self._watched_names() & {claim.name for claim, _ in held})
             reads = self._reads(before, tracked=True)
 
             def exchange(requests: Sequence[bytes], within: float) -> list[Answer]:
                 answers = wire.exchange([*requests, *reads], within)
                 with suppress(MultilockError):  # a read that is refused harms no renewal
-                    owners[:] = _owners(before, answers[len(requests) :])
+                    owners[:] = _owners(answers[len(requests) :])
                 return answers[: len(requests)]
 
             answers = self._recipe.renew(held, exchange, within)
         finally:
             if taken == [True]:
                 self._using_tracked.release()
-        self._tell(owners)
+        self._tell(zip(before, owners, strict=False))  # without an answer there is nothing to tell
         return answers
 
     def close(self) -> None:
@@ -219,7 +217,7 @@ class Listener:
                 changed |= self._understand(message)
                 # After a wake-up it is the woken thread that needs the interpreter.
                 message = wire.receive(0.0) if 0 < len(changed) < READ_AT_ONCE else None
-            if changed:
+            if changed and (changed := changed & self._names()):
                 self._look_again(changed)
             if self._now() >= tend_at:
                 if not heard:
@@ -236,12 +234,12 @@ class Listener:
                 claim_id = payload.decode()
                 self._notices.wake(claim_id)
                 if "changes" in self.refused:  # force_release tells the former holder so
-                    return {name for name, claim in list(self._watched.items()) if claim.id == claim_id}
+                    watched = self._watched.get(claim_id)
+                    return {watched[0]} if watched else set()
             case [b"message", channel, None] if channel == INVALIDATED:  # the whole database
-                return self._watched.keys() | self._followed.keys()
+                return self._names()
             case [b"message", channel, [*keys]] if channel == INVALIDATED:
-                names = {self._keys.name(key) for key in keys}
-                return {name for name in names if name in self._watched or name in self._followed}
+                return {name for key in keys if (name := self._keys.name(key)) is not None}
         return set()
 
     # ---- the tracked connection
@@ -274,22 +272,34 @@ class Listener:
                     self._tracked = wire
                 except BackendRejected as error:
                     self._refuse("changes", f"{UNTRACKED}: {error}")
-            before = self._before(self._watched.keys() | self._followed.keys() if names is None else names)
+            before = self._before(self._names() if names is None else names)
             requests = self._reads(before, tracked=wire is not None)
-            owners = _owners(before, (wire or self._connections).exchange(requests, deadline - self._now()))
+            owners = _owners((wire or self._connections).exchange(requests, deadline - self._now()))
         except BackendRejected as error:
             self._refuse("changes", f"{UNTRACKED}: {error}")
             return
         finally:
             if taken == [True]:
                 self._using_tracked.release()
-        self._tell(owners)
+        self._tell(zip(before, owners, strict=True))
 
-    def _before(self, names: Iterable[str]) -> list[tuple[str, Claim | None]]:
+    def _names(self) -> set[str]:
+        """All that are of interest."""
+        return self._followed.keys() | self._watched_names()
+
+    def _watched_names(self) -> set[str]:
+        return {name for name, _ in list(self._watched.values())}
+
+    def _before(self, names: Iterable[str]) -> list[Before]:
         """Who of us has these names, before it is asked who has them."""
-        return [(name, self._watched.get(name)) for name in names]
+        before: dict[str, list[tuple[str, bytes]]] = {name: [] for name in names}
+        if before:
+            for claim_id, (name, owner) in list(self._watched.items()):
+                if name in before:
+                    before[name].append((claim_id, owner))
+        return list(before.items())
 
-    def _reads(self, before: list[tuple[str, Claim | None]], *, tracked: bool) -> list[bytes]:
+    def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
         """Requests for the owners of these names. Without a name it is a ping."""
         requests = [PING]
         for start in range(0, len(before), READ_AT_ONCE):
@@ -297,12 +307,13 @@ class Listener:
             requests += [CACHING, pack("MGET", *keys)] if tracked else [pack("MGET", *keys)]
         return requests
 
-    def _tell(self, owners: Iterable[Owner]) -> None:
-        for name, claim, owner in owners:
-            # Looked up again: a release takes its claim out before it is sent, so what it ended is not lost.
-            if claim is not None and owner != claim.owner.encode() and self._watched.get(name) is claim:
-                message = "its key was deleted or has expired" if owner is None else "its key has another owner"
-                self._notices.gone(claim.id, LossReason.TAKEN, message)
+    def _tell(self, looked: Iterable[tuple[Before, bytes | None]]) -> None:
+        for (name, watched), owner in looked:
+            message = "its key was deleted or has expired" if owner is None else "its key has another owner"
+            for claim_id, its_owner in watched:
+                # Taken out by who tells: a release takes its claim out before it is sent, so what it ended is not lost.
+                if owner != its_owner and self._watched.pop(claim_id, None) is not None:
+                    self._notices.gone(claim_id, LossReason.TAKEN, message)
             followed = self._followed
             if name in followed and followed[name] != owner:
                 followed[name] = owner
@@ -342,7 +353,7 @@ class Listener:
         return BackendUnavailable(f"{self._endpoint.name}: {what}", unknown=False)
 
 
-def _owners(before: list[tuple[str, Claim | None]], answers: Iterable[Answer]) -> list[Owner]:
+def _owners(answers: Iterable[Answer]) -> list[bytes | None]:
     """What was answered to `Listener._reads`."""
     owners: list[bytes | None] = []
     for answer, _ in answers:
@@ -350,4 +361,4 @@ def _owners(before: list[tuple[str, Claim | None]], answers: Iterable[Answer]) -
             raise answer
         if isinstance(answer, list):
             owners += answer
-    return [(name, claim, owner) for (name, claim), owner in zip(before, owners, strict=True)]
+    return owners

@@ -58,7 +58,7 @@ class Recipe:
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
         ttl = claim.ttl
         if isinstance(answer, int):
-            return Granted(answer, ttl, sent_at, ttl, ttl / 3, self._group)
+            return Granted(answer, ttl, sent_at, ttl, ttl / 3, self._group, claim.owner)
         left, rank = answer
         # A key that ends by itself is worth a look just then, for those whose turn it may be: one after the other.
         # Its own end is pushed late, or never.
@@ -71,7 +71,9 @@ class Recipe:
         chunks = [held[start : start + RENEWED_AT_ONCE] for start in range(0, len(held), RENEWED_AT_ONCE)]
         answers = self._transactions.run_all(RENEW, [self._renewal(chunk) for chunk in chunks], exchange, within)
         return [
-            Granted(granted.token, claim.ttl, sent_at, claim.ttl, claim.ttl / 3, self._group) if ours else None
+            Granted(granted.token, claim.ttl, sent_at, claim.ttl, claim.ttl / 3, self._group, granted.key)
+            if ours
+            else None
             for chunk, (flags, sent_at) in zip(chunks, answers, strict=True)
             for (claim, granted), ours in zip(chunk, flags, strict=True)
         ]

@@ -11,7 +11,7 @@ import redis
 
 from multilock import now
 from multilock.errors import BackendUnavailable
-from multilock.model import LossReason
+from multilock.model import Claim, Granted, LossReason
 from multilock.testing import FaultProxy
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, busy, eventually, since
@@ -135,12 +135,54 @@ def test_a_key_that_went_while_the_connections_were_cut_is_reported_after_they_a
 
 def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
     old = us.take()
-    us.backend._listener._watched["a"] = old[0]  # its push was lost
+    us.backend._listener._watched[old[0].id] = "a", old[0].owner.encode()  # its push was lost
     bare.delete(LOCK)
     new = us.take()
     us.watch(new)
     us.ear.hears("gone", old[0].id, TAKEN)
     assert us.ear.heard == []
+
+
+def two_leases_of_one_name(us: Ours) -> tuple[tuple[Claim, Granted], tuple[Claim, Granted]]:
+    """As two readers would have them: what the key holds is the same for both."""
+    first = us.take()
+    second = us.claim(), first[1]
+    us.watch(first)
+    us.watch(second)
+    return first, second
+
+
+def test_a_second_lease_of_a_name_is_no_loss_of_the_first_and_both_hear_of_its_end(us: Ours, bare: Bare) -> None:
+    first, second = two_leases_of_one_name(us)
+    witness = us.take(us.claim("witness"))
+    us.watch(witness)
+    bare.delete("multilock/witness")
+    us.ear.hears("gone", witness[0].id, TAKEN)
+    assert us.ear.heard == []
+    bare.delete(LOCK)
+    us.ear.hears("gone", first[0].id, TAKEN)
+    us.ear.hears("gone", second[0].id, TAKEN)
+
+
+@pytest.mark.parametrize("released", [0, 1])
+def test_a_lease_that_is_given_back_ends_its_own_watch_only(us: Ours, bare: Bare, released: int) -> None:
+    leases = two_leases_of_one_name(us)
+    us.backend._listener.unwatch(leases[released][0].id)  # as its release begins
+    us.renew(leases[0])  # what this connection changes is not pushed to it
+    bare.delete(LOCK)
+    us.ear.hears("gone", leases[1 - released][0].id, TAKEN)
+    time.sleep(0.05)
+    assert us.ear.heard == []
+
+
+def test_a_loss_is_told_once(us: Ours, bare: Bare) -> None:
+    held = us.take()
+    us.watch(held)
+    bare.delete(LOCK)
+    us.ear.hears("gone", held[0].id, TAKEN)
+    us.backend._listener._look(None, 1.0)
+    assert us.ear.heard == []
+    assert us.backend._listener._watched == {}
 
 
 def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_says_what_is_missing(

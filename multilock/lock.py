@@ -41,7 +41,7 @@ class Lease(Holding):
         that is discovered here is a loss: ``on_lost`` runs and ``with`` raises LockLost. Of a reentrant lock every
         release counts down, and the last gives it back.
         """
-        return run(self._kernel.release(self))
+        return run(self._kernel.giving_back.release(self))
 
     def renew(self) -> None:
         """One renewal now, which also asks whether the lock is still ours.
@@ -92,7 +92,7 @@ class Lease(Holding):
         if count > 1:
             self.release()  # only counts down
         else:
-            self._kernel.release_later(self)
+            self._kernel.giving_back.later(self)
 
 
 @runtime_checkable
@@ -194,7 +194,7 @@ class Lock(OfThisProcess, NamesOurs):
             assert isinstance(lease, Lease)
             scope.push(lease)
         except BaseException:  # interrupted: nobody has it to release it
-            self._kernel.take_back(lease)
+            self._kernel.giving_back.take_back(lease)
             raise
         return lease
 
@@ -224,7 +224,7 @@ class Lock(OfThisProcess, NamesOurs):
             if entry:
                 self._entered.discard(entry)
             if lease._count == 1:
-                self._kernel.take_back(lease)
+                self._kernel.giving_back.take_back(lease)
             else:
                 lease.release()  # only counts down
             raise

@@ -43,7 +43,7 @@ class AsyncLease(Holding):
 
     async def release(self) -> bool:
         """See `multilock.Lease.release`. Cancelled, it goes on in the background."""
-        return await self._kernel.release(self)
+        return await self._kernel.giving_back.release(self)
 
     async def renew(self) -> None:
         """See `multilock.Lease.renew`."""

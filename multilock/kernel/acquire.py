@@ -61,7 +61,7 @@ async def acquire(
     gate = None if timeout == 0 or want.fair else kernel.gate  # behind which one at a time talks to the server
     lease: Holding | None = None
     try:
-        if contender.once and kernel.cleanup.withdraws(want.name, bell):
+        if contender.once and kernel.cancels.withdraws(want.name, bell):
             await contender.let_withdraw()
         line = gate.enter(want.name, bell) if gate else Line()
         if not gate or line.bells[0] is bell or await contender.stand_in(line):
@@ -72,14 +72,14 @@ async def acquire(
         if gate:
             gate.leave(want.name, bell)
         if lease:
-            kernel.take_back(lease)
+            kernel.giving_back.take_back(lease)
         if isinstance(error, MultilockError):
             kernel.name_error(error, want.name)
-        if kernel.events.listened:
-            contender.tell_ended(_result_of(error))
+        if tell := kernel.events.tell:
+            tell.not_acquired(want.name, _result_of(error), contender.started)
         raise
-    if lease is None and kernel.events.listened:
-        contender.tell_ended("taken")
+    if lease is None and (tell := kernel.events.tell):
+        tell.not_acquired(want.name, "taken", contender.started)
     return lease
 
 
@@ -125,7 +125,7 @@ class _Contender:
         for one request, so that the try itself has the other half.
         """
         kernel, until = self.kernel, self.started + self.want.request_timeout / 2
-        while kernel.cleanup.withdraws(self.want.name, self.bell) and (left := until - kernel.now()) > 0:
+        while kernel.cancels.withdraws(self.want.name, self.bell) and (left := until - kernel.now()) > 0:
             await self.bell.wait(left)
         self.spent = kernel.now() - self.started
 
@@ -265,7 +265,7 @@ class _Contender:
     def _leave(self, claim: Claim, *, sure: bool = True) -> None:
         """Hand the claim to the background cancel, unless nothing of it can be at the backend."""
         if self.stands or self.unsure:
-            self.kernel.cleanup.add(claim, self.granted, self.unsure or not sure)
+            self.kernel.cancels.add(claim, self.granted, self.unsure or not sure)
         self._heed_no_more(claim)  # not before: close() waits for those in it
 
     def _heed_no_more(self, claim: Claim) -> None:
@@ -309,13 +309,6 @@ class _Contender:
         heartbeat = busy.heartbeat * self.kernel.runtime.uniform(0.9, 1.1)
         return heartbeat if busy.expires_in is None else min(heartbeat, busy.expires_in)
 
-    def tell_ended(self, result: str) -> None:
-        """Without the lock."""
-        from multilock import events
-
-        kernel = self.kernel
-        kernel.events.emit(events.NotAcquired(self.want.name, None, kernel.now(), result, kernel.now() - self.started))
-
     def _tell_waiting(self, claim: Claim | None) -> None:
         if self.waiting_told:
             return
@@ -324,7 +317,5 @@ class _Contender:
         if self.scope and self.scope.holds(self.want.name):
             kernel.warn_of_itself(self.want.name)
         logger.debug("waiting for the lock %r", self.want.name, extra={"lock_name": self.want.name})
-        if kernel.events.listened:
-            from multilock import events
-
-            kernel.events.emit(events.Waiting(self.want.name, claim.owner if claim else None, kernel.now()))
+        if tell := kernel.events.tell:
+            tell.waiting(self.want.name, claim.owner if claim else None)

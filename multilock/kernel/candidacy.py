@@ -127,10 +127,8 @@ class Candidacy(OfThisProcess, Generic[T]):
         kernel.closers[self._close] = None
         if not lease._at_end(lambda: self._term_ended(term)):
             self._term_ended(term)
-        if kernel.events.listened:
-            from multilock import events
-
-            kernel.events.emit(events.Elected(lease.name, lease.owner, kernel.now(), self.identity, lease.token))
+        if tell := kernel.events.tell:
+            tell.elected(lease, self.identity)
         term.start_elected()
 
     def _term_ended(self, term: Term[T]) -> None:

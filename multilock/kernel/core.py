@@ -12,11 +12,10 @@ import os
 import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from multilock import telling
 from multilock.errors import (
@@ -29,20 +28,20 @@ from multilock.errors import (
 from multilock.kernel import process, validity
 from multilock.kernel.callbacks import check_callback
 from multilock.kernel.gate import Gate
-from multilock.kernel.giving_back import Cleanup
-from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
+from multilock.kernel.giving_back import Cancels, GivingBack, call_to_give_back
+from multilock.kernel.holding import HELD, RELEASING, Holding
 from multilock.kernel.monitor import Monitor
 from multilock.kernel.observing import Followers
 from multilock.kernel.runtime import call_inside, wait_until
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers
 from multilock.kernel.watchdog import Watchdog
-from multilock.model import Claim, Granted, LockInfo, LossReason, Returned, owner_text
+from multilock.model import Claim, Granted, LockInfo, LossReason, owner_text
 from multilock.names import default_identity
 from multilock.telling import logger
 
 if TYPE_CHECKING:
-    from multilock.backend import Backend, Rests
+    from multilock.backend import Backend
     from multilock.kernel.face import Face
     from multilock.kernel.runtime import Runtime, Ticker
     from multilock.kernel.want import Want
@@ -54,7 +53,6 @@ PAGE = 100  # locks listed in one go …
 PAGE_WITHIN = 60.0  # … and seconds for that: it may be many requests, each with its own limit
 LOOK_AGAIN = 5.0  # seconds between looks at whether a dropped client can end
 SOON = 0.1  # seconds until a thread that was refused is asked for again
-BRIEFLY = 0.1  # seconds for which a finalizer waits for the lock of a client, under which nothing is waited for
 TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have what was said
 
 
@@ -109,14 +107,13 @@ class Kernel:
         self.closers: dict[Callable[[], Ending], None] = {}  # what runs elections, stopped first by close()
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
         self.lost: weakref.WeakSet[Holding] = weakref.WeakSet()  # a forked child must not believe it lost them
-        self.events = Events(self.check_callback)
+        self.events = Events(self.check_callback, self.now)
         self._start()
         process.register(self)
 
     def _start(self) -> None:
         """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
         self.lock = threading.RLock()  # a finalizer may come while its thread is inside; see `release`
-        self._late: deque[Holding] = deque()
         self.held: dict[str, Holding] = {}
         self._ticker: Ticker | None = None
         self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
@@ -129,7 +126,8 @@ class Kernel:
         self.events.begin(self.callbacks)
         self.watchdog = Watchdog(self)
         self.monitor = Monitor(self, self.client)
-        self.cleanup = Cleanup(self)
+        self.giving_back = GivingBack(self)
+        self.cancels = Cancels(self)
         self.followers = Followers(self)
         self.gate = Gate()
         self.backend.open(self.monitor)
@@ -177,10 +175,8 @@ class Kernel:
             )
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("acquired the lock %r", claim.name, extra=self.extra(lease))
-        if self.events.listened:
-            from multilock import events
-
-            self.events.emit(events.Acquired(claim.name, claim.owner, self.now(), granted.token, self.now() - started))
+        if tell := self.events.tell:
+            tell.acquired(lease, started)
         return lease
 
     def forget(self, lease: Holding) -> None:
@@ -190,150 +186,6 @@ class Kernel:
 
     def leases_of(self, group: Hashable) -> list[Holding]:
         return [lease for lease in list(self.held.values()) if lease._granted.group == group]
-
-    async def release(self, lease: Holding) -> bool:
-        """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
-        if process.in_the_middle():
-            return self._release_from_within(lease)
-        self.face.forget_closed_loop()
-        released_at = self.now()
-        try:
-            with self.lock:
-                if lease._state != HELD:
-                    lease._leave_scope()
-                    return False
-                expired = released_at >= lease._lost_at
-                if not expired:
-                    if lease._count_down():
-                        return True
-                    lease._begin_release()
-                    self.watchdog.drop(lease)
-            if expired:
-                self.monitor.expire(lease)
-                lease._leave_scope()
-                return False
-            within = lease._want.request_timeout
-            if lease._rest_until is None:
-                returned = await self.face.release(lease._claim, lease._granted, lease._unsure, within)
-            else:
-                call, *args = self.giving_back(lease._claim, lease._granted, lease._unsure, lease._rest_until)
-                returned = await self.face.ask(within, call, *args)
-        except BaseException as error:
-            if lease._state != RELEASING:  # interrupted before it began
-                raise
-            try:
-                self._unanswered(lease, released_at)
-            except BaseException:  # interrupted now: nobody else would cancel it
-                self._unanswered(lease, released_at)
-                raise
-            if not isinstance(error, Exception):
-                raise
-            logger.warning(
-                "the release of the lock %r goes on in the background: %s", lease.name, error, extra=self.extra(lease)
-            )
-            return True
-        try:
-            return self._answered(lease, returned, released_at)
-        except BaseException:  # interrupted: whoever waits for its end hears of it all the same
-            self._answered(lease, returned, released_at)
-            raise
-
-    def giving_back(
-        self, claim: Claim, granted: Granted | None, unsure: bool, rest_until: float | None
-    ) -> tuple[Any, ...]:
-        """The call that gives a claim back, without its last argument: how long it may take."""
-        if rest_until and granted and (seconds := rest_until - self.now()) > 0:
-            return cast("Rests", self.backend).rest, claim, granted, unsure, seconds
-        return self.backend.release, claim, granted, unsure
-
-    def _release_from_within(self, lease: Holding) -> bool:
-        """By a finalizer, or a signal handler, that came `process.in_the_middle`: what this thread holds would be
-        waited for, for ever. The ticking thread does it."""
-        # Who has this lock may wait in the same way for that of another client, which we have: then it ends there.
-        if not self.lock.acquire(timeout=BRIEFLY):
-            self._late.append(lease)
-        else:
-            try:
-                if lease._state != HELD or self.now() >= lease._lost_at:
-                    return False
-                if lease._count_down():
-                    return True
-                lease._begin_release()
-                self._late.append(lease)
-            finally:
-                self.lock.release()
-        if ticker := self._ticker:
-            ticker.poke(self.now())
-        return True
-
-    def _release_late(self, lease: Holding) -> None:
-        with self.lock:
-            if lease._count_down():
-                return
-            if not lease._begin_release() and lease._state != RELEASING:
-                return
-            self.watchdog.drop(lease)
-        self.cleanup.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
-        self._released(lease, self.now())
-
-    def _unanswered(self, lease: Holding, released_at: float) -> None:
-        """A release goes on in the background. Twice is harmless."""
-        with self.lock:
-            self.forget(lease)
-        self.cleanup.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
-        self._released(lease, released_at)
-
-    def _answered(self, lease: Holding, returned: Returned, released_at: float) -> bool:
-        """The end of a release. Twice is harmless."""
-        ours, again = returned
-        if again:
-            self.cleanup.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
-        if ours:
-            self._released(lease, released_at)
-        else:
-            self.monitor.lose(
-                lease,
-                LossReason.TAKEN,
-                "it was gone when it was released",
-                confirmed=True,
-                give_back=False,
-                released=True,
-            )
-            lease._leave_scope()
-        return ours
-
-    def release_later(self, lease: Holding) -> None:
-        """Release it in the background: somebody unwinds and cannot wait."""
-        with self.lock:
-            if not lease._begin_release():
-                return
-        self._release_late(lease)
-
-    def take_back(self, lease: Holding) -> None:
-        """The same for one that its acquire, interrupted, could not hand out: nothing was done for which the name
-        would rest."""
-        lease._rest_until = None
-        self.release_later(lease)
-
-    def _released(self, lease: Holding, released_at: float) -> None:
-        with self.lock:
-            first = lease._end_release()  # else interrupted and called again, or forked meanwhile
-            if not first and lease._state != RELEASED:
-                return
-            self.held.pop(lease._claim.id, None)
-        lease._leave_scope()
-        for hook in list(lease._hooks or ()):
-            hook()
-        lease._hooks = None
-        if not first:
-            return
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("released the lock %r", lease.name, extra=self.extra(lease))
-        if self.events.listened:
-            from multilock import events
-
-            held_for = released_at - lease._granted_at
-            self.events.emit(events.Released(lease.name, lease.owner, self.now(), held_for))
 
     def abandon(self, claim: Claim) -> None:
         """The acquire that made this lease was interrupted before it could hand it out."""
@@ -351,10 +203,10 @@ class Kernel:
         waiting = self.monitor.waiting
         for claim_id in list(waiting):
             claim, _ = waiting.pop(claim_id)
-            self.cleanup.add(claim, None, unsure=True)
+            self.cancels.add(claim, None, unsure=True)
         for lease in list(self.held.values()):
             if lease._state == RELEASING:
-                self._unanswered(lease, self.now())
+                self.giving_back.go_on(lease)
 
     # The ticking thread
 
@@ -376,6 +228,11 @@ class Kernel:
         if ticker:
             ticker.poke(at)
 
+    def nudge(self) -> None:
+        """Have the ticking thread look now, if there is one: who asks must start none."""
+        if ticker := self._ticker:
+            ticker.poke(self.now())
+
     def later(self, call: Callable[[], None]) -> None:
         """Soon, on the ticking thread."""
         self.timers.at(self.now() + SOON, call)
@@ -395,8 +252,7 @@ class Kernel:
 
     def _step(self) -> float:
         now = self.now()
-        while self._late:
-            self._release_late(self._late.popleft())
+        self.giving_back.step()
         following = min(self.watchdog.step(now), self.timers.step(now))
         return min(following, now + self._end_if_dropped()) if self._dropped else following
 
@@ -476,15 +332,15 @@ class Kernel:
         finally:
             for lease in leases:
                 if lease._loss:
-                    self.cleanup.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
+                    self.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
         try:  # elections give back what they hold: this is no shorter, in case a timer of theirs is late
             wait_until(self.runtime, lambda: all(lease._state != HELD for lease in leases), until + budget - self.now())
         finally:
             for lease in leases:
                 if not lease._loss:
-                    self.release_later(lease)
+                    self.giving_back.later(lease)
         self._wait_for_requests(budget)
-        self.cleanup.wait(budget)
+        self.cancels.wait(budget)
         self._finish()
         telling.flush(TELL_WITHIN)
 
@@ -497,7 +353,7 @@ class Kernel:
 
     def _end_if_dropped(self) -> float:
         """Seconds after which to look again."""
-        if self.held or self.monitor.waiting or self.closers or not self.cleanup.wait(0) or self.followers.wanted():
+        if self.held or self.monitor.waiting or self.closers or not self.cancels.wait(0) or self.followers.wanted():
             return LOOK_AGAIN
         try:
             self.runtime.spawn(self.close, "multilock-close")
@@ -515,7 +371,7 @@ class Kernel:
             self.finished = True
         self.followers.close()
         self.watchdog.close()
-        self.cleanup.close()
+        self.cancels.close()
         self.face.close()
         self.backend.close()
         if self._ticker:
@@ -531,7 +387,7 @@ class Kernel:
             waiting = [claim for claim, _ in self.monitor.waiting.copy().values() if claim.id not in self.held]
         if self.finished:
             return False
-        self._give_back([*((claim, None, True, None) for claim in waiting), *self.cleanup.take()], deadline)
+        self._give_back([*((claim, None, True, None) for claim in waiting), *self.cancels.take()], deadline)
         return True
 
     def exit(self, deadline: float) -> None:
@@ -546,7 +402,7 @@ class Kernel:
             for lease in leases:
                 lease._abandon()
                 self.forget(lease)
-        self._give_back([*claims, *self.cleanup.take()], deadline)
+        self._give_back([*claims, *self.cancels.take()], deadline)
         self._finish()
 
     def _give_back(self, claims: Iterable[tuple[Claim, Granted | None, bool, float | None]], deadline: float) -> None:
@@ -554,7 +410,7 @@ class Kernel:
             if (left := deadline - self.now()) <= 0:
                 break
             try:
-                call, *args = self.giving_back(claim, granted, unsure, rest_until)
+                call, *args = call_to_give_back(self.backend, self.now(), claim, granted, unsure, rest_until)
                 call_inside(call, *args, min(left, self.request_timeout(claim.ttl)))
             except Exception as error:
                 logger.warning("the lock %r could not be given back at exit: %s", claim.name, error)

@@ -1,7 +1,8 @@
-"""The background cancel: gives back what may have been taken, until the backend has answered.
+"""Giving a lock back: a release, whose holder waits for one answer, and the background cancel, which waits for as many
+as it takes.
 
-A request without an answer may still be executed. Nobody waits for that: the claim comes here, and is released again
-and again, with the backend's own means of making the cancel final, until an answer came.
+A request without an answer may still be executed. Nobody waits for that: the claim goes to the background cancel, and
+is released again and again, with the means of the backend that make the cancel final, until an answer came.
 
 A lease that nobody renews ends by itself, and so does this patience. But what was taken in a session lives as long as
 that session does, which is renewed while the client is open: there a cancel that is given up leaves the lock taken for
@@ -9,25 +10,33 @@ ever. So it is tried on for as long as the session is renewed, and, when the ser
 than the next renewal that would prolong it.
 
 Until it is answered the claim may stand in the queue, or have the name: a single try of the same client lets the answer
-come first (`Cleanup.withdraws`).
+come first (`Cancels.withdraws`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
 
 from multilock.errors import BackendUnavailable
+from multilock.kernel import process
+from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
+from multilock.kernel.interrupts import surely
 from multilock.kernel.runtime import call_inside, wait_until
-from multilock.model import Claim, Granted
+from multilock.model import Claim, Granted, LossReason, Returned
 from multilock.telling import logger
 
 if TYPE_CHECKING:
+    from multilock.backend import Backend, Rests
     from multilock.kernel.core import Kernel
     from multilock.kernel.runtime import Bell
 
-__all__ = ["Cleanup"]
+__all__ = ["Cancels", "GivingBack", "call_to_give_back"]
 
+BRIEFLY = 0.1  # seconds for which a finalizer waits for the lock of a client, under which nothing is waited for
 AT_LEAST = 60.0  # seconds after the last send, or 2 × ttl if that is more: what nobody renews has ended by then
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
@@ -39,6 +48,167 @@ STILL = (
 GAVE_UP = "gave up giving back the lock %r (%s): it may stay taken until its ttl of %g s is over"
 
 CARRIERS = 2
+
+
+def call_to_give_back(
+    backend: Backend, now: float, claim: Claim, granted: Granted | None, unsure: bool, rest_until: float | None
+) -> tuple[Callable[..., Returned], *tuple[Any, ...]]:
+    """The call that gives a claim back, with all arguments but the last: how long it may take."""
+    if rest_until and granted and (seconds := rest_until - now) > 0:
+        return cast("Rests", backend).rest, claim, granted, unsure, seconds
+    return backend.release, claim, granted, unsure
+
+
+class GivingBack:
+    """Releases: by whoever holds the lease, in the background, and from inside a client."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._late: deque[Holding] = deque()  # for the ticking thread
+
+    async def release(self, lease: Holding) -> bool:
+        """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
+        if process.in_the_middle():
+            return self._release_from_within(lease)
+        kernel = self._kernel
+        kernel.face.forget_closed_loop()
+        released_at = kernel.now()
+        returned: Returned | None = None
+        try:
+            if (decided := self._decide(lease, released_at)) is not None:
+                return decided
+            try:
+                returned = await self._send(lease)
+            except Exception as error:
+                logger.warning(
+                    "the release of the lock %r goes on in the background: %s",
+                    lease.name,
+                    error,
+                    extra=kernel.extra(lease),
+                )
+            return self._finish(lease, returned, released_at)
+        except BaseException:
+            # By hand, not `surely`: it is a coroutine, and what is left to do is another thing than what it began with.
+            if lease._state == RELEASING or returned is not None:
+                self._finish(lease, returned, released_at)
+            raise
+
+    def _decide(self, lease: Holding, now: float) -> bool | None:
+        """None: a request is to be sent. Else what the release answers without one."""
+        kernel = self._kernel
+        with kernel.lock:
+            if held := lease._state == HELD and now < lease._lost_at:
+                if lease._count_down():
+                    return True
+                lease._begin_release()
+                kernel.watchdog.drop(lease)
+        if held:
+            return None
+        if lease._state == HELD:
+            kernel.monitor.expire(lease)
+        lease._leave_scope()
+        return False
+
+    def _send(self, lease: Holding) -> Coroutine[Any, Any, Returned]:
+        kernel = self._kernel
+        within = lease._want.request_timeout
+        if lease._rest_until is None:
+            return kernel.face.release(lease._claim, lease._granted, lease._unsure, within)
+        call, *args = call_to_give_back(
+            kernel.backend, kernel.now(), lease._claim, lease._granted, lease._unsure, lease._rest_until
+        )
+        return kernel.face.ask(within, call, *args)
+
+    def _finish(self, lease: Holding, returned: Returned | None, released_at: float) -> bool:
+        """The end of a release; None: it was not answered, and goes on in the background. Twice is harmless."""
+        kernel = self._kernel
+        if returned is None or returned.again:
+            kernel.cancels.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
+        if returned is None or returned.ours:
+            self._released(lease, released_at)
+            return True
+        kernel.monitor.lose(
+            lease,
+            LossReason.TAKEN,
+            "it was gone when it was released",
+            confirmed=True,
+            give_back=False,
+            released=True,
+        )
+        lease._leave_scope()
+        return False
+
+    def _released(self, lease: Holding, released_at: float) -> None:
+        kernel = self._kernel
+        with kernel.lock:
+            first = lease._end_release()  # else interrupted and called again, or forked meanwhile
+            if not first and lease._state != RELEASED:
+                return
+            kernel.held.pop(lease._claim.id, None)
+        lease._leave_scope()
+        for hook in list(lease._hooks or ()):
+            hook()
+        lease._hooks = None
+        if not first:
+            return
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("released the lock %r", lease.name, extra=kernel.extra(lease))
+        if tell := kernel.events.tell:
+            tell.released(lease, released_at)
+
+    # For whoever cannot wait
+
+    def later(self, lease: Holding) -> None:
+        """Release it in the background, however often it was acquired: somebody unwinds."""
+        with self._kernel.lock:
+            if not lease._begin_release():
+                return
+        surely(self._release_late, lease)
+
+    def take_back(self, lease: Holding) -> None:
+        """The same for one that its acquire, interrupted, could not hand out: nothing was done for which the name
+        would rest."""
+        lease._rest_until = None
+        self.later(lease)
+
+    def go_on(self, lease: Holding) -> None:
+        """One that is being released: whoever waits for the answer never unwinds."""
+        self._finish(lease, None, self._kernel.now())
+
+    def _release_from_within(self, lease: Holding) -> bool:
+        """By a finalizer, or a signal handler, that came `process.in_the_middle`: what this thread holds would be
+        waited for, for ever. The ticking thread does it."""
+        kernel = self._kernel
+        # Who has this lock may wait in the same way for that of another client, which we have: then it ends there.
+        if not kernel.lock.acquire(timeout=BRIEFLY):
+            self._late.append(lease)
+        else:
+            try:
+                if lease._state != HELD or kernel.now() >= lease._lost_at:
+                    return False
+                if lease._count_down():
+                    return True
+                lease._begin_release()
+                self._late.append(lease)
+            finally:
+                kernel.lock.release()
+        kernel.nudge()
+        return True
+
+    def step(self) -> None:
+        """On the ticking thread."""
+        while self._late:
+            self._release_late(self._late.popleft())
+
+    def _release_late(self, lease: Holding) -> None:
+        """Twice is harmless."""
+        kernel = self._kernel
+        with kernel.lock:
+            if lease._count_down() or not (lease._begin_release() or lease._state == RELEASING):
+                return
+            kernel.watchdog.drop(lease)
+        kernel.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
+        self._released(lease, kernel.now())
 
 
 class _Cancel:
@@ -58,7 +228,7 @@ class _Cancel:
         self.bells: set[Bell] = set()  # to be rung when it no longer is
 
 
-class Cleanup:
+class Cancels:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._workers = kernel.runtime.workers("multilock-cleanup", CARRIERS, kernel.later)
@@ -120,7 +290,9 @@ class Cleanup:
         kernel = self._kernel
         claim = cancel.claim
         try:
-            call, *args = kernel.giving_back(claim, cancel.granted, cancel.unsure, cancel.rest_until)
+            call, *args = call_to_give_back(
+                kernel.backend, kernel.now(), claim, cancel.granted, cancel.unsure, cancel.rest_until
+            )
             if call_inside(call, *args, kernel.request_timeout(claim.ttl)).again:
                 raise BackendUnavailable("not all of its servers have confirmed it")
         except Exception as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from multilock.kernel import validity
 from multilock.kernel.holding import Holding
+from multilock.kernel.interrupts import surely
 from multilock.model import Claim, Loss, LossReason
 from multilock.telling import logger
 
@@ -94,23 +95,18 @@ class Monitor:
     ) -> bool:
         """Once, and have its callbacks called. ``give_back=False``: the caller releases it. ``released``: that did,
         and found it gone."""
+        loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
+        return surely(self._lose, lease, loss, give_back, released)
+
+    def _lose(self, lease: Holding, loss: Loss, give_back: bool, released: bool) -> bool:
+        """Twice is harmless: a lease that has this very loss was interrupted before all of it was told."""
         kernel = self._kernel
-        loss: Loss | None = None
-        try:
-            with kernel.lock:
-                loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
-                if not (lease._lose_released(loss) if released else lease._lose(loss)):
-                    return False
-                kernel.lost.add(lease)
-                kernel.forget(lease)
-            self._tell(lease, loss, give_back)
-        except BaseException:
-            if loss and lease._loss is loss:  # interrupted, and nobody else would tell it
-                with kernel.lock:
-                    kernel.lost.add(lease)
-                    kernel.forget(lease)
-                self._tell(lease, loss, give_back)
-            raise
+        with kernel.lock:
+            if lease._loss is not loss and not (lease._lose_released(loss) if released else lease._lose(loss)):
+                return False
+            kernel.lost.add(lease)
+            kernel.forget(lease)
+        self._tell(lease, loss, give_back)
         return True
 
     def _tell(self, lease: Holding, loss: Loss, give_back: bool) -> None:
@@ -124,12 +120,9 @@ class Monitor:
         if give_back:
             # What may still stand at the server is given back, but not while the callback has its time.
             not_before = None if loss.confirmed else lease._valid_until
-            kernel.cleanup.add(lease._claim, lease._granted, lease._unsure, not_before=not_before)
-        if kernel.events.listened:
-            from multilock import events
-
-            held_for = loss.detected_at - lease._granted_at
-            kernel.events.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss, held_for))
+            kernel.cancels.add(lease._claim, lease._granted, lease._unsure, not_before=not_before)
+        if tell := kernel.events.tell:
+            tell.lost(lease, loss)
         logger.warning(
             "lost the lock %r (%s): %s", lease.name, loss.reason.value, loss.message, extra=kernel.extra(lease)
         )

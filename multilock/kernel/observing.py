@@ -174,7 +174,7 @@ class Reporter:
         self._observer: Observer | None = None
 
     def begin(self) -> None:
-        wanted = self._on_leader_changed is not None or self._kernel.events.listened
+        wanted = self._on_leader_changed is not None or self._kernel.events.tell is not None
         if wanted and self._observer is None:
             observer = self._observer = Observer(self._kernel, self._name, told=None)
             self._in_background(lambda: self._report(observer), observer)
@@ -218,9 +218,7 @@ class Reporter:
 
     async def _tell(self, leader: LeaderInfo | None) -> None:
         kernel = self._kernel
-        if kernel.events.listened:
-            from multilock import events
-
-            kernel.events.emit(events.LeaderChanged(self._name, None, kernel.now(), leader))
+        if tell := kernel.events.tell:
+            tell.leader_changed(self._name, leader)
         if self._on_leader_changed:
             await self._call(self._on_leader_changed, leader)

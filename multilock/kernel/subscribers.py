@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from multilock.events import Event
     from multilock.kernel.callbacks import Callbacks
+    from multilock.kernel.tell import Tell
 
 __all__ = ["BACKLOG", "Events"]
 
@@ -23,10 +24,11 @@ class Events:
     One that raises is logged and goes on; one that hangs delays only its own events.
     """
 
-    def __init__(self, check: Callable[[str, object], None]) -> None:
+    def __init__(self, check: Callable[[str, object], None], now: Callable[[], float]) -> None:
         self._check = check  # raises TypeError for what this client cannot call
+        self._now = now
         self._callbacks: Callbacks | None = None
-        self.listened = False  #: whether making an event is worth it
+        self.tell: Tell | None = None  # None while nobody listens: then nothing is made, nor imported, of an event
         self._subscribers: tuple[_Subscriber, ...] = ()
         self._lock = threading.RLock()
 
@@ -37,14 +39,22 @@ class Events:
         subscriber = _Subscriber(callback)
         with self._lock:
             self._subscribers += (subscriber,)
-            self.listened = True
+            self._set_tell()
 
         def unsubscribe() -> None:
             with self._lock:
                 self._subscribers = tuple(other for other in self._subscribers if other is not subscriber)
-                self.listened = bool(self._subscribers)
+                self._set_tell()
 
         return unsubscribe
+
+    def _set_tell(self) -> None:
+        if not self._subscribers:
+            self.tell = None
+        elif self.tell is None:
+            from multilock.kernel.tell import Tell
+
+            self.tell = Tell(self, self._now)
 
     def begin(self, callbacks: Callbacks) -> None:
         """At the start of the client, and again in a forked child, where nobody is draining."""

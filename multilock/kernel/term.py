@@ -130,7 +130,7 @@ class Term(Generic[T]):
     def part_ended(self, part: Part) -> None:
         part.done = True
         if self.nobody_waits and self.all_ended():
-            self.office.kernel.release_later(self.leadership)
+            self.office.kernel.giving_back.later(self.leadership)
         self.office.condition.notify()
 
     def callbacks_ended(self) -> bool:
@@ -222,7 +222,7 @@ class Term(Generic[T]):
         kernel, leadership, condition = self.office.kernel, self.leadership, self.office.condition
         await condition.wait_for(lambda: self.all_ended() or leadership._state != HELD, lambda: self.end_at)
         self._tell_outlasted()
-        await kernel.release(leadership)
+        await kernel.giving_back.release(leadership)
         answered = kernel.now() + leadership._want.request_timeout
         await condition.wait_for(lambda: leadership._state != RELEASING, lambda: answered)
         return leadership._state != LOST
@@ -232,13 +232,13 @@ class Term(Generic[T]):
         self.nobody_waits = True
         kernel = self.office.kernel
         if self.all_ended():
-            kernel.release_later(self.leadership)
+            kernel.giving_back.later(self.leadership)
         elif self.end_at < math.inf:
             kernel.timers.at(self.end_at, self._grace_over)
 
     def _grace_over(self) -> None:
         self._tell_outlasted()
-        self.office.kernel.release_later(self.leadership)
+        self.office.kernel.giving_back.later(self.leadership)
 
     def _tell_outlasted(self) -> None:
         if self.leadership._state != HELD or self.outlasted or not (running := self._running()):

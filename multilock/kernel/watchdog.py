@@ -205,10 +205,8 @@ class Watchdog:
             lease._lost_at - kernel.now(),
             extra=kernel.extra(lease),
         )
-        if kernel.events.listened:
-            from multilock import events
-
-            kernel.events.emit(events.AtRisk(lease.name, lease.owner, kernel.now(), lease._lost_at))
+        if tell := kernel.events.tell:
+            tell.at_risk(lease)
 
     def _carry(self, group: Hashable, job: Callable[[], None]) -> None:
         carriers = self._carriers.get(group)
@@ -265,12 +263,8 @@ class Watchdog:
                 lease._accept(answer)
             due = self._plan(lease)
         kernel.poke(due)
-        if kernel.events.listened:
-            from multilock import events
-
-            kernel.events.emit(
-                events.Renewed(lease.name, lease.owner, now, lease._valid_until, lease.ttl, slack, now - answer.sent_at)
-            )
+        if tell := kernel.events.tell:
+            tell.renewed(lease, now, slack, answer.sent_at)
 
     def unanswered(self, leases: Sequence[Holding], error: Exception) -> None:
         kernel = self._kernel
@@ -294,11 +288,9 @@ class Watchdog:
         kernel.poke(due)
         for lease in at_risk:
             self._tell_risk(lease)
-        if kernel.events.listened:
-            from multilock import events
-
+        if tell := kernel.events.tell:
             for lease in leases:
-                kernel.events.emit(events.RenewFailed(lease.name, lease.owner, kernel.now(), str(error)))
+                tell.renew_failed(lease, error)
 
     def _watch(self, group: Hashable, leases: Sequence[Holding]) -> None:
         kernel = self._kernel

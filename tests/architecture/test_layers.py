@@ -21,7 +21,7 @@ LAYERS = [
     {"kernel", *(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts"))},
     {"kernel.process"},
     {"kernel.holding", "kernel.want"},
-    {"kernel.watchdog", "kernel.monitor", "kernel.callbacks", "kernel.subscribers", "kernel.scopes"},
+    {"kernel.watchdog", "kernel.monitor", "kernel.callbacks", "kernel.subscribers", "kernel.tell", "kernel.scopes"},
     {"kernel.face", "kernel.gate", "kernel.acquire", "kernel.giving_back"},
     {"kernel.observing", "kernel.core"},
     {"kernel.candidacy", "kernel.term", "kernel.office"},

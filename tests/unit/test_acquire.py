@@ -567,7 +567,7 @@ def test_an_acquire_interrupted_at_any_await_leaves_nothing_behind(
         assert client._kernel.held == {}
         assert client._kernel.monitor.waiting == {}
         assert client._kernel.gate._lines == {}
-        assert client._kernel.cleanup.take() == []
+        assert client._kernel.cancels.take() == []
         renewals = len(backend.called("renew"))
         runtime.advance(100)
         assert len(backend.called("renew")) == renewals, "nothing is kept alive that nobody has"
@@ -583,7 +583,7 @@ def test_a_release_interrupted_at_any_await_goes_on_in_the_background(
     acquired = Step(acquire(client._kernel, client.lock("n")._want, None))  # type: ignore[attr-defined]
     while acquired.on():
         pass
-    release = Step(client._kernel.release(acquired.result))
+    release = Step(client._kernel.giving_back.release(acquired.result))
     assert drive(release, runtime, awaits)
     release.cancel(error())
     assert isinstance(release.error, error)

@@ -34,7 +34,7 @@ def test_a_cancel_is_repeated_with_growing_pauses_until_it_is_answered(
     assert pauses[-1] > pauses[0]
     assert max(pauses) <= 5.0
     assert backend.holders == {}
-    assert client._kernel.cleanup.wait(0)
+    assert client._kernel.cancels.wait(0)
 
 
 @pytest.mark.parametrize(("ttl", "patience"), [(10.0, 60.0), (100.0, 200.0)])
@@ -54,7 +54,7 @@ def test_it_gives_up_after_a_minute_or_two_ttls_and_names_the_lock(
         runtime.advance(1000)
     assert patience - 6 <= backend.called("release")[-1].at - began <= patience + 1
     assert "gave up giving back the lock 'n'" in caplog.text
-    assert client._kernel.cleanup.wait(0)
+    assert client._kernel.cancels.wait(0)
     assert client._kernel.timers._heap == []
 
 
@@ -76,7 +76,7 @@ def test_while_its_session_is_renewed_it_never_gives_up(
     backend.always("release", None)
     runtime.advance(5)
     assert backend.holders == {}, "an orphan would live as long as the session"
-    assert client._kernel.cleanup.wait(0)
+    assert client._kernel.cancels.wait(0)
 
 
 @pytest.mark.parametrize("ttl", [0.6, 2.0, 10.0])
@@ -102,7 +102,7 @@ def test_once_its_session_has_ended_it_gives_up(make: Callable[..., Client], run
     runtime.advance(500)
     backend.notices.group_gone(lease._granted.group, "the test ends it")
     runtime.advance(10)
-    assert client._kernel.cleanup.wait(0)
+    assert client._kernel.cancels.wait(0)
 
 
 def test_a_refused_cancel_that_goes_on_for_long_is_logged_twice(
@@ -258,9 +258,9 @@ def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_until_it_is(
     assert lease.release() is True
     assert lease.state is LeaseState.RELEASED
     assert runtime.now() == 1000, "nobody waits for the rest"
-    assert not client._kernel.cleanup.wait(0)
+    assert not client._kernel.cancels.wait(0)
     runtime.advance(30)
-    assert client._kernel.cleanup.wait(0)
+    assert client._kernel.cancels.wait(0)
     released = backend.called("release")
     assert [call.details["unsure"] for call in released] == [False, True, True, True, True]
     assert {call.claims for call in released} == {(lease._claim,)}
@@ -278,7 +278,7 @@ def test_a_release_of_what_was_lost_goes_on_too_where_it_is_not_complete(
     assert losses.wait().reason is LossReason.TAKEN
     runtime.advance(30)
     assert [call.details["unsure"] for call in backend.called("release")] == [False, True]
-    assert client._kernel.cleanup.wait(0)
+    assert client._kernel.cancels.wait(0)
 
 
 def test_a_background_cancel_goes_on_until_it_is_complete(
@@ -289,4 +289,4 @@ def test_a_background_cancel_goes_on_until_it_is_complete(
     assert client.lock("n").try_acquire(1) is None
     runtime.advance(30)
     assert [call.details["unsure"] for call in backend.called("release")] == [False, True, True]
-    assert client._kernel.cleanup.wait(0)
+    assert client._kernel.cancels.wait(0)

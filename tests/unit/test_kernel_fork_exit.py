@@ -106,7 +106,7 @@ def test_a_with_that_ends_in_the_child_ends_silently(real: Scripted, client_in_t
 
     def leave() -> list[object]:
         lock.__exit__(None, None, None)
-        return [real.called("release"), client_in_threads._kernel.cleanup.take()]
+        return [real.called("release"), client_in_threads._kernel.cancels.take()]
 
     assert in_child(leave) == [[], []]
     lock.__exit__(None, None, None)
@@ -241,7 +241,7 @@ def test_a_fork_while_other_threads_use_the_client_does_not_hang_the_child(
     client = client_in_threads
     lease = client.lock("n").acquire()
     kernel = client._kernel
-    with kernel.lock, kernel.gate._lock, kernel.cleanup._lock, kernel.timers._lock, client.events._lock:
+    with kernel.lock, kernel.gate._lock, kernel.cancels._lock, kernel.timers._lock, client.events._lock:
         assert in_child(lambda: [lease.is_held(), client.lock("other").acquire().release()]) == [False, True]
     client.close()
 

@@ -110,12 +110,13 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt), client.lock("a"):
-        interrupt(monkeypatch, client._kernel, "release", after=False)
+        interrupt(monkeypatch, client._kernel.giving_back, "release", after=False)
     assert free_for_everybody(client, url)
 
 
 @pytest.mark.parametrize(
-    ("function", "after"), [("Kernel._answered", None), ("Kernel._released", None), ("Kernel._released", "pop")]
+    ("function", "after"),
+    [("GivingBack._finish", None), ("GivingBack._released", None), ("GivingBack._released", "pop")],
 )
 def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_its_end(
     client: multilock.Client, function: str, after: str | None

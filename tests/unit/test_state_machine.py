@@ -366,7 +366,7 @@ class World(RuleBasedStateMachine):
         known: set[str] = set()
         for client in self.clients:
             known |= client._kernel.held.keys()
-            known |= {cancel.claim.id for cancel in client._kernel.cleanup._open}
+            known |= {cancel.claim.id for cancel in client._kernel.cancels._open}
         for name, entry in self.backends[0].inner._store.names.items():
             for id_, holder in entry.holders.items():
                 if holder.until > self.runtime.now():
@@ -388,7 +388,7 @@ class World(RuleBasedStateMachine):
         assert store.names == {}, "nothing is left behind"
         for client in self.clients:
             kernel = client._kernel
-            assert kernel.cleanup.take() == []
+            assert kernel.cancels.take() == []
             assert kernel.gate._lines == {}
             assert kernel.monitor.waiting == {}
             assert kernel.held == {}

@@ -148,7 +148,7 @@ def an_expiry(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
 
 
 def one_in_the_background(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    client._kernel.release_later(client.lock("n").acquire())
+    client._kernel.giving_back.later(client.lock("n").acquire())
 
 
 def a_close(client: Client, backend: Scripted, runtime: HandRuntime) -> None:

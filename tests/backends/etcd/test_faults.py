@@ -206,9 +206,9 @@ def test_a_release_goes_on_until_there_is_space_again_and_the_lock_is_free_at_on
     assert lease.release()
     held.wait(5)
     eventually(lambda: keys(server) == [])
-    assert not client._kernel.cleanup.wait(0)
+    assert not client._kernel.cancels.wait(0)
     out_of_space(server, "DEACTIVATE")
-    eventually(lambda: client._kernel.cleanup.wait(0), within=15)
+    eventually(lambda: client._kernel.cancels.wait(0), within=15)
 
 
 # ---- the server

@@ -1,0 +1,56 @@
+"""What happens, told as typed events. Imported when somebody subscribes first: most programs never do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from multilock import events
+
+if TYPE_CHECKING:
+    from multilock.kernel.holding import Holding
+    from multilock.kernel.subscribers import Events
+    from multilock.model import LeaderInfo, Loss
+
+__all__ = ["Tell"]
+
+
+class Tell:
+    """`Events.tell` while somebody listens. Times are seconds on the clock of the client."""
+
+    def __init__(self, subscribers: Events, now: Callable[[], float]) -> None:
+        self._to = subscribers
+        self._now = now
+
+    def waiting(self, name: str, owner: str | None) -> None:
+        self._to.emit(events.Waiting(name, owner, self._now()))
+
+    def acquired(self, lease: Holding, started: float) -> None:
+        now = self._now()
+        self._to.emit(events.Acquired(lease.name, lease.owner, now, lease.token, now - started))
+
+    def not_acquired(self, name: str, result: str, started: float) -> None:
+        now = self._now()
+        self._to.emit(events.NotAcquired(name, None, now, result, now - started))
+
+    def renewed(self, lease: Holding, now: float, slack: float, sent_at: float) -> None:
+        self._to.emit(events.Renewed(lease.name, lease.owner, now, lease._valid_until, lease.ttl, slack, now - sent_at))
+
+    def renew_failed(self, lease: Holding, error: Exception) -> None:
+        self._to.emit(events.RenewFailed(lease.name, lease.owner, self._now(), str(error)))
+
+    def at_risk(self, lease: Holding) -> None:
+        self._to.emit(events.AtRisk(lease.name, lease.owner, self._now(), lease._lost_at))
+
+    def lost(self, lease: Holding, loss: Loss) -> None:
+        held_for = loss.detected_at - lease._granted_at
+        self._to.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss, held_for))
+
+    def released(self, lease: Holding, released_at: float) -> None:
+        self._to.emit(events.Released(lease.name, lease.owner, self._now(), released_at - lease._granted_at))
+
+    def elected(self, lease: Holding, identity: str) -> None:
+        self._to.emit(events.Elected(lease.name, lease.owner, self._now(), identity, lease.token))
+
+    def leader_changed(self, name: str, leader: LeaderInfo | None) -> None:
+        self._to.emit(events.LeaderChanged(name, None, self._now(), leader))

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, cast
 from multilock.errors import BackendUnavailable
 from multilock.kernel import process
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
-from multilock.kernel.interrupts import surely
 from multilock.kernel.runtime import call_inside, wait_until
 from multilock.model import Claim, Granted, LossReason, Returned
 from multilock.telling import logger
@@ -163,7 +162,7 @@ class GivingBack:
         with self._kernel.lock:
             if not lease._begin_release():
                 return
-        surely(self._release_late, lease)
+        self._release_late(lease)
 
     def take_back(self, lease: Holding) -> None:
         """The same for one that its acquire, interrupted, could not hand out: nothing was done for which the name

@@ -166,7 +166,7 @@ def test_an_interrupt_as_a_request_begins_does_not_leave_its_thread_inside() -> 
 
 def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind() -> None:
     class Interrupted(Threads):
-        interrupts = 0
+        interrupts = 2
 
         def spawn(self, run: Callable[[], None], name: str) -> None:
             if name == "multilock-cleanup" and self.interrupts:
@@ -175,11 +175,9 @@ def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind() -> None:
             super().spawn(run, name)
 
     backend = Scripted()
-    runtime = Interrupted()
-    client = client_on(backend, runtime)
+    client = client_on(backend, Interrupted())
     leases = [client.lock(f"n{number}").acquire() for number in range(2)]
     for lease in leases:
-        runtime.interrupts = 1
         with pytest.raises(KeyboardInterrupt):
             client._kernel.giving_back.later(lease)
     eventually(lambda: backend.holders == {})

@@ -8,6 +8,8 @@ fork, and a child that was forked without that is refused.
 SQLite finds a file's log (``-wal``, ``-shm``) by the file's name, so two names of one file have two logs, and the users
 of one see nothing of the others. Each opening follows symbolic links first and refuses a file that has another name: a
 second hard link, or a mount of the file by itself. Once is enough: whoever comes by another name later is refused.
+For the same reason the log must not be deleted under its users: who comes later has another one. Each request looks
+whether the file and its log are still those it has open.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ FORK_PAUSE = 0.001  # seconds between two looks, of a fork at the requests and o
 class Connection(sqlite3.Connection):
     """A connection, the file it was opened on (device, inode), and when the present request has to end."""
 
+    path: str
     file: tuple[int, int]
+    log: tuple[int, int] | None = None  # once it is set up
     deadline: float  # on time.monotonic()
     _busy_timeout: int = -1
 
@@ -121,6 +125,8 @@ class Database:
         self._idle = []
 
     def _take(self, deadline: float) -> Connection:
+        if os.getpid() != _pid:
+            _after_in_child()  # forked by C code that told nobody
         file = self._file()
         while True:
             _wait_for_fork(file, deadline)
@@ -128,10 +134,10 @@ class Database:
                 connection = self._idle.pop()
             except IndexError:
                 return self._open(deadline)
-            if connection.file == file:
+            if connection.file == file and connection.log is not None and connection.log == _log(connection.path):
                 connection.use_until(deadline)
                 return connection
-            connection.close()  # the file was deleted or replaced: what is in the old one is nobody's any more
+            connection.close()  # the file or its log was deleted or replaced: what is in the old one is nobody's
 
     def _give_back(self, connection: Connection) -> None:
         # Kept during a fork, it would be taken again at once by another thread, and the fork would wait for long.
@@ -166,6 +172,7 @@ class Database:
                     "connect after the fork, or fork by os.fork() while no other thread uses the client",
                     backend="sqlite",
                 )
+            self._leave_deleted_log(path, file)
             connection = sqlite3.connect(
                 f"file:{quote(path)}?mode=rw",
                 uri=True,
@@ -173,15 +180,29 @@ class Database:
                 check_same_thread=False,
                 factory=Connection,
             )
-            connection.file = file
+            connection.path, connection.file = path, file
             _live.add(connection)
         try:
             connection.use_until(deadline)
             self._prepare(connection)
+            connection.log = _log(path)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _leave_deleted_log(self, path: str, file: tuple[int, int]) -> None:
+        """Within one process SQLite gives a new connection the shared memory of those that are open."""
+        log = _log(path)
+        if not _has_other_log(file, log):
+            return
+        _close_idle({file})
+        if _has_other_log(file, log):
+            raise BackendUnavailable(
+                f"the log of {self._path} was deleted while a request of this process was using it",
+                unknown=False,
+                backend="sqlite",
+            )
 
     def _prepare(self, connection: Connection) -> None:
         while True:
@@ -248,6 +269,18 @@ def _only_name(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def _log(path: str) -> tuple[int, int] | None:
+    """The inodes of the log and its shared memory, which are there as long as anybody has the file open."""
+    try:
+        return os.stat(f"{path}-wal").st_ino, os.stat(f"{path}-shm").st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _has_other_log(file: tuple[int, int], log: tuple[int, int] | None) -> bool:
+    return any(connection.file == file and connection.log not in (None, log) for connection in _connections())
+
+
 def _create(path: str) -> None:
     """An empty file for nobody but us, whose name survives a power failure."""
     try:
@@ -291,6 +324,7 @@ def _primary_code(error: sqlite3.Error) -> int:
 # then, only its file stays stopped until it is, and the others go on: a healthy file must not lose its leases because
 # another program sits on a different one.
 
+_pid = os.getpid()  # of the process that all this belongs to
 _opening = threading.Lock()  # held while a connection is opened, and while the process forks
 _databases: list[weakref.ref[Database]] = []
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -346,9 +380,13 @@ def _close_idle(files: Set[tuple[int, int]] | None = None) -> set[tuple[int, int
 
 
 def _open_files() -> set[tuple[int, int]]:
+    return {connection.file for connection in _connections()}
+
+
+def _connections() -> list[Connection]:
     while True:
         with contextlib.suppress(RuntimeError):  # a set that another thread has changed meanwhile
-            return {connection.file for connection in _live}
+            return list(_live)
 
 
 def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
@@ -363,8 +401,8 @@ def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
 
 
 def _after_in_child() -> None:
-    global _opening, _forking
-    _opening, _forking = threading.Lock(), None
+    global _pid, _opening, _forking
+    _pid, _opening, _forking = os.getpid(), threading.Lock(), None
     _draining.clear()
     _torn.update(connection.file for connection in _live)
     _inherited.extend(_live)

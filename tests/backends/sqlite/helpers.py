@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import resource
 import signal
@@ -17,6 +18,8 @@ import multilock_sqlite
 from multilock.errors import MultilockError
 from multilock.testing import hear, say
 from multilock_sqlite import host
+from multilock_sqlite.transport import Connection, Database
+from tests.backends.memory import rules
 from tests.backends.memory.rules import Asker
 
 SYS_EXIT = 60 if os.uname().machine == "x86_64" else 93  # ends one thread
@@ -198,7 +201,8 @@ def fork_while_asking(url: str) -> None:
     blocker = block(url, 0.5)
     asking = threading.Thread(target=client.lock("n").acquire)
     asking.start()
-    while not multilock_sqlite.transport._live:  # its connection
+    found = os.stat(url.removeprefix("sqlite://"))
+    while not _is_asked((found.st_dev, found.st_ino)):
         time.sleep(0.001)
     pid = os.fork()
     if pid == 0:
@@ -299,6 +303,79 @@ def fork_inside_a_request(url: str) -> None:
         os.waitpid(pid, 0)
     asker.hold(asker.claim())
     say("parent")
+
+
+def fork_by_c_code(url: str) -> None:
+    """Python is not told, so none of its handlers is called."""
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    asker.hold(asker.claim())
+    pid = ctypes.PyDLL(None).fork()
+    if pid == 0:
+        try:
+            asker.hold(asker.claim("other"))
+        except MultilockError as error:
+            say(type(error).__name__, error)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    asker.hold(asker.claim("third"))
+    say("parent")
+
+
+def die_at_every_statement(url: str) -> None:
+    """Children that kill themselves at the first, second, third … statement; say how many, and the last token."""
+    deaths, token = 0, 0
+    while True:
+        children, pid = os.pipe(), os.fork()
+        if pid == 0:
+            live_until(url, deaths + 1, children[1])
+            os._exit(0)
+        os.close(children[1])
+        with open(children[0], "rb") as told:
+            tokens = [int(line) for line in told]
+        status = os.waitpid(pid, 0)[1]
+        asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+        for name in ("n", "m"):
+            claim = asker.claim(name)
+            granted = asker.hold(claim)
+            tokens.append(granted.token or 0)
+            assert asker.release(claim, granted)
+        asker.backend.close()
+        assert [token, *tokens] == sorted({token, *tokens}), f"at statement {deaths + 1} a token came again"
+        token = tokens[-1]
+        if status != signal.SIGKILL:
+            assert status == 0
+            break
+        deaths += 1
+    say("died", deaths, token)
+
+
+def live_until(url: str, statement: int, told: int) -> None:
+    """One of everything that writes."""
+    statements = itertools.count(1)
+    prepare = Database._prepare
+
+    def die(_: str) -> None:
+        if next(statements) == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(self: Database, connection: Connection) -> None:
+        connection.set_trace_callback(die)
+        prepare(self, connection)
+
+    Database._prepare = counted  # type: ignore[method-assign]
+    rules._numbers = itertools.count(time.time_ns())  # the parent's claims are other ones
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    claim, waiting = asker.claim("n"), asker.claim("n", fair=True)
+    granted = asker.hold(claim)
+    os.write(told, b"%d\n" % (granted.token or 0))
+    asker.renew((claim, granted))
+    asker.wait(waiting)
+    asker.release(waiting, unsure=True)
+    asker.backend.rest(claim, granted, False, 0.0, 5)  # type: ignore[attr-defined]
+    claim = asker.claim("m")
+    os.write(told, b"%d\n" % (asker.hold(claim).token or 0))
+    asker.backend.force_release("m", 5)
+    asker.backend.close()
 
 
 def interrupt_often(url: str, times: str) -> None:

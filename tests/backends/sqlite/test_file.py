@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
+from unittest.mock import ANY
 
 import pytest
 
 import multilock
 import multilock_sqlite
-from multilock import BackendRejected, ConfigurationError, LockLost, LossReason
+from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LockLost, LossReason
 from multilock.model import Busy
 from multilock.testing import Helper
 from multilock_sqlite import host, layout
@@ -257,6 +258,56 @@ def test_holder_hears_that_the_file_was_deleted(path: Path, url: str, ask: Ask) 
             lease.renew()
         assert lease.wait_lost(5).reason is LossReason.TAKEN  # type: ignore[union-attr]
         assert client.lock("n").try_acquire() is None
+
+
+# ---- the log deleted under its users, as people do who were told that it helps against "database is locked"
+
+
+def delete(path: Path, *endings: str) -> None:
+    for ending in endings:
+        Path(f"{path}{ending}").unlink()
+
+
+def test_holder_hears_that_the_log_with_its_lease_was_deleted(path: Path, url: str, ask: Ask) -> None:
+    one = ask()
+    claim = one.claim(ttl=3600, renew=False)
+    granted = one.hold(claim)
+    delete(path, "-wal", "-shm")
+    with Helper(f"{HELPERS}:hold", url, 30) as other:
+        other.wait_for("held", within=20)
+        assert one.renew((claim, granted)) == [None]
+
+
+@pytest.mark.parametrize("gone", [["-shm"], ["-wal", "-shm"]], ids=" ".join)
+def test_name_taken_after_the_log_was_deleted_is_not_taken_again(
+    path: Path, url: str, ask: Ask, gone: list[str]
+) -> None:
+    one = ask()
+    one.backend.ping(5)
+    delete(path, *gone)
+    with Helper(f"{HELPERS}:hold", url, 30) as other:
+        other.wait_for("held", within=20)
+        assert isinstance(one.attempt(one.claim(), join=False), Busy)
+
+
+def test_log_that_was_deleted_is_there_again_after_the_next_request(path: Path, url: str, ask: Ask) -> None:
+    one = ask()
+    claim = one.claim(ttl=3600, renew=False)
+    granted = one.hold(claim)
+    delete(path, "-wal")
+    assert one.renew((claim, granted)) == [granted._replace(sent_at=ANY)]
+    with Helper(f"{HELPERS}:try_once", url) as other:
+        other.wait_for("LockTimeout", within=20)
+
+
+def test_deleted_log_of_a_request_under_way_is_shared_with_nobody(path: Path, ask: Ask) -> None:
+    one, two = ask(), ask()
+    with one.backend._database.request(5):  # type: ignore[attr-defined]
+        delete(path, "-wal", "-shm")
+        with pytest.raises(BackendUnavailable, match="was deleted while") as caught:
+            two.backend.ping(5)
+        assert not caught.value.unknown
+    two.backend.ping(5)
 
 
 # ---- names of one file

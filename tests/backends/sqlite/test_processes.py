@@ -66,6 +66,12 @@ def test_stopped_holder_keeps_its_ttl_and_not_longer(client: multilock.Client, u
                 assert 6 * 2 / 3 * 0.8 < time.monotonic() - stopped_at < 6 + AT_ONCE
 
 
+def test_process_killed_at_any_statement_leaves_nothing_and_no_token_comes_again(url: str) -> None:
+    with Helper(f"{HELPERS}:die_at_every_statement", url) as helper:
+        (_, deaths, _) = helper.wait_for("died", within=40)
+    assert int(deaths) > 40
+
+
 def test_killed_waiter_is_passed_over_at_once(client: multilock.Client, url: str) -> None:
     held = client.lock("n").acquire()
     with Helper(f"{HELPERS}:wait_fairly", url) as waiter:
@@ -149,6 +155,12 @@ def test_forks_under_load_are_quick_and_every_child_works(url: str) -> None:
 
 def test_child_forked_inside_a_request_is_refused(url: str) -> None:
     with Helper(f"{HELPERS}:fork_inside_a_request", url) as helper:
+        assert "connect after the fork" in " ".join(helper.wait_for("BackendRejected", within=10))
+        helper.wait_for("parent", within=10)
+
+
+def test_child_forked_by_c_code_is_refused(url: str) -> None:
+    with Helper(f"{HELPERS}:fork_by_c_code", url) as helper:
         assert "connect after the fork" in " ".join(helper.wait_for("BackendRejected", within=10))
         helper.wait_for("parent", within=10)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from multilock.backend import Claim
@@ -9,6 +10,8 @@ from multilock.names import escape, unescape
 from multilock.values import decode_value
 
 __all__ = ["Keyspace", "end_of", "rests"]
+
+_CONTENDER = re.compile(rb"(?:read/|write/|permit/\d+/)?[^/]+", re.DOTALL)
 
 
 class Keyspace:
@@ -36,10 +39,11 @@ class Keyspace:
         return unescape(escaped.decode(errors="replace"))
 
     def contends(self, row: Any) -> bool:
-        """Whether this key, of a queue, is a contender's. One without a lease is an application's data, one with a
-        further slash belongs to a longer prefix or name: neither is ours to show as a lock, or to take away."""
+        """Whether this key, of a queue, is a contender's. One without a lease is an application's data. One with a
+        further slash belongs to a longer prefix or name, but for the readers, writers and permits of this one, which
+        stand below it as those of etcd's own recipe do. Neither is ours to show as a lock, or to take away."""
         _, _, contender = row.key.removeprefix(self.prefix).partition(b"/")
-        return bool(row.lease) and b"/" not in contender
+        return bool(row.lease) and _CONTENDER.fullmatch(contender) is not None
 
 
 def end_of(prefix: bytes) -> bytes:

@@ -91,6 +91,30 @@ def test_who_waits_behind_something_else_is_no_holder_to_be_shown_or_taken(
     assert waits.result(10).is_held()
 
 
+@pytest.mark.parametrize("below", ["read/0", "write/0", "permit/3/0"])
+def test_who_reads_writes_or_has_a_permit_is_shown_as_the_holder_and_can_be_taken(
+    server: EtcdServer, connect: Connect, put: Put, below: str
+) -> None:
+    put(f"multilock/job/{below}")
+    client = connect(server.url)
+    assert client.lock("job").try_acquire() is None
+    assert client.inspect("job") is not None
+    assert names(client) == ["job"]
+    assert client.force_release("job") is True
+    assert client.lock("job").try_acquire() is not None
+
+
+@pytest.mark.parametrize("below", ["read/0/1", "write/", "permit/0", "permit/x/0", "permit/3/0/1", "reader/0"])
+def test_what_only_looks_like_a_reader_a_writer_or_a_permit_is_no_lock(
+    server: EtcdServer, connect: Connect, put: Put, below: str
+) -> None:
+    put(f"multilock/job/{below}")
+    client = connect(server.url)
+    assert client.inspect("job") is None
+    assert names(client) == []
+    assert client.force_release("job") is False
+
+
 # ---- prefixes that nest
 
 

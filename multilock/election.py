@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from multilock.errors import ClientClosed
+from multilock.errors import BackendUnavailable, ClientClosed
 from multilock.kernel.callbacks import call_in_thread
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.face import run
@@ -157,12 +157,12 @@ class Election(Candidacy[Leadership]):
     def start(self) -> None:
         """Stand in the background, with the callbacks, until `stop`. Started already: nothing happens.
 
-        Raises RuntimeError after a `stop` that could not wait until all had ended.
+        Raises RuntimeError after a `stop` that could not wait until all had ended, and BackendUnavailable where the
+        process can have no more threads.
         """
         self._kernel.check_open()
-        if self._stop is not None and not self._stop.called():
+        if (stop := self._begin_unless_standing()) is None:
             return
-        stop = self._begin_standing()
 
         def stand() -> None:
             try:
@@ -174,9 +174,11 @@ class Election(Candidacy[Leadership]):
 
         try:
             self._kernel.runtime.spawn(stand, "multilock-election")
-        except BaseException:  # interrupted: whether it began or not, it is not to go on
+        except BaseException as error:  # interrupted, too: whether it began or not, it is not to go on
             stop.call()
             self._end_standing(stop)
+            if isinstance(error, RuntimeError):
+                raise self._no_thread(error) from error
             raise
 
     def stop(self, grace: float | None = None) -> None:
@@ -216,11 +218,12 @@ class Election(Candidacy[Leadership]):
         return Leaders(Observer(self._kernel, self.name))
 
     def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
-        try:
-            self._kernel.runtime.spawn(lambda: run(report()), "multilock-observer")
-        except RuntimeError as error:  # the process can have no more threads now: no reason not to stand
-            logger.error("no thread yet to tell who leads %r: %s", self.name, error)
-            self._kernel.later(lambda: None if observer.closed else self._report_in_background(report, observer))
+        self._kernel.spawn_soon(lambda: run(report()), "multilock-observer")
+
+    def _no_thread(self, error: RuntimeError) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"the election has no thread: {error}", unknown=False, name=self.name, backend=self._kernel.scheme
+        )
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
         call_in_thread(callback, *args)

@@ -17,9 +17,9 @@ from multilock.aio.face import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLease, AsyncLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator
-from multilock.errors import NotHeld
+from multilock.errors import BackendUnavailable, NotHeld
 from multilock.foreign import refuse
-from multilock.kernel.core import Kernel
+from multilock.kernel.core import SOON, Kernel
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
@@ -202,7 +202,10 @@ class AsyncClient(OfThisProcess):
         return self._kernel.is_healthy()
 
     async def close(self) -> None:
-        """See `multilock.Client.close`. Cancelled, it goes on in the background."""
+        """See `multilock.Client.close`. Cancelled, it goes on in the background.
+
+        Raises BackendUnavailable, and the client stays open, where the process can have no more threads.
+        """
         loop = asyncio.get_running_loop()
         face = cast("LoopFace", self._kernel.face)
         face.forget_closed_loop()
@@ -218,8 +221,21 @@ class AsyncClient(OfThisProcess):
                     loop.call_soon_threadsafe(closed.set)
 
         here = contextvars.copy_context()  # an election asks whether it is its own work that closes
-        self._kernel.runtime.spawn(lambda: here.run(close), "multilock-close")
+        await self._spawn(lambda: here.run(close), "multilock-close")
         await closed.wait()
+
+    async def _spawn(self, run: Callable[[], None], name: str) -> None:
+        """Raises BackendUnavailable where the process has no thread for it within one request timeout."""
+        kernel = self._kernel
+        until = kernel.now() + kernel.request_timeout()
+        while True:
+            try:
+                return kernel.runtime.spawn(run, name)
+            except RuntimeError as error:
+                if kernel.now() >= until:
+                    message = f"the client has no thread to close in: {error}"
+                    raise BackendUnavailable(message, unknown=False, backend=kernel.scheme) from error
+            await asyncio.sleep(SOON)
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:
         yield from ()  # a generator that never suspends

@@ -65,7 +65,13 @@ class LoopTerm(Term[AsyncLeadership]):
         loop = self._lost_loop or cast("LoopFace", self.office.kernel.face).its_loop()
         return loop is not None and not loop.is_closed()
 
-    async def run_elected(self) -> None:
+    def run_elected(self) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._run_elected())
+        # Cancelled before its first step it does not even begin.
+        task.add_done_callback(lambda _: self.elected_never_begins())
+        return task
+
+    async def _run_elected(self) -> None:
         if not self.elected_begins():
             return
         task = self._elected_task = asyncio.current_task()
@@ -91,7 +97,12 @@ class LoopTerm(Term[AsyncLeadership]):
         if self.failed and not self.over():
             self.abdicate("its on_elected raised")
 
-    async def run_lost(self, loss: Loss) -> None:
+    def run_lost(self, loss: Loss) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._run_lost(loss))
+        task.add_done_callback(lambda _: self.tell_again())  # the same, and it must not stay away
+        return task
+
+    async def _run_lost(self, loss: Loss) -> None:
         if not self.lost_begins():
             return
         self._lost_loop = asyncio.get_running_loop()
@@ -177,6 +188,9 @@ class AsyncElection(Candidacy[AsyncLeadership]):
         if before is None or not before.is_closed():
             return
         self._reporter.end()
+        self._office.condition.forget()
+        if term := self._term:
+            term.tell_again()
         if stop := self._stop:
             self._call_off()
             if self._term and not self._term.over():
@@ -221,10 +235,8 @@ class AsyncElection(Candidacy[AsyncLeadership]):
         """See `multilock.Election.start`."""
         self._kernel.check_open()
         self._come_to_loop()
-        if self._stop is not None and not self._stop.called():
+        if (stop := self._begin_unless_standing()) is None:
             return
-        loop = asyncio.get_running_loop()
-        stop = self._begin_standing()
 
         async def stand() -> None:
             try:
@@ -232,7 +244,8 @@ class AsyncElection(Candidacy[AsyncLeadership]):
             except Exception:
                 logger.exception("the election %r ended", self.name)
 
-        self._background = loop.create_task(stand(), name="multilock-election")
+        task = self._background = asyncio.get_running_loop().create_task(stand(), name="multilock-election")
+        task.add_done_callback(lambda _: self._end_standing(stop))  # cancelled before its first step it ends nothing
 
     async def stop(self, grace: float | None = None) -> None:
         """See `multilock.Election.stop`. Async work and an async ``on_elected`` are cancelled, and awaited."""

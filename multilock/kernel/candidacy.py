@@ -72,7 +72,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter = Reporter(kernel, name, on_leader_changed, self._call, self._report_in_background)
         self._term: Term[T] | None = None
         self._stop: Stop | None = None  # of the run() or start() under way
-        kernel.elections.add(self)
+        kernel.add_election(self)
 
     def _forked(self) -> None:
         """As at first: in a forked child nobody stands who stood in its parent, and nothing of that runs."""
@@ -148,6 +148,7 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop) -> Any:
         """Campaign, lead, stand again, until ``stop`` is called or ``work`` ends by itself."""
+        term: Term[T] | None = None
         try:
             while not stop.called():
                 await self._callbacks_ended(stop)
@@ -165,8 +166,8 @@ class Candidacy(OfThisProcess, Generic[T]):
         except (Stopped, ClientClosed):
             pass
         finally:
-            if self._term and not self._term.over():
-                self._term.abdicate(INTERRUPTED)
+            if term and not term.over():  # its own: on a loop that was closed it may unwind long after, in another's
+                term.abdicate(INTERRUPTED)
         return None
 
     async def _elected(self, stop: Stop, *, insist: bool) -> Term[T] | None:
@@ -256,14 +257,20 @@ class Candidacy(OfThisProcess, Generic[T]):
             raise
         return stop
 
-    def _end_standing(self, stop: Stop) -> None:
-        """Twice is harmless."""
+    def _begin_unless_standing(self) -> Stop | None:
         with self._office.lock:
-            if self._stop is stop:
-                self._stop = None
+            stands = self._stop is not None and not self._stop.called()
+            return None if stands else self._begin_standing()
+
+    def _end_standing(self, stop: Stop) -> None:
+        """Again after an interrupt. Where it has ended before, another may have begun, which goes on."""
+        if self._stop is not stop:
+            return
+        self._reporter.end()
+        with self._office.lock:
             if self._term is None or self._term.leadership._over():
                 self._kernel.closers.pop(self._close, None)
-        self._reporter.end()
+            self._stop = None
         self._office.condition.notify()
 
     # The end

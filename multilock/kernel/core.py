@@ -237,6 +237,21 @@ class Kernel:
         """Soon, on the ticking thread."""
         self.timers.at(self.now() + SOON, call)
 
+    def spawn_soon(self, run: Callable[[], None], name: str) -> None:
+        """In a thread of its own, as soon as the process can have one."""
+
+        def again() -> None:
+            try:
+                self.runtime.spawn(run, name)
+            except RuntimeError:
+                self.later(again)
+
+        try:
+            self.runtime.spawn(run, name)
+        except RuntimeError as error:
+            logger.error("no thread for %s yet: %s", name, error)
+            self.later(again)
+
     def _start_ticker(self) -> Ticker | None:
         """None: the client has ended, and what is still planned in it is not done."""
         with self.lock:
@@ -284,9 +299,15 @@ class Kernel:
         ticker = self._ticker
         return math.inf if self.died else ticker.late() if ticker else 0.0
 
+    def add_election(self, election: Candidate) -> None:
+        with self.lock:
+            self.elections.add(election)
+
     def candidacies(self) -> list[tuple[str, bool]]:
         """The elections in which this client stands, and whether it leads."""
-        standing = [election for election in list(self.elections) if election._stands()]
+        with self.lock:  # a set of weak references cannot be looked through while another thread adds to it
+            elections = list(self.elections)
+        standing = [election for election in elections if election._stands()]
         return [(election.name, election.is_leader()) for election in standing]
 
     # The end
@@ -322,7 +343,7 @@ class Kernel:
                 )
         until = max((ending.at for ending in endings), default=0.0)
         if process.in_the_middle() or any(ending.awaits_caller for ending in endings):
-            self.runtime.spawn(lambda: self._give_all_back(leases, budget, until), "multilock-close")
+            self.spawn_soon(lambda: self._give_all_back(leases, budget, until), "multilock-close")
         else:
             self._give_all_back(leases, budget, until)
 

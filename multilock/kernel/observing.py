@@ -65,6 +65,7 @@ class Followers:
                 return
 
     def wanted(self) -> bool:
+        self._remove_dropped()
         return bool(self._bells)
 
     def look_again_in(self, name: str) -> float:

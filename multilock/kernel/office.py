@@ -72,11 +72,16 @@ class Condition:
                 await bell.wait(left)
             return True
         finally:
-            self._bells.remove(bell)
+            with contextlib.suppress(ValueError):  # forgotten
+                self._bells.remove(bell)
 
     def notify(self) -> None:
         for bell in list(self._bells):
             bell.ring()
+
+    def forget(self) -> None:
+        """Who waited on a loop that was closed never wakes."""
+        self._bells.clear()
 
 
 class Office(Generic[T]):
@@ -101,7 +106,7 @@ class Office(Generic[T]):
 
     def begin(self) -> None:
         """Anew in a forked child, where nobody waits, and another thread may have had the lock."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may come while its thread is inside
         self.condition = Condition(self.kernel)
 
     def push(self, leadership: T, scope: Scope[Any] | None = None) -> None:
@@ -112,4 +117,6 @@ class Office(Generic[T]):
     def inside(self) -> bool:
         """Whether who asks must not wait: it is work or a callback of this election that has not ended, or was started
         by it, or comes in the middle of ours."""
-        return any(part.office is self and not part.done for part in _INSIDE.get()) or process.in_the_middle()
+        if any(part.office is self and not part.done for part in _INSIDE.get()):
+            return True
+        return process.in_the_middle() or self.lock._is_owned()  # type: ignore[attr-defined]

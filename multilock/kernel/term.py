@@ -102,13 +102,21 @@ class Term(Generic[T]):
     def elected_begins(self) -> bool:
         """on_elected is being called: from here on on_lost may be. False: it has begun already."""
         with self.office.lock:
-            if self.begun_at is not None:
+            if self.begun_at is not None or self.elected.done:
                 return False
             self.begun_at = self.office.kernel.now()
             waiting = self.loss
         if waiting:
             self.office.kernel.callbacks.start(self.run_lost, waiting)
         return True
+
+    def elected_never_begins(self) -> None:
+        """Where on_elected was never called, on_lost will not be, either. Has it begun, nothing happens."""
+        with self.office.lock:
+            if self.begun_at is not None:
+                return
+            self.elected.done = True
+        self.part_ended(self.lost)
 
     def lost_begins(self) -> bool:
         """False: it has begun already."""
@@ -164,6 +172,11 @@ class Term(Generic[T]):
                 extra=self.office.kernel.extra(self.leadership),
             )
         self._tell_lost(loss)
+
+    def tell_again(self) -> None:
+        """Where on_lost could not be called as it should have been."""
+        if loss := self.loss or self.leadership._loss:
+            self._tell_lost(loss)
 
     def _tell_lost(self, loss: Loss) -> None:
         """Have on_lost called once, with the first loss, and not before on_elected."""

@@ -291,9 +291,11 @@ def unwound() -> Iterator[None]:
     gc.collect()
 
 
-def on_closed_loop(backend: Backend, steps: Callable[[AsyncClient], Any]) -> tuple[AsyncClient, Any]:
+def on_closed_loop(
+    backend: Backend, steps: Callable[[AsyncClient], Any], *, ttl: float = 2.0
+) -> tuple[AsyncClient, Any]:
     """What ``steps(client)`` did on a loop that was closed then, with all that ran on it."""
-    client = AsyncClient(backend, ttl=2.0)
+    client = AsyncClient(backend, ttl=ttl)
     loop = asyncio.new_event_loop()
     try:
         return client, loop.run_until_complete(asyncio.wait_for(steps(client), 10))

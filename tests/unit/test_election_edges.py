@@ -1,0 +1,329 @@
+"""Elections where something comes at the worst moment: between two steps of a loop, two loops, two threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Never
+
+import pytest
+
+from multilock import AsyncClient, AsyncLeadership, BackendUnavailable, Client, LossReason
+from multilock.kernel.runtime import Threads
+from tests.unit.kit import Scripted, client_on, eventually
+from tests.unit.test_crossings import on_closed_loop
+from tests.unit.test_election import Diary, run, take, until
+
+
+@pytest.fixture
+def server() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def client(server: Scripted) -> Iterator[Client]:
+    client = client_on(server, Threads(), ttl=25.0)
+    yield client
+    client.close()
+
+
+def in_time(call: Callable[[], object]) -> None:
+    """It must not hang."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+# A task that is cancelled before its first step has never begun: its coroutine sees nothing of it
+
+
+async def unbegun_besides(known: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """The tasks that are new, before the first step of any."""
+    while True:
+        if new := asyncio.all_tasks() - known:
+            return new
+        await asyncio.sleep(0)
+
+
+def test_an_async_start_that_is_cancelled_before_its_first_step_stands_no_more(server: Scripted) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=25.0) as client:
+            election = client.election("e")
+            election.start()
+            assert election._background
+            election._background.cancel()
+            await asyncio.sleep(0.01)
+            assert client._kernel.candidacies() == []
+            election.start()
+            await until(election.is_leader)
+
+    run(main)
+
+
+def test_an_on_elected_that_is_cancelled_before_its_first_step_is_not_waited_for_nor_its_on_lost_called(
+    server: Scripted,
+) -> None:
+    diary = Diary()
+
+    async def main() -> None:
+        async with AsyncClient(server, ttl=25.0) as client:
+            election = client.election("e", on_elected=diary.elected, on_lost=diary.lost, grace=math.inf)
+            election.start()
+            background = election._background
+            assert background
+            await asyncio.sleep(0)
+            known = asyncio.all_tasks()
+            for task in {background, *await unbegun_besides(known)}:
+                task.cancel()
+            await asyncio.wait_for(asyncio.wait([background]), 5)
+            assert server.holders == {}
+            assert diary.entries == []
+            election.start()
+            await until(lambda: diary.entries)
+            await election.stop()
+            assert diary.entries == ["elected 2", "lost 2 resigned"]
+
+    run(main)
+
+
+def test_an_on_lost_that_is_cancelled_before_its_first_step_is_called_all_the_same(server: Scripted) -> None:
+    diary = Diary()
+
+    async def main() -> None:
+        async with AsyncClient(server, ttl=25.0) as client:
+            election = client.election("e", on_elected=diary.elected, on_lost=diary.lost, grace=math.inf)
+            await election.campaign()
+            await until(lambda: diary.entries and len(asyncio.all_tasks()) == 1)
+            resigning = asyncio.create_task(election.resign())
+            await asyncio.sleep(0)
+            for task in await unbegun_besides(asyncio.all_tasks()):
+                task.cancel()
+            assert await asyncio.wait_for(resigning, 5) is True
+            assert diary.entries == ["elected 1", "lost 1 resigned"]
+
+    run(main)
+
+
+# Between two loops
+
+
+@pytest.fixture(autouse=True)
+def unwound() -> Iterator[None]:
+    """What was under way on a loop that was closed unwinds when the test has let go of it, and not in another one."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.parametrize("how", ["start", "campaign"])
+def test_a_leadership_that_was_lost_between_two_loops_is_told_on_the_next_which_stands_again(
+    server: Scripted, how: str
+) -> None:
+    lost: list[LossReason] = []
+    elected: list[AsyncLeadership] = []
+
+    async def lead(client: AsyncClient) -> Any:
+        election = client.election("e", on_elected=elected.append, on_lost=lambda loss: lost.append(loss.reason))
+        if how == "start":
+            election.start()
+        else:
+            await election.campaign()
+        await until(lambda: elected)
+        return election
+
+    client, election = on_closed_loop(server, lead, ttl=25.0)
+    take(server)
+    eventually(lambda: not election.is_leader())
+
+    async def next_loop() -> None:
+        election.start()
+        await until(lambda: len(elected) == 2)
+        assert lost == [LossReason.TAKEN]
+        await election.stop()
+        await client.close()
+
+    run(next_loop)
+    assert lost == [LossReason.TAKEN, LossReason.RESIGNED]
+
+
+@pytest.mark.parametrize("led", [True, False], ids=["led", "waited"])
+def test_a_candidacy_of_a_closed_loop_that_unwinds_late_ends_nothing_of_the_next(server: Scripted, led: bool) -> None:
+    elected: list[AsyncLeadership] = []
+    standing: list[asyncio.Task[Any] | None] = []  # the garbage collector comes when it likes: not before we let go
+    if not led:
+        server.holders["e"] = "other"
+
+    async def stand(client: AsyncClient) -> Any:
+        election = client.election("e", on_elected=elected.append, on_leader_changed=lambda _: None)
+        election.start()
+        standing.append(election._background)
+        await until(lambda: elected or (not led and server.queues["e"]))
+        return election
+
+    client, election = on_closed_loop(server, stand, ttl=25.0)
+    if not led:
+        del server.holders["e"]
+
+    async def next_loop() -> None:
+        election.start()
+        await until(lambda: len(elected) == 1 + led)
+        standing.clear()
+        gc.collect()
+        await asyncio.sleep(0.05)
+        assert election.is_leader()
+        assert len(elected) == 1 + led, "it resigned, and leads again"
+        assert election._reporter._observer
+        await election.stop()
+        await client.close()
+
+    run(next_loop)
+
+
+# In the middle of ours
+
+
+@pytest.mark.parametrize("how", ["stop", "resign", "release"])
+def test_a_finalizer_that_ends_a_leadership_in_the_middle_of_its_election_waits_for_nothing(
+    server: Scripted, how: str
+) -> None:
+    client = client_on(server, Threads(), ttl=25.0)
+    go_on = threading.Event()
+    election = client.election("e", on_lost=lambda _: go_on.wait(10), grace=math.inf)
+    leadership = election.campaign()
+
+    def finalize() -> None:
+        with election._office.lock:  # where the garbage collector may come
+            getattr(leadership if how == "release" else election, how)()
+
+    in_time(finalize)
+    assert server.holders
+    go_on.set()
+    eventually(lambda: server.holders == {})
+    client.close()
+
+
+# Several threads
+
+
+def test_of_two_starts_at_once_one_stands_and_the_other_does_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    election = client.election("e")
+    both = threading.Barrier(2)  # passed as they begin, and again if both get to where one is to be
+    check_open = client._kernel.check_open
+
+    def checked_together() -> None:
+        check_open()
+        if election._stop is None:  # where one of them is, the other is not to be; if it is, they go on together
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.3)
+
+    monkeypatch.setattr(client._kernel, "check_open", checked_together)
+    errors: list[Exception] = []
+
+    def start() -> None:
+        try:
+            election.start()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert errors == []
+    eventually(election.is_leader)
+    election.stop()
+
+
+def test_elections_may_be_made_while_another_thread_asks_for_the_candidacies(client: Client) -> None:
+    ended = threading.Event()
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        while not ended.is_set():
+            try:
+                client._kernel.candidacies()
+            except Exception as error:
+                errors.append(error)
+                return
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    elections = [client.election(f"e{number}") for number in range(20000)]
+    ended.set()
+    asking.join(10)
+    assert errors == []
+    assert len(elections) == 20000
+
+
+# The process can have no more threads
+
+
+def no_thread(*_: Any) -> Never:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_start_without_a_thread_is_told_as_ours_and_may_be_tried_again(
+    client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    election = client.election("e")
+    with monkeypatch.context() as patch:
+        patch.setattr(client._kernel.runtime, "spawn", no_thread)
+        with pytest.raises(BackendUnavailable, match="new thread") as caught:
+            election.start()
+    assert (caught.value.name, caught.value.backend, caught.value.unknown) == ("e", "scripted", False)
+    assert client._kernel.candidacies() == []
+    election.start()
+    eventually(election.is_leader)
+    election.stop()
+    assert server.holders == {}
+
+
+def test_an_async_close_without_a_thread_goes_on_when_there_is_one(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        client = AsyncClient(server, ttl=25.0)
+        lease = await client.lock("n").acquire()
+        with monkeypatch.context() as patch:
+            patch.setattr(client._kernel.runtime, "spawn", no_thread)
+            closing = asyncio.create_task(client.close())
+            await asyncio.sleep(0.05)
+            assert not closing.done()
+        await asyncio.wait_for(closing, 5)
+        assert not lease.is_held()
+        assert server.holders == {}
+        assert server.closed == 1
+
+    run(main)
+
+
+def test_a_close_in_the_middle_of_ours_without_a_thread_goes_on_when_there_is_one(
+    server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_on(server, Threads(), ttl=25.0)
+    lease = client.lock("n").acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(client._kernel.runtime, "spawn", no_thread)
+        with client._kernel.lock:
+            client.close()
+    assert not lease.is_held()
+    eventually(lambda: server.holders == {})
+    eventually(lambda: server.closed == 1)
+
+
+# What is not used any more
+
+
+def test_an_observer_that_was_dropped_keeps_no_dropped_client(client: Client) -> None:
+    leaders: Any = client.election("e").observe()
+    assert client._kernel.followers.wanted()
+    del leaders
+    gc.collect()
+    assert not client._kernel.followers.wanted()

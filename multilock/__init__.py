@@ -17,7 +17,8 @@ from multilock.errors import (
     NotHeld,
 )
 from multilock.kernel.runtime import now
-from multilock.lock import DistributedLock, Lease
+from multilock.lease import AsyncLease, Lease
+from multilock.lock import DistributedLock
 from multilock.model import Capabilities, Finding, LeaderInfo, LeaseState, LockInfo, Loss, LossReason
 from multilock.registry import register_backend
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         AsyncDistributedLock,
         AsyncElection,
         AsyncLeadership,
-        AsyncLease,
         connect_async,
     )
     from multilock.events import (

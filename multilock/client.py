@@ -19,7 +19,8 @@ from multilock.kernel.face import BlockingFace, run
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
-from multilock.lock import DistributedLock, Lease, Lock
+from multilock.lease import Lease
+from multilock.lock import DistributedLock, HeldLease, Lock
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
 
@@ -79,9 +80,9 @@ class Client(OfThisProcess):
         self._kernel = Kernel(backend, settings, Threads(), BlockingFace)
         self._scopes = threading.local()
 
-    def _scope(self) -> Scope[Lease]:
+    def _scope(self) -> Scope[HeldLease]:
         """The leases of this thread; none of the parent's after a fork."""
-        scopes: dict[str, Scope[Lease]] = self._scopes.__dict__
+        scopes: dict[str, Scope[HeldLease]] = self._scopes.__dict__
         scope = scopes.get(self._kernel.client)
         if scope is None:
             scopes.clear()
@@ -97,7 +98,7 @@ class Client(OfThisProcess):
         reentrant: bool = False,
         fair: bool = False,
         hold_at_least: float = 0.0,
-        on_lost: Callable[[Loss], object] | None = None,
+        on_lost: Callable[[Loss[Lease]], object] | None = None,
         **theirs: Never,
     ) -> DistributedLock:
         """A lock with this name. No I/O; everything that can be wrong with the arguments is said here.
@@ -152,7 +153,7 @@ class Client(OfThisProcess):
         identity: str | None = None,
         ttl: float | None = None,
         on_elected: Callable[[Leadership], object] | None = None,
-        on_lost: Callable[[Loss], object] | None = None,
+        on_lost: Callable[[Loss[Leadership]], object] | None = None,
         on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
         grace: float | None = None,
         hold_at_least: float = 0.0,

@@ -14,7 +14,7 @@ from multilock.kernel.face import run
 from multilock.kernel.observing import Observer, leader_info
 from multilock.kernel.office import Office, inside
 from multilock.kernel.term import INTERRUPTED, Leading, Term
-from multilock.lock import Lease
+from multilock.lock import HeldLease
 from multilock.model import Claim, Granted, LeaderInfo, Loss
 from multilock.names import check_grace
 from multilock.telling import logger
@@ -29,7 +29,7 @@ R = TypeVar("R")
 HEAD_START = 0.01  # seconds that on_elected, on its own thread, has to begin before on_lost begins on another
 
 
-class Leadership(Leading, Lease):
+class Leadership(Leading, HeldLease):
     """A lease on being the leader. ``release()`` is ``Election.resign()``.
 
     ``is_held()`` is False from the moment this node begins to step down, although the lease is still kept from others
@@ -48,7 +48,7 @@ class Leadership(Leading, Lease):
         return run(self._term.resign())
 
     def _release_after_interrupt(self, count: int) -> None:
-        """See `Lease`: but it is given back only at its orderly end."""
+        """See `HeldLease`: but it is given back only at its orderly end."""
         self._term.abdicate(INTERRUPTED)
 
 
@@ -69,7 +69,7 @@ class ThreadTerm(Term[Leadership]):
         if self.failed and not self.over():
             self.abdicate("its on_elected raised")
 
-    def run_lost(self, loss: Loss) -> None:
+    def run_lost(self, loss: Loss[Leadership]) -> None:
         if not self.lost_begins():
             return
         kernel = self.office.kernel

@@ -6,12 +6,21 @@ import enum
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from multilock.kernel.holding import Holding
+    from typing_extensions import TypeVar
+
+    from multilock.lease import AnyLease, AsyncLease, Lease
+
+    # ``Loss`` alone is a loss on either face; a default is what Python before 3.13 does not know when it runs.
+    L_co = TypeVar("L_co", bound=AnyLease, default=Lease | AsyncLease, covariant=True)
+else:
+    from typing import TypeVar
+
+    L_co = TypeVar("L_co", covariant=True)
 
 __all__ = [
     "Busy",
@@ -173,15 +182,18 @@ class LeaderInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Generic[L_co]):
     """A lease that ended without being released.
+
+    A type checker knows ``loss.lease`` as a lease of either face; of ``Loss[Lease]`` as one of the blocking face, of
+    ``Loss[AsyncLease]`` as one whose ``release()`` is awaited.
 
     ``confirmed``: the backend said so; False: there was no proof of the contrary in time. ``detected_at`` and
     ``valid_until`` are on the clock `multilock.now()`; ``time_left`` is the seconds between them, never negative: for
     that long the backend lets nobody else in (0.0 for a confirmed loss).
     """
 
-    lease: Holding
+    lease: L_co
     reason: LossReason
     confirmed: bool
     message: str

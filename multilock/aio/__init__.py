@@ -2,6 +2,7 @@
 
 from multilock.aio.client import AsyncClient, connect_async
 from multilock.aio.election import AsyncElection, AsyncLeadership
-from multilock.aio.lock import AsyncDistributedLock, AsyncLease
+from multilock.aio.lock import AsyncDistributedLock
+from multilock.lease import AsyncLease
 
 __all__ = ["AsyncClient", "AsyncDistributedLock", "AsyncElection", "AsyncLeadership", "AsyncLease", "connect_async"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, cast,
 from multilock import telling
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
-from multilock.aio.lock import AsyncDistributedLock, AsyncLease, AsyncLock
+from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator
 from multilock.errors import BackendUnavailable, NotHeld
@@ -23,6 +23,7 @@ from multilock.kernel.core import SOON, Kernel
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
+from multilock.lease import AsyncLease
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
 
@@ -68,10 +69,10 @@ class AsyncClient(OfThisProcess):
 
     def _begin(self, backend: Backend, settings: Settings) -> None:
         self._kernel = Kernel(backend, settings, Threads(), LoopFace)
-        self._scopes: weakref.WeakKeyDictionary[asyncio.Task[Any], tuple[str, Scope[AsyncLease]]]
+        self._scopes: weakref.WeakKeyDictionary[asyncio.Task[Any], tuple[str, Scope[HeldAsyncLease]]]
         self._scopes = weakref.WeakKeyDictionary()
 
-    def _scope(self) -> Scope[AsyncLease] | None:
+    def _scope(self) -> Scope[HeldAsyncLease] | None:
         """The leases of this task, if it is a task that asks; none of the parent's after a fork."""
         try:
             task = asyncio.current_task()
@@ -94,7 +95,7 @@ class AsyncClient(OfThisProcess):
         reentrant: bool = False,
         fair: bool = False,
         hold_at_least: float = 0.0,
-        on_lost: Callable[[Loss], object] | None = None,
+        on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
         **theirs: Never,
     ) -> AsyncDistributedLock:
@@ -137,7 +138,7 @@ class AsyncClient(OfThisProcess):
         identity: str | None = None,
         ttl: float | None = None,
         on_elected: Callable[[AsyncLeadership], object] | None = None,
-        on_lost: Callable[[Loss], object] | None = None,
+        on_lost: Callable[[Loss[AsyncLeadership]], object] | None = None,
         on_leader_changed: Callable[[LeaderInfo | None], object] | None = None,
         grace: float | None = None,
         hold_at_least: float = 0.0,

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from multilock.aio.face import LoopFace, await_safely
-from multilock.aio.lock import Acquiring, AsyncLease
+from multilock.aio.lock import Acquiring, HeldAsyncLease
 from multilock.errors import ClientClosed
 from multilock.kernel.acquire import Stop
 from multilock.kernel.candidacy import Candidacy
@@ -30,7 +30,7 @@ __all__ = ["AsyncElection", "AsyncLeadership"]
 R = TypeVar("R")
 
 
-class AsyncLeadership(Leading, AsyncLease):
+class AsyncLeadership(Leading, HeldAsyncLease):
     """See `multilock.Leadership`."""
 
     __slots__ = ("_election", "_term")
@@ -97,12 +97,12 @@ class LoopTerm(Term[AsyncLeadership]):
         if self.failed and not self.over():
             self.abdicate("its on_elected raised")
 
-    def run_lost(self, loss: Loss) -> asyncio.Task[None]:
+    def run_lost(self, loss: Loss[AsyncLeadership]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run_lost(loss))
         task.add_done_callback(lambda _: self.tell_again())  # the same, and it must not stay away
         return task
 
-    async def _run_lost(self, loss: Loss) -> None:
+    async def _run_lost(self, loss: Loss[AsyncLeadership]) -> None:
         if not self.lost_begins():
             return
         self._lost_loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class LoopTerm(Term[AsyncLeadership]):
         finally:
             self.part_ended(self.lost)
 
-    def _cancel_elected(self, loss: Loss) -> None:
+    def _cancel_elected(self, loss: Loss[AsyncLeadership]) -> None:
         task = self._elected_task
         if task is None or self.elected.done or not self.can_work():
             return

@@ -11,12 +11,13 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
 
 from multilock.errors import NotHeld
-from multilock.foreign import NamesOurs, refuse
+from multilock.foreign import refuse
 from multilock.kernel.acquire import acquire
 from multilock.kernel.holding import Holding
-from multilock.kernel.process import OfThisProcess
-from multilock.kernel.scopes import Entered, Entry, Scope
-from multilock.kernel.want import Want, want
+from multilock.kernel.scopes import Entry, Scope
+from multilock.kernel.want import Want
+from multilock.lease import AsyncLease
+from multilock.lock import AnyLock, LockOfAFace
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
 
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
     from multilock.kernel.core import Kernel
 
-__all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLease", "AsyncLock"]
+__all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "HeldAsyncLease"]
 
-L = TypeVar("L", bound="AsyncLease", covariant=True)
+L = TypeVar("L", bound=AsyncLease, covariant=True)
 
 
-class AsyncLease(Holding):
-    """One holding of a lock. An asynchronous context manager: its body is cancelled at the moment of a loss."""
+class HeldAsyncLease(Holding, AsyncLease):
+    """The `AsyncLease` of one holding: what `AsyncLock` gives."""
 
     __slots__ = ("_bodies", "_cancel_on_lost")
 
@@ -42,15 +43,12 @@ class AsyncLease(Holding):
         self._bodies: list[_Body] | None = None
 
     async def release(self) -> bool:
-        """See `multilock.Lease.release`. Cancelled, it goes on in the background."""
         return await self._kernel.giving_back.release(self)
 
     async def renew(self) -> None:
-        """See `multilock.Lease.renew`."""
         await self._kernel.renew(self)
 
-    async def wait_lost(self, timeout: float | None = None) -> Loss | None:
-        """Wait until the lease is lost; None when ``timeout`` seconds are over or it was released."""
+    async def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
         seconds = check_timeout(timeout)
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
@@ -111,7 +109,7 @@ class _Body:
 
     __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
 
-    def __init__(self, lease: AsyncLease) -> None:
+    def __init__(self, lease: HeldAsyncLease) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -148,7 +146,7 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
         self._coroutine = coroutine
-        self._lease: AsyncLease | None = None
+        self._lease: HeldAsyncLease | None = None
         self._body: _Body | None = None
 
     def send(self, value: Any) -> Any:
@@ -165,6 +163,7 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
 
     async def __aenter__(self) -> L:
         lease = await self._coroutine
+        assert isinstance(lease, HeldAsyncLease)
         self._body = lease._enter()
         self._lease = lease
         return lease
@@ -178,24 +177,23 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
 
 
 @runtime_checkable
-class AsyncDistributedLock(Protocol):
+class AsyncDistributedLock(AnyLock, Protocol):
     """See `multilock.DistributedLock`."""
 
-    @property
-    def name(self) -> str: ...
+    def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLease]:
+        """See `multilock.DistributedLock.acquire`. To be awaited, or entered: ``async with lock.acquire(timeout=5)``.
 
-    @property
-    def ttl(self) -> float: ...
+        The lease belongs to the task that calls, not to one that awaits it for this one.
+        """
 
-    def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLease]: ...
+    async def try_acquire(self, timeout: float = 0) -> AsyncLease | None:
+        """See `multilock.DistributedLock.try_acquire`."""
 
-    async def try_acquire(self, timeout: float = 0) -> AsyncLease | None: ...
+    async def release(self) -> bool:
+        """See `multilock.DistributedLock.release`."""
 
-    async def release(self) -> bool: ...
-
-    async def is_locked(self) -> bool: ...
-
-    def is_held(self) -> bool: ...
+    async def is_locked(self) -> bool:
+        """See `multilock.DistributedLock.is_locked`."""
 
     async def __aenter__(self) -> AsyncLease: ...
 
@@ -204,31 +202,19 @@ class AsyncDistributedLock(Protocol):
     ) -> None: ...
 
 
-class AsyncLock(OfThisProcess, NamesOurs):
-    """A mutex; what `AsyncClient.lock` returns."""
+class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
+    """The `AsyncDistributedLock` that is a mutex; what `AsyncClient.lock` returns."""
 
     def __init__(self, client: AsyncClient, name: str, cancel_on_lost: bool, **options: Any) -> None:
         if not isinstance(cancel_on_lost, bool):
             raise TypeError(f"cancel_on_lost must be True or False, not {cancel_on_lost!r:.60}")
         self._client = client
-        self._kernel = client._kernel
         self._cancel_on_lost = cancel_on_lost
-        self._want = want(self._kernel, name, self._make, **options)
-        self._entered: Entered[AsyncLease] = Entered()
-        self._newest: AsyncLease | None = None
+        super().__init__(client._kernel, name, **options)
 
-    def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> AsyncLease:
-        # At most one lease of a mutex is valid at a time, and it is the one made last.
-        self._newest = lease = AsyncLease(kernel, want, claim, granted, unsure, self._cancel_on_lost)
+    def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> HeldAsyncLease:
+        self._newest = lease = HeldAsyncLease(kernel, want, claim, granted, unsure, self._cancel_on_lost)
         return lease
-
-    @property
-    def name(self) -> str:
-        return self._want.name
-
-    @property
-    def ttl(self) -> float:
-        return self._want.ttl
 
     def acquire(self, timeout: float | None = None, **theirs: Never) -> Acquiring[AsyncLease]:
         if theirs:
@@ -238,7 +224,7 @@ class AsyncLock(OfThisProcess, NamesOurs):
         # calls (asyncio.run(lock.acquire()), another thread), it is the one that awaits.
         return Acquiring(self._acquire_or_raise(seconds, self._client._scope()))
 
-    async def _acquire_or_raise(self, timeout: float | None, scope: Scope[AsyncLease] | None) -> AsyncLease:
+    async def _acquire_or_raise(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease:
         if lease := await self._acquire(timeout, scope):
             return lease
         scope = scope or self._client._scope()
@@ -249,24 +235,21 @@ class AsyncLock(OfThisProcess, NamesOurs):
             raise refuse("try_acquire", theirs)
         return self._acquire(check_timeout(timeout), self._client._scope())  # of the caller, as in acquire()
 
-    async def _acquire(self, timeout: float | None, scope: Scope[AsyncLease] | None) -> AsyncLease | None:
-        want = self._want
+    async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:
         scope = scope or self._client._scope() or Scope()  # the last where no task drives this
-        if want.reentrant and (held := scope.reenter(want)):
-            if not self.is_held():  # else it holds this one, or a newer one of another task
-                self._newest = held
+        if held := self._reenter(scope):
             return held
-        lease = await acquire(self._kernel, want, timeout, scope=scope)
+        lease = await acquire(self._kernel, self._want, timeout, scope=scope)
         if lease is None:
             return None
-        assert isinstance(lease, AsyncLease)
+        assert isinstance(lease, HeldAsyncLease)
         scope.push(lease)
         return lease
 
     def release(self) -> Coroutine[Any, Any, bool]:
         return self._release(self._client._scope())  # of the caller, as in acquire()
 
-    async def _release(self, scope: Scope[AsyncLease] | None) -> bool:
+    async def _release(self, scope: Scope[HeldAsyncLease] | None) -> bool:
         scope = scope or self._client._scope()
         lease = scope.taken_through(self._want) if scope else None
         if lease is None:
@@ -276,12 +259,9 @@ class AsyncLock(OfThisProcess, NamesOurs):
     async def is_locked(self) -> bool:
         return await self._client.inspect(self.name) is not None
 
-    def is_held(self) -> bool:
-        return self._newest is not None and self._newest.is_held()
-
     async def __aenter__(self) -> AsyncLease:
         frame = _frame_of_with(sys._getframe(1))
-        lease = await self.acquire()
+        lease = await self._acquire_or_raise(None, self._client._scope())
         entry = Entry(lease, frame)
         entry.body = lease._enter()
         self._entered.add(entry)
@@ -295,9 +275,6 @@ class AsyncLock(OfThisProcess, NamesOurs):
             raise self._kernel.not_held(self.name, "task")
         self._entered.discard(entry)
         await entry.lease._exit(entry.body, error)
-
-    def __repr__(self) -> str:
-        return f"<AsyncLock {self.name!r} in {self._kernel.scheme} ttl={self.ttl:g}{' held' if self.is_held() else ''}>"
 
 
 def _frame_of_with(frame: FrameType) -> FrameType | None:

@@ -46,7 +46,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         identity: str | None,
         ttl: float | None,
         on_elected: Callable[[T], object] | None,
-        on_lost: Callable[[Loss], object] | None,
+        on_lost: Callable[[Loss[Any]], object] | None,
         on_leader_changed: Callable[[LeaderInfo | None], object] | None,
         grace: float | None,
         hold_at_least: float,
@@ -322,6 +322,7 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     @property
     def name(self) -> str:
+        """As given, without the client's prefix."""
         return self._want.name
 
     @property
@@ -342,6 +343,6 @@ class Candidacy(OfThisProcess, Generic[T]):
         return f"<{type(self).__name__} {self.name!r} {self.identity!r}{' leading' if self.is_leader() else ''}>"
 
 
-def _tell_term(loss: Loss) -> None:
+def _tell_term(loss: Loss[Any]) -> None:
     """The lease's own callback."""
     cast("Leading", loss.lease)._term.was_lost(loss)

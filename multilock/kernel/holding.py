@@ -19,6 +19,7 @@ from multilock.foreign import NamesOurs
 from multilock.kernel import validity
 from multilock.kernel.interrupts import Once
 from multilock.kernel.process import OfThisProcess
+from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
 
 if TYPE_CHECKING:
@@ -32,11 +33,10 @@ __all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "Holding"]
 NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 
 
-class Holding(OfThisProcess, NamesOurs):
+class Holding(OfThisProcess, NamesOurs, AnyLease):
     """One holding of a lock, from its grant until it is released or lost; it is never held again after that.
 
-    Nothing here asks the backend: ``is_held()``, ``remaining()``, ``state`` and ``check()`` compare the clock with the
-    newest proof at every call. None of them promises anything about actions already under way when the lease ends.
+    What its public members do stands in `multilock.lease`. None of them asks the backend.
     """
 
     __slots__ = (
@@ -69,10 +69,10 @@ class Holding(OfThisProcess, NamesOurs):
         self._claim = claim
         self._unsure = unsure  # a request of this id has no answer: its cancel must be final
         self._state = NEW
-        self._loss: Loss | None = None
+        self._loss: Loss[Any] | None = None
         self._count = 1  # how often a reentrant lock was acquired
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
-        self._callbacks: list[Callable[[Loss], object]] | None = [want.on_lost] if want.on_lost else None
+        self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called at the end, lost or released, by whoever ends it
         self._due: float | None = None  # when the watchdog looks at it next
         self._armed = not kernel.push_loss
@@ -121,18 +121,18 @@ class Holding(OfThisProcess, NamesOurs):
         self._callbacks = None
         return True
 
-    def _lose(self, loss: Loss) -> bool:
+    def _lose(self, loss: Loss[Any]) -> bool:
         """HELD → LOST: it ended without our doing."""
         return self._lost_from(HELD, loss)
 
-    def _lose_released(self, loss: Loss) -> bool:
+    def _lose_released(self, loss: Loss[Any]) -> bool:
         """RELEASING → LOST: for its release only, which found it gone."""
         return self._lost_from(RELEASING, loss)
 
-    def _lost_from(self, state: int, loss: Loss) -> bool:
+    def _lost_from(self, state: int, loss: Loss[Any]) -> bool:
         if self._state != state:
             return False
-        callbacks: list[Callable[[Loss], object]] = [Once(callback) for callback in self._callbacks or ()]
+        callbacks: list[Callable[[Loss[Any]], object]] = [Once(callback) for callback in self._callbacks or ()]
         self._callbacks = callbacks
         self._loss = loss
         self._state = LOST
@@ -159,23 +159,23 @@ class Holding(OfThisProcess, NamesOurs):
 
     @property
     def ttl(self) -> float:
-        """Seconds granted by the backend."""
         return self._granted.ttl
 
     @property
     def owner(self) -> str:
-        """The random id of this acquisition, followed by who holds it, as ``inspect()`` shows it."""
         return self._claim.owner
 
     @property
     def token(self) -> int | None:
-        """Fencing token: greater for every later holder of the name. None where the backend cannot give one."""
         return self._granted.token
+
+    @property
+    def leases(self) -> tuple[Self, ...]:
+        return (self,)
 
     # Whether it is still ours
 
     def is_held(self) -> bool:
-        """From the clock at every call: False from the moment at which no proof is left, also after a pause."""
         return self._alive()
 
     def _alive(self) -> bool:
@@ -186,7 +186,6 @@ class Holding(OfThisProcess, NamesOurs):
         return False
 
     def remaining(self) -> float:
-        """Seconds of proven validity left, or 0.0."""
         return max(0.0, self._lost_at - self._kernel.now()) if self.is_held() else 0.0
 
     @property
@@ -202,7 +201,6 @@ class Holding(OfThisProcess, NamesOurs):
         return self._failures > 0 or self._kernel.now() >= validity.late_at(granted.sent_at, granted.renew_every)
 
     def check(self) -> None:
-        """Raise LockLost if the lease was lost, NotHeld if it was released; else return at once."""
         if not self.is_held():
             self._raise_over()
 
@@ -227,10 +225,6 @@ class Holding(OfThisProcess, NamesOurs):
         )
 
     def fence(self) -> int:
-        """The token, after `check`; send it with every write so that the resource can refuse an older one.
-
-        Raises CapabilityMissing where the backend has no tokens.
-        """
         self.check()
         if (token := self._granted.token) is None:
             raise CapabilityMissing(
@@ -240,12 +234,7 @@ class Holding(OfThisProcess, NamesOurs):
             )
         return token
 
-    def on_lost(self, callback: Callable[[Loss], object]) -> None:
-        """Call ``callback(loss)`` exactly once if this lease is lost; at once if it already is; never after a release.
-
-        It starts before the backend could let another holder in (see docs/guarantees.md), on a thread of its own
-        (asyncio: on the loop; there it may be ``async def``). One that raises is logged and harms nothing else.
-        """
+    def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
         if callback is None:
             raise TypeError("on_lost takes a function of one argument, not None")
         self._kernel.check_callback("on_lost", callback)
@@ -317,4 +306,4 @@ class Holding(OfThisProcess, NamesOurs):
 
     def __repr__(self) -> str:
         state = f"{self.state.value} token={self.token} remaining={self.remaining():.3f}"
-        return f"<{type(self).__name__} {self.name!r} {state}>"
+        return f"<{type(self).__name__.removeprefix('Held')} {self.name!r} {state}>"

@@ -7,7 +7,7 @@ from the server, a release that finds the lock gone.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multilock.kernel import validity
 from multilock.kernel.holding import Holding
@@ -98,7 +98,7 @@ class Monitor:
         loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
         return surely(self._lose, lease, loss, give_back, released)
 
-    def _lose(self, lease: Holding, loss: Loss, give_back: bool, released: bool) -> bool:
+    def _lose(self, lease: Holding, loss: Loss[Any], give_back: bool, released: bool) -> bool:
         """Twice is harmless: a lease that has this very loss was interrupted before all of it was told."""
         kernel = self._kernel
         with kernel.lock:
@@ -109,7 +109,7 @@ class Monitor:
         self._tell(lease, loss, give_back)
         return True
 
-    def _tell(self, lease: Holding, loss: Loss, give_back: bool) -> None:
+    def _tell(self, lease: Holding, loss: Loss[Any], give_back: bool) -> None:
         """Twice is harmless."""
         kernel = self._kernel
         for callback in lease._callbacks or ():  # before anything that could block

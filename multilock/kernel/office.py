@@ -93,7 +93,7 @@ class Office(Generic[T]):
         name: str,
         scope: Callable[[], Scope[Any] | None],
         on_elected: Callable[[T], object] | None,
-        on_lost: Callable[[Loss], object] | None,
+        on_lost: Callable[[Loss[Any]], object] | None,
         grace: float | None,
     ) -> None:
         self.kernel = kernel

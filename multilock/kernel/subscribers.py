@@ -33,6 +33,7 @@ class Events:
         self._lock = threading.RLock()
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
+        """Have ``callback(event)`` called from now on; call what this returns to end it."""
         if callback is None:
             raise TypeError("subscribe takes a function of one argument, not None")
         self._check("subscribe", callback)
@@ -64,6 +65,7 @@ class Events:
             subscriber.begin()
 
     def emit(self, event: Event) -> None:
+        """The client tells its subscribers. No user needs it."""
         for subscriber in self._subscribers:
             try:
                 if subscriber.put(event) and (callbacks := self._callbacks):

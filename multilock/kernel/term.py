@@ -41,6 +41,7 @@ class Leading(Holding):
 
     @property
     def identity(self) -> str:
+        """Who this node is, as others see it."""
         return self._claim.identity
 
     def is_held(self) -> bool:
@@ -62,7 +63,7 @@ class Term(Generic[T]):
         self.lost = Part("on_lost", office)
         self.begun_at: float | None = None  # when on_elected was called
         self.failed = False  # on_elected raised
-        self.loss: Loss | None = None  # what on_lost was, or is to be, called with
+        self.loss: Loss[Any] | None = None  # what on_lost was, or is to be, called with
         self.lost_begun = False
         self.resigning = False
         self.end_at = math.inf  # resigned, it is given back then, whatever still runs
@@ -78,7 +79,7 @@ class Term(Generic[T]):
         """Call ``on_elected``, then `part_ended`."""
         raise NotImplementedError
 
-    def run_lost(self, loss: Loss) -> object:
+    def run_lost(self, loss: Loss[Any]) -> object:
         """Call ``on_lost``, then `part_ended`."""
         raise NotImplementedError
 
@@ -161,7 +162,7 @@ class Term(Generic[T]):
 
     # A loss, and a resignation
 
-    def was_lost(self, loss: Loss) -> None:
+    def was_lost(self, loss: Loss[Any]) -> None:
         """Without our doing."""
         if self.resigning and (running := self._running()):
             logger.warning(
@@ -178,7 +179,7 @@ class Term(Generic[T]):
         if loss := self.loss or self.leadership._loss:
             self._tell_lost(loss)
 
-    def _tell_lost(self, loss: Loss) -> None:
+    def _tell_lost(self, loss: Loss[Any]) -> None:
         """Have on_lost called once, with the first loss, and not before on_elected."""
         with self.office.lock:
             loss = self.loss = self.loss or loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multilock.errors import CapabilityMissing
 from multilock.model import Claim, Granted, Loss
@@ -35,7 +35,7 @@ class Want:
     reentrant: bool
     fair: bool
     hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
-    on_lost: Callable[[Loss], object] | None
+    on_lost: Callable[[Loss[Any]], object] | None
     identity: str | None
     outage_timeout: float
     request_timeout: float
@@ -53,7 +53,7 @@ def want(
     reentrant: bool = False,
     fair: bool = False,
     hold_at_least: float = 0.0,
-    on_lost: Callable[[Loss], object] | None = None,
+    on_lost: Callable[[Loss[Any]], object] | None = None,
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:

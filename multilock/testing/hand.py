@@ -8,14 +8,14 @@ interface, and a client of `connect` always lives in real time::
     from multilock.kernel.core import Kernel
     from multilock.kernel.face import BlockingFace, run
     from multilock.kernel.want import want
-    from multilock.lock import Lease
+    from multilock.lock import HeldLease
     from multilock.testing import HandRuntime
     from multilock_memory import open_backend
 
     runtime = HandRuntime()
     backend = open_backend("memory://by-hand", {})
     kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 30}), runtime, BlockingFace)
-    lease = run(acquire(kernel, want(kernel, "orders/42", Lease), timeout=0))
+    lease = run(acquire(kernel, want(kernel, "orders/42", HeldLease), timeout=0))
     runtime.advance(100)          # the watchdog renews on the way, at its exact times
     assert lease.is_held()
     runtime.jump(30)              # as after SIGSTOP

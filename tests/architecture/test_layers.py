@@ -16,7 +16,7 @@ from tests.architecture.imports import imports_of, module_name, sources
 
 # A module may import those of its own layer and of the layers before.
 LAYERS = [
-    {"errors", "model", "names", "foreign", "values", "events", "backend"},
+    {"errors", "model", "lease", "names", "foreign", "values", "events", "backend"},
     {"telling"},
     {"kernel", *(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts"))},
     {"kernel.process"},
@@ -26,7 +26,7 @@ LAYERS = [
     {"kernel.observing", "kernel.core"},
     {"kernel.candidacy", "kernel.term", "kernel.office"},
     {"config", "urls", "registry", "options"},
-    {"lock", "election", "client", "aio", "decorate"},
+    {"lock", "threading_lock", "election", "client", "aio", "decorate"},
     {"__init__"},
     {"cli", "testing", "contrib", "__main__"},
 ]

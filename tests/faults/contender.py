@@ -46,6 +46,7 @@ from multilock import (
     now,
     telling,
 )
+from multilock.kernel.holding import Holding
 from multilock.kernel.validity import lost_at
 from multilock.testing import hear
 from tests.faults.defects import DEFECTS
@@ -346,6 +347,7 @@ def _id(lease: Lease | AsyncLease) -> str:
 def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> Iterator[float]:
     """Hold this lease for a while, and count one up under it; yields the seconds to sleep."""
     began, held = now(), lease.is_held()
+    assert isinstance(lease, Holding)
     if session := lease._kernel.watchdog._sessions.get(lease._granted.group):
         note("session", _id(lease), lease._granted.group)
         note("renewal", session.due, _id(lease))

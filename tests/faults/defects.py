@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from multilock import Lease, now
-from multilock.aio import AsyncLease
+from multilock import now
 from multilock.kernel.holding import HELD, Holding
 from multilock.model import Busy, Claim, Granted
 from tests.faults.habits import ELSEWHERE
@@ -57,8 +56,7 @@ def cached_is_held() -> None:
     def is_held(self: Holding) -> bool:
         return self._state == HELD
 
-    for face in (Lease, AsyncLease):
-        face.is_held = is_held  # type: ignore[method-assign]
+    Holding.is_held = is_held  # type: ignore[method-assign]
 
 
 def validity_from_the_acquire() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, assert_type
+from typing import Any, assert_type, cast
 
 import multilock
 from multilock import (
@@ -40,7 +41,7 @@ def blocking(client: Client) -> None:
         lease.check()
     if taken := lock.try_acquire(timeout=2):
         assert_type(taken, Lease)
-        assert_type(taken.wait_lost(1.0), Loss | None)
+        assert_type(taken.wait_lost(1.0), Loss[Lease] | None)
         assert_type(taken.release(), bool)
     assert_type(client.inspect("invoices/42"), LockInfo | None)
     for info in client.inspect_all("invoices/"):
@@ -51,8 +52,41 @@ def blocking(client: Client) -> None:
     threading_lock = lock.as_threading_lock()
     if threading_lock.acquire(timeout=1):
         threading_lock.release()
+    threading.Condition(threading_lock)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    threading.Condition(cast("threading.Lock", threading_lock))  # as its docstring says
     unsubscribe = client.events.subscribe(heard)
     unsubscribe()
+
+
+def give_back(loss: Loss) -> None:
+    """``Loss`` alone serves both faces."""
+    loss.lease.release()
+    if isinstance(loss.lease, Lease):
+        assert_type(loss.lease.release(), bool)
+
+
+def give_back_blocking(loss: Loss[Lease]) -> bool:
+    return loss.lease.release()
+
+
+async def give_back_async(loss: Loss[AsyncLease]) -> bool:
+    return await loss.lease.release()
+
+
+def on_either_face(lease: Lease, on_loop: AsyncLease) -> None:
+    lease.on_lost(give_back)
+    lease.on_lost(give_back_blocking)
+    lease.on_lost(lambda loss: assert_type(loss.lease.release(), bool))
+    lease.on_lost(give_back_async)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    on_loop.on_lost(give_back)
+    on_loop.on_lost(give_back_async)
+    on_loop.on_lost(give_back_blocking)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(lease.leases, tuple[Lease, ...])
+    assert_type(on_loop.leases, tuple[AsyncLease, ...])
+
+
+def on_loss_of_a_leadership(loss: Loss[Leadership]) -> None:
+    print(loss.lease.term)
 
 
 def stop(loss: Loss) -> None:
@@ -93,6 +127,7 @@ def election(client: Client) -> None:
     assert_type(election.run(work), int | None)
     with election.campaign(timeout=5) as leadership:
         assert_type(leadership.term, int | None)
+    client.election("scheduler", on_lost=on_loss_of_a_leadership)
     with election:
         assert_type(election.is_leader(), bool)
         assert_type(election.observe(), Iterator[LeaderInfo | None])
@@ -130,7 +165,7 @@ async def asynchronous() -> None:
         assert_type(lock, AsyncDistributedLock)
         async with lock as lease:
             assert_type(lease, AsyncLease)
-            assert_type(await lease.wait_lost(1.0), Loss | None)
+            assert_type(await lease.wait_lost(1.0), Loss[AsyncLease] | None)
         async with lock.acquire(timeout=5) as lease:
             assert_type(lease.fence(), int)
         lease = await lock.acquire()

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from multilock import AsyncClient, BackendUnavailable, Loss, LossReason
+from multilock import AsyncClient, BackendUnavailable, DistributedLock, Loss, LossReason
 from multilock.backend import Backend
 from multilock.kernel import process
 from multilock.kernel.runtime import Threads, inside
 from multilock.model import Claim, Granted, Returned
 from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, late, refused, silence
 from tests.unit.test_no_threads import Refusing
 
@@ -37,7 +38,7 @@ def test_a_release_from_within_that_meets_a_loss_is_one_of_both() -> None:
     def now() -> float:  # asked by the release, which has seen that the lease is held, and has not ended it yet
         if threading.current_thread() is threading.main_thread():
             kernel.now = real
-            notice = (lease._claim.id, LossReason.TAKEN, "taken")
+            notice = (inner(lease)._claim.id, LossReason.TAKEN, "taken")
             loser = threading.Thread(target=kernel.monitor.gone, args=notice)
             loser.start()
             loser.join(0.5)
@@ -179,7 +180,7 @@ def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind() -> None:
     leases = [client.lock(f"n{number}").acquire() for number in range(2)]
     for lease in leases:
         with pytest.raises(KeyboardInterrupt):
-            client._kernel.giving_back.later(lease)
+            client._kernel.giving_back.later(inner(lease))
     eventually(lambda: backend.holders == {})
     client.close()
 
@@ -194,11 +195,22 @@ class Resting(Scripted):
         return self.release(claim, granted, unsure, within)
 
 
-def test_a_lock_whose_acquire_was_interrupted_does_not_rest() -> None:
+@pytest.mark.parametrize(
+    ("take", "where"),
+    [
+        (lambda lock: lock.acquire(), "Scope.push"),
+        (lambda lock: lock.__enter__(), "Entry.__init__"),
+        (lambda lock: lock.as_threading_lock().acquire(), "Entry.__init__"),
+    ],
+    ids=["acquire", "with", "threading"],
+)
+def test_a_lock_whose_acquire_was_interrupted_does_not_rest(
+    take: Callable[[DistributedLock], object], where: str
+) -> None:
     backend = Resting()
     client = client_on(backend, Threads())
-    with ctrl_c("Scope.push"):
-        client.lock("n", hold_at_least=50).acquire()
+    with ctrl_c(where):
+        take(client.lock("n", hold_at_least=50))
     eventually(lambda: backend.holders == {})
     client.close()
     assert backend.rests == [], "nothing was done for which it would"

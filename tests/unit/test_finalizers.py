@@ -18,6 +18,7 @@ import multilock
 from multilock import telling
 from multilock.kernel import process
 from multilock.kernel.runtime import Threads
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, our_threads
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_backg
     backend.script("attempt", collect)
     other = client.lock("m").acquire()
     assert seen == [True, False, False, []]
-    eventually(lambda: backend.released() == {lease._claim.id})
+    eventually(lambda: backend.released() == {inner(lease)._claim.id})
     with client._kernel.lock:  # or from within the kernel
         assert other.release()
     eventually(lambda: backend.holders == {})

@@ -12,6 +12,7 @@ import pytest
 from multilock import BackendRejected, BackendUnavailable, Client, LeaseState, LossReason
 from multilock.model import Returned
 from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Losses, Scripted, executed_but_unanswered, refused, silence
 
 
@@ -100,7 +101,7 @@ def test_once_its_session_has_ended_it_gives_up(make: Callable[..., Client], run
     lease = client.lock("n").acquire()
     lease.release()
     runtime.advance(500)
-    backend.notices.group_gone(lease._granted.group, "the test ends it")
+    backend.notices.group_gone(inner(lease)._granted.group, "the test ends it")
     runtime.advance(10)
     assert client._kernel.cancels.wait(0)
 
@@ -263,7 +264,7 @@ def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_until_it_is(
     assert client._kernel.cancels.wait(0)
     released = backend.called("release")
     assert [call.details["unsure"] for call in released] == [False, True, True, True, True]
-    assert {call.claims for call in released} == {(lease._claim,)}
+    assert {call.claims for call in released} == {(inner(lease)._claim,)}
     pauses = [later.at - earlier.at for earlier, later in pairwise(released[1:])]
     assert pauses[0] < pauses[-1], "a server that is down is not asked all the time"
 

@@ -33,7 +33,7 @@ def enter_reentrant(client: Client) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
 @pytest.mark.parametrize(
     ("use", "function"),
-    [(enter_lock, "Lock.__exit__"), (enter_lease, "Lease.__exit__"), (enter_reentrant, "Lock.__exit__")],
+    [(enter_lock, "Lock.__exit__"), (enter_lease, "HeldLease.__exit__"), (enter_reentrant, "Lock.__exit__")],
 )
 def test_wherever_the_end_of_a_with_is_interrupted_the_lock_is_given_back(
     client: Client, backend: Scripted, runtime: HandRuntime, use: Callable[[Client], None], function: str

@@ -21,6 +21,7 @@ from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, No
 from multilock.kernel import process
 from multilock.kernel.runtime import Threads, now
 from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, our_threads, silence, state_of
 
 ROOT = Path(__file__).parents[2]
@@ -559,7 +560,8 @@ def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
     client = client_on(backend, Threads())
     lease = client.lock("n").acquire()
     kernel = client._kernel
-    kernel.monitor.waiting[lease._claim.id] = lease._claim, Threads().bell()  # its acquire is still on its way out
+    claim = inner(lease)._claim
+    kernel.monitor.waiting[claim.id] = claim, Threads().bell()  # its acquire is still on its way out
     assert kernel.withdraw(now() + 5)
     assert backend.called("release") == []
     kernel.exit(now() + 5)

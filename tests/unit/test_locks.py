@@ -30,7 +30,9 @@ from multilock import (
 from multilock.kernel.holding import RELEASING
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
+from multilock.lock import HeldLease
 from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import Answer, Call, Losses, Scripted, client_on, eventually, late, refused, silence
 
 
@@ -250,7 +252,7 @@ def test_a_scope_forgets_the_lost_leases_that_nobody_releases(client: Client, ba
     for number in range(500):
         client.lock(f"n{number}").acquire()
         take(backend)
-    scope: Scope[Lease] = client._scope()
+    scope: Scope[HeldLease] = client._scope()
     assert len(scope._leases) < 70
     assert client.current_lease("kept") is kept
 
@@ -884,7 +886,7 @@ def test_wait_lost_of_many_threads_ends_with_the_release(threads: Client) -> Non
     waiters = [threading.Thread(target=lambda: results.append(lease.wait_lost(10))) for _ in range(3)]
     for waiter in waiters:
         waiter.start()
-    eventually(lambda: len(lease._hooks or ()) == 3)
+    eventually(lambda: len(inner(lease)._hooks or ()) == 3)
     lease.release()
     for waiter in waiters:
         waiter.join(5)
@@ -916,7 +918,7 @@ def test_releasing_and_losing_at_the_same_time_is_one_of_both(threads: Client) -
     for _ in range(100):
         losses = Losses()
         lease = threads.lock("n", on_lost=losses).acquire()
-        claim = lease._claim.id
+        claim = inner(lease)._claim.id
         start = threading.Barrier(3)
         answers: list[bool] = []
 
@@ -960,7 +962,7 @@ def test_what_is_being_released_when_the_client_closes_is_released_and_never_los
     def release_first(*args: Any, **options: Any) -> bool:  # close() has seen it held, and comes to lose it
         if not releasing.ident:
             releasing.start()
-            eventually(lambda: lease._state == RELEASING)
+            eventually(lambda: inner(lease)._state == RELEASING)
             threading.Timer(0.05, answer.set).start()
         return lose(*args, **options)
 

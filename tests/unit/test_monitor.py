@@ -9,6 +9,7 @@ import pytest
 from multilock import Client, LeaseState, LossReason
 from multilock.model import Claim
 from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Losses, Scripted, late, silence, state_of
 
 
@@ -50,7 +51,7 @@ def test_a_lease_is_lost_once_however_many_say_so(client: Client, backend: Scrip
         backend.notices.gone(claim_of(backend), LossReason.TAKEN, "taken")
     backend.notices.group_gone("server", "gone")
     runtime.jump(1000)
-    client._kernel.monitor.expire(lease)  # the ticking thread, which looked a moment earlier
+    client._kernel.monitor.expire(inner(lease))  # the ticking thread, which looked a moment earlier
     assert not lease.is_held()
     assert lease.release() is False
     runtime.advance(10)

@@ -15,6 +15,7 @@ import pytest
 import multilock
 from multilock import registry
 from multilock.kernel.runtime import now
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import START_OF_A_THREAD, ctrl_c, eventually, our_threads
 
 
@@ -124,7 +125,7 @@ def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_it
     lease = client.lock("a").acquire()
     waiter = threading.Thread(target=lease.wait_lost)
     waiter.start()
-    eventually(lambda: lease._hooks)
+    eventually(lambda: inner(lease)._hooks)
     with ctrl_c(function, after):
         lease.release()
     waiter.join(5)
@@ -144,7 +145,7 @@ def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
     client._kernel._ticker.close()  # type: ignore[union-attr]  # it is our own look at the clock that finds out
     waiter = threading.Thread(target=lease.wait_lost)
     waiter.start()
-    eventually(lambda: lease._hooks)
+    eventually(lambda: inner(lease)._hooks)
     time.sleep(0.6)
     with ctrl_c(function, after):
         lease.is_held()

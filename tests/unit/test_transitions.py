@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from multilock import Client, Lease, Loss, LossReason
+from multilock import Client, Loss, LossReason
 from multilock.kernel import holding
 from multilock.kernel.holding import HELD, LOST, NEW, RELEASED, RELEASING, Holding
 from multilock.kernel.want import want
+from multilock.lock import HeldLease
 from multilock.model import Granted
 from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import Losses, Scripted, silence
 
 STATES = {"NEW": NEW, "HELD": HELD, "RELEASING": RELEASING, "RELEASED": RELEASED, "LOST": LOST}
@@ -32,15 +34,17 @@ TABLE = {
 }
 
 
-def loss_of(lease: Lease) -> Loss:
+def loss_of(lease: HeldLease) -> Loss:
     return Loss(lease, LossReason.TAKEN, True, "by the test", 0.0, 0.0)
 
 
-def make(client: Client, state: int) -> Lease:
+def make(client: Client, state: int) -> HeldLease:
     """A lease that came into this state by transitions."""
-    wanted = want(client._kernel, "n", Lease, on_lost=lambda loss: None)
+    wanted = want(client._kernel, "n", HeldLease, on_lost=lambda loss: None)
     claim = client._kernel.claim(wanted, 0)
-    lease = Lease(client._kernel, wanted, claim, Granted(1, 30.0, client._kernel.now(), 30.0, 10.0, "server"), False)
+    lease = HeldLease(
+        client._kernel, wanted, claim, Granted(1, 30.0, client._kernel.now(), 30.0, 10.0, "server"), False
+    )
     lease._hooks = [lambda: None]
     way: dict[int, list[Callable[[], object]]] = {
         NEW: [],
@@ -55,7 +59,7 @@ def make(client: Client, state: int) -> Lease:
     return lease
 
 
-def go(lease: Lease, transition: str) -> bool | None:
+def go(lease: HeldLease, transition: str) -> bool | None:
     method = getattr(lease, transition)
     answer: bool | None = method(loss_of(lease)) if transition.startswith("_lose") else method()
     return answer
@@ -148,7 +152,7 @@ def an_expiry(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
 
 
 def one_in_the_background(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    client._kernel.giving_back.later(client.lock("n").acquire())
+    client._kernel.giving_back.later(inner(client.lock("n").acquire()))
 
 
 def a_close(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
@@ -163,7 +167,7 @@ def an_exit(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
 
 
 def an_interrupted_acquire(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    def interrupted(lease: Lease) -> float:
+    def interrupted(lease: HeldLease) -> float:
         raise KeyboardInterrupt
 
     client._kernel.watchdog.adopt = interrupted  # type: ignore[method-assign, assignment]
@@ -197,7 +201,7 @@ def test_every_transition_happens_under_the_lock_of_the_client(
     def watched(name: str) -> Callable[..., Any]:
         transition = getattr(Holding, name)
 
-        def call(lease: Lease, *args: Any) -> Any:
+        def call(lease: HeldLease, *args: Any) -> Any:
             seen.append((name, client._kernel.lock._is_owned()))  # type: ignore[attr-defined]
             return transition(lease, *args)
 

@@ -29,6 +29,7 @@ from multilock.errors import BackendUnavailable
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.validity import ARM_AFTER
 from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import (
     Call,
     Losses,
@@ -144,7 +145,7 @@ def test_one_lease_without_an_answer_is_at_risk_and_tried_again_soon_and_the_oth
     assert renewed.remaining() > LOST_AFTER - 4
     eventually(lambda: {type(event) for event in heard} >= {AtRisk, RenewFailed, Renewed})
     assert {event.name for event in heard if isinstance(event, (AtRisk, RenewFailed))} == {"doubtful"}
-    tries = [call for call in backend.called("renew") if doubtful._claim in call.claims]
+    tries = [call for call in backend.called("renew") if inner(doubtful)._claim in call.claims]
     assert 2 <= len(tries) <= 10
     backend.always("renew", None)
     runtime.advance(2)
@@ -471,7 +472,7 @@ def test_a_watchdog_that_hangs_is_unhealthy_and_the_clock_still_decides() -> Non
     with client._kernel.lock:  # the ticking thread stops where it needs this
         time.sleep(0.95)
         assert not client.is_healthy()
-        assert client._kernel.now() > lease._lost_at
+        assert client._kernel.now() > inner(lease)._lost_at
     eventually(lambda: not lease.is_held())
     losses.wait()
     client.close()
@@ -637,7 +638,7 @@ def test_a_session_with_leases_of_different_proofs_is_renewed_within_the_time_of
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
     old, new = session_client.lock("old").acquire(), session_client.lock("new").acquire()
-    proof = old._granted
+    proof = inner(old)._granted
 
     def answer(backend: Scripted, call: Call) -> Any:
         answers = call.execute()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import pytest
 
 from multilock import BackendUnavailable, Client, Lease, Loss, LossReason, now
+from multilock.kernel.holding import Holding
+from multilock.lease import AnyLease
 from multilock.testing.conformance.faces import FACES, Face
 from multilock.testing.conformance.places import Place
 
@@ -65,6 +67,11 @@ def believed_until(lease: Lease) -> float:
         time.sleep(0.001)
         asked = now()
     return believed
+
+
+def inner(lease: AnyLease) -> Holding:
+    """What it is made of, of either face: for the moments that no public member tells."""
+    return cast("Holding", lease)
 
 
 def by_the_clock(loss: Loss) -> bool:

@@ -393,6 +393,7 @@ class LeaseConformance(Conformance):
             assert 0 < lease.remaining() <= lease.ttl
             assert lease.state is LeaseState.HELD
             assert lease.is_held()
+            assert [each.owner for each in lease.leases] == [lease.owner]
 
     def test_each_acquisition_has_a_fresh_owner(self, client: Client) -> None:
         owners = set()

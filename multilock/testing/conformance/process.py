@@ -17,7 +17,7 @@ import pytest
 
 import multilock
 from multilock import BackendUnavailable, Client, LeaseState, LossReason, NotHeld, now
-from multilock.testing.conformance.base import NAME, SOON, Conformance, eventually
+from multilock.testing.conformance.base import NAME, SOON, Conformance, eventually, inner
 from multilock.testing.conformance.faces import FACES, Face, background
 from multilock.testing.conformance.places import Place
 from multilock.testing.conformance.rest import GRAIN
@@ -205,13 +205,13 @@ def hold_and_exit(url: str, prefix: str, ttl: str) -> None:
 def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
     lease.release()
-    say("rests", lease._granted_at + float(seconds) - GRAIN)
+    say("rests", inner(lease)._granted_at + float(seconds) - GRAIN)
     hear()
 
 
 def hold_resting_and_exit(url: str, prefix: str, ttl: str, seconds: str) -> None:
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
-    say("rests", lease._granted_at + float(seconds) - GRAIN)
+    say("rests", inner(lease)._granted_at + float(seconds) - GRAIN)
 
 
 def exit_with_a_waiter(url: str, prefix: str, ttl: str) -> None:

@@ -17,7 +17,7 @@ from multilock import BackendRejected, BackendUnavailable, LeaseState, Loss, now
 from multilock.model import Busy, Claim, Granted
 from multilock.names import escape
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, eventually
+from multilock.testing.conformance.base import Recorder, eventually, inner
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock.values import encode_value
@@ -176,15 +176,15 @@ def test_a_renewal_by_hand_of_what_may_not_be_looked_at_says_so(guarded: ConsulS
     lost = Recorder[Loss]()
     lease = connect(guarded.url, ttl=10.0, token=token).lock("job", on_lost=lost).acquire()
     withdraw("deny")
-    valid_until = lease._valid_until
+    valid_until = inner(lease)._valid_until
     with pytest.raises(BackendUnavailable, match="could not tell"):
         lease.renew()
-    assert lease._valid_until == valid_until
+    assert inner(lease)._valid_until == valid_until
     assert lease.state is LeaseState.AT_RISK
     assert not lost.calls
     withdraw("write")
     lease.renew()
-    assert lease._valid_until > valid_until
+    assert inner(lease)._valid_until > valid_until
 
 
 def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], object], str]:

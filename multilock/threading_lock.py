@@ -1,0 +1,128 @@
+"""A distributed lock where code wants a `threading.Lock`: what ``DistributedLock.as_threading_lock()`` returns."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from itertools import count
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
+
+from multilock.errors import NotHeld
+from multilock.kernel.holding import HELD, LOST
+from multilock.kernel.process import OfThisProcess
+from multilock.kernel.scopes import Entry
+from multilock.names import check_timeout
+
+if TYPE_CHECKING:
+    from multilock.lock import HeldLease, Lock
+
+__all__ = ["ThreadingLock"]
+
+_Key = tuple[int, int]  # the thread that acquired, and a number of its own for each acquire
+
+
+class ThreadingLock(OfThisProcess):
+    """`threading.Lock` over a distributed lock: any thread may release. `threading.RLock` over a reentrant one.
+
+    A lock that was lost is not passed off as held: ``release()`` and the end of ``with`` raise LockLost, in the thread
+    that acquired it, also where another has acquired it since.
+    """
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._reentrant = lock._want.reentrant
+        self._numbers = count()
+        # One for each acquire that was not released. There may be more than the holder's: a thread that lost its lease
+        # hears of it only when it releases.
+        self._taken: dict[_Key, Entry[HeldLease]] = {}
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As of `threading.Lock`. Raises BackendUnavailable, BackendRejected and ClientClosed besides."""
+        if not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout must be a number of seconds, not {timeout!r:.60}: -1 waits for ever")
+        if not blocking and timeout != -1:
+            raise ValueError("can't specify a timeout for a non-blocking call")
+        if timeout < 0 and timeout != -1:
+            raise ValueError("timeout value must be a non-negative number")
+        if timeout > threading.TIMEOUT_MAX:
+            raise OverflowError("timeout value is too large")
+        return self._take(0 if not blocking else None if timeout == -1 else timeout)
+
+    def _take(self, timeout: float | None, frame: FrameType | None = None) -> bool:
+        """``frame``: of the ``with`` statement."""
+        key = threading.get_ident(), next(self._numbers)
+        lease = self._lock._acquire(check_timeout(timeout))
+        if lease is None:
+            return False
+        try:
+            self._taken[key] = Entry(lease, frame)
+        except BaseException:  # interrupted: nobody has it to release it
+            self._taken.pop(key, None)
+            lease._take_back()
+            raise
+        return True
+
+    def release(self) -> None:
+        """Raises NotHeld, which is a RuntimeError, if it is not acquired; LockLost if it was lost."""
+        self._pop().__exit__(None, None, None)  # which raises LockLost
+
+    def locked(self) -> bool:
+        """Whether anybody holds it; asks the backend unless it is held through this object."""
+        return self._is_held() or self._lock.is_locked()
+
+    def __enter__(self) -> bool:
+        return self._take(None, sys._getframe(1))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pop(sys._getframe(1)).__exit__(kind, error, trace)
+
+    def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, Entry[HeldLease]]]:
+        """What the ``with`` statement of this frame took; where there is none, what this thread took, newest first; and
+        where it took nothing, of a plain lock what any thread took: one that is lost before the one that is held."""
+        taken = list(self._taken.items())[::-1]
+        thread = threading.get_ident()
+        mine = [(key, entry) for key, entry in taken if frame and entry.frame is frame]
+        mine = mine or [(key, entry) for key, entry in taken if key[0] == thread]
+        if mine or self._reentrant:
+            return mine
+        others = [(key, entry) for key, entry in taken if entry.lease._state in (HELD, LOST)]
+        return ([(key, entry) for key, entry in others if entry.lease._is_lost()] or others)[:1]
+
+    def _pop(self, frame: FrameType | None = None) -> HeldLease:
+        """Before it is given back: two threads that release at the same time do not release the same."""
+        for key, _ in self._mine(frame):
+            if entry := self._taken.pop(key, None):
+                return entry.lease
+        raise NotHeld(
+            f"release of the lock {self._lock.name!r}, which is not acquired",
+            name=self._lock.name,
+            backend=self._lock._kernel.scheme,
+        )
+
+    def _is_held(self) -> bool:
+        return any(entry.lease.is_held() for entry in list(self._taken.values()))
+
+    def __repr__(self) -> str:
+        held = " held" if self._is_held() else ""
+        return f"<ThreadingLock {self._lock.name!r} in {self._lock._kernel.scheme}{held}>"
+
+    # What threading.Condition asks of an RLock
+
+    def _is_owned(self) -> bool:
+        return bool(self._mine())
+
+    def _release_save(self) -> list[_Key]:
+        """Give back every level. The leases stay in ``_taken`` until they are replaced: where a wait() does not get the
+        lock back, its ``with`` still ends with what is its own, and not with the lease of another thread."""
+        mine = self._mine()
+        for _, entry in mine:
+            entry.lease.__exit__(None, None, None)
+        return [key for key, _ in mine]
+
+    def _acquire_restore(self, keys: list[_Key]) -> None:
+        for key in keys:
+            self.acquire()
+            self._taken.pop(key, None)

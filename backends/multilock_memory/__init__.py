@@ -4,11 +4,12 @@
 long as the process. A forked child begins with empty stores: the locks of its parent are not in it, and what it takes
 is unknown to its parent. Use ``sqlite://`` between the processes of one host.
 
-The algorithm in one paragraph. A name has holders, whose leases end at a time, and a queue. A release never hands the
-name over: it wakes the first waiter, and only that waiter's next `attempt` makes it the holder. Until then the name is
-kept for it, but no longer than it is known to be alive: each attempt of a waiter keeps its place for ``_liveness``
-seconds, after that it is passed over. A fair claim waits for everybody who came before it, an unfair one only for the
-fair ones among them. Nothing happens by itself: whoever looks next finds that a lease has ended.
+The algorithm in one paragraph. A name has holders, all of one mode, whose leases end at a time, and a queue. A release
+never hands the name over: it wakes the waiters who fit now, in order, and only a waiter's next `attempt` makes it a
+holder. Until then its place is kept, but no longer than it is known to be alive: each attempt of a waiter keeps it for
+``_liveness`` seconds, after that it is passed over. A fair claim waits for everybody who came before it and does not
+fit beside it, an unfair one only for the fair ones among them. Nothing happens by itself: whoever looks next finds that
+a lease has ended.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import islice, takewhile
+from math import inf
 
 from multilock.backend import Held, Notices
+from multilock.errors import BackendRejected
 from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, LossReason, Returned, parse_owner
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
@@ -31,6 +35,7 @@ __all__ = ["MemoryBackend", "open_backend"]
 TOMBSTONE = 60.0  # seconds; no call of this process that gave up earlier can still be on its way
 LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds for which a waiter is believed to be alive without an attempt
 GROUP = "memory"
+SHOWN = 100  # holders that inspect() tells of one name
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> MemoryBackend:
@@ -65,6 +70,8 @@ class MemoryBackend:
             ttl_step=0.001,
             takeover_bound=max(ttl, LIVENESS_MIN),
             hold_at_least=True,
+            read_write=True,
+            semaphore=True,
         )
 
     def open(self, notices: Notices) -> None:
@@ -127,7 +134,7 @@ class MemoryBackend:
         with self._store.mutex:
             info = self._store.inspect(self._key(name), self._notices.now())
         self._store.deliver()
-        return replace(info, name=name) if info else None
+        return replace(info, name=name, others=tuple(replace(i, name=name) for i in info.others)) if info else None
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         with self._store.mutex:
@@ -135,7 +142,7 @@ class MemoryBackend:
         names = (unescape(key.removeprefix(self._prefix)) for key in keys)
         for name in sorted(name for name in names if name is not None and name.startswith(prefix)):
             if info := self.inspect(name, within):
-                yield info
+                yield replace(info, others=())
 
     def force_release(self, name: str, within: float) -> bool:
         with self._store.mutex:
@@ -180,23 +187,67 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Name:
-    holders: dict[str, _Holder] = field(default_factory=dict)  # by claim id, the oldest first; of a mutex at most one
+    holders: dict[str, _Holder] = field(default_factory=dict)  # by claim id, the oldest first; all of one mode
     queue: dict[str, _Waiter] = field(default_factory=dict)  # by claim id, in order of arrival
+    none_ends_before: float = inf  # of the holders: so that not each look at thousands of readers reads them all
 
     def held_by(self, claim_id: str) -> _Holder | None:
         """None also if it was released and rests."""
         holder = self.holders.get(claim_id)
         return holder if holder and not holder.rests else None
 
-    def admits(self, claim: Claim) -> bool:
-        if self.holders:
-            return False
+    def extend(self, holder: _Holder, until: float) -> None:
+        holder.until = until
+        self.none_ends_before = min(self.none_ends_before, until)
+
+    def ended(self, now: float) -> list[_Holder]:
+        """The holders whose lease is over."""
+        if now < self.none_ends_before:
+            return []
+        self.none_ends_before = min(
+            (holder.until for holder in self.holders.values() if holder.until > now), default=inf
+        )
+        return [holder for holder in self.holders.values() if holder.until <= now]
+
+    def mode(self) -> str | None:
+        """Of all its holders; None if it is free."""
+        holder = next(iter(self.holders.values()), None)
+        return holder.claim.mode if holder else None
+
+    def other_number(self, claim: Claim) -> int | None:
+        """How many permits the name has, if ``claim`` asks for another number."""
+        holder = next(iter(self.holders.values()), None)
+        return holder.claim.permits if holder and _differ(holder.claim, claim) else None
+
+    def awaits(self, claim: Claim) -> float | None:
+        """When what keeps this claim out ends by itself; None: nothing does. Readers may pass readers: else a crowd of
+        them would come in one by one."""
+        if self.holders and not self.mode() == claim.mode != "x":
+            return max(holder.until for holder in self.holders.values())
+        ends = [holder.until for holder in self.holders.values()] if claim.permits else []
+        for waiter in self._before(claim):
+            if waiter.claim.mode == claim.mode != "x":
+                ends.append(waiter.until)
+            elif claim.fair or waiter.claim.fair:
+                return waiter.until
+        return min(ends) if len(ends) >= _room(claim) else None
+
+    def _before(self, claim: Claim) -> Iterator[_Waiter]:
+        """Who came earlier; all who wait if the claim has no place of its own."""
+        return takewhile(lambda waiter: waiter.claim.id != claim.id, self.queue.values())
+
+    def next_in(self) -> Iterator[_Waiter]:
+        """The waiters who fit beside the holders and each other, strictly in order; and one who is to hear that its
+        number is not that of the others."""
+        mode, taken = self.mode(), len(self.holders)
         for waiter in self.queue.values():
-            if waiter.claim.id == claim.id:
-                return True
-            if claim.fair or waiter.claim.fair:
-                return False
-        return True
+            claim = waiter.claim
+            if mode not in (None, claim.mode) or taken >= _room(claim):
+                if self.other_number(claim):
+                    yield waiter
+                return
+            mode, taken = claim.mode, taken + 1
+            yield waiter
 
 
 class _Store:
@@ -221,23 +272,38 @@ class _Store:
             waiter.until = now + _liveness(claim)
         self._end(key, name, now)
         if holder := name.held_by(claim.id):
-            holder.until = now + claim.ttl
+            name.extend(holder, now + claim.ttl)
             return holder.token
-        if claim.id not in self._cancelled:
-            if name.admits(claim):
-                return self._take(key, name, claim, notices, now)
-            if join:
-                name.queue.setdefault(claim.id, _Waiter(claim, notices, now + _liveness(claim)))
-        ahead = next(iter(name.holders.values()), None) or next(iter(name.queue.values()), None)
-        self._settle(key, name)
-        return Busy(_liveness(claim) / 3, max(0.0, ahead.until - now) if ahead else None)
+        try:
+            return self._ask(key, name, claim, join, notices, now)
+        finally:
+            self._settle(key, name)
+
+    def _ask(self, key: str, name: _Name, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
+        """What a claim is answered that does not hold the name yet."""
+        if claim.id in self._cancelled:
+            return Busy(_liveness(claim) / 3)
+        if number := name.other_number(claim):
+            name.queue.pop(claim.id, None)
+            raise BackendRejected(
+                f"{claim.name!r} has {number} permits here, {claim.permits} were asked for: let all name the same "
+                "number, or wait until nobody holds one",
+                name=claim.name,
+                backend="memory",
+            )
+        if (until := name.awaits(claim)) is None:
+            return self._take(key, name, claim, notices, now)
+        if join:
+            name.queue.setdefault(claim.id, _Waiter(claim, notices, now + _liveness(claim)))
+        return Busy(_liveness(claim) / 3, until - now)
 
     def renew(self, key: str, claim: Claim, now: float) -> int | None:
         """The token if the name is still this claim's; then its lease starts again."""
-        holder = self.look(key, now).held_by(claim.id)
+        name = self.look(key, now)
+        holder = name.held_by(claim.id)
         if holder is None:
             return None
-        holder.until = now + claim.ttl
+        name.extend(holder, now + claim.ttl)
         return holder.token
 
     def leave(self, key: str, claim_id: str, now: float) -> bool:
@@ -257,11 +323,13 @@ class _Store:
         if holder is None:
             return False
         if holder.rests:
-            holder.until = min(holder.until, until)  # sent again: its first answer was lost
+            name.extend(holder, min(holder.until, until))  # sent again: its first answer was lost
             return True
-        holder.rests, holder.until = True, until
+        holder.rests = True
+        name.extend(holder, until)
         self._tell_followers(key)
-        self._wake_first(name)
+        if first := next(iter(name.queue.values()), None):
+            self._wake(first)
         return True
 
     def cancel(self, claim_id: str, now: float) -> None:
@@ -280,16 +348,15 @@ class _Store:
 
     def inspect(self, key: str, now: float) -> LockInfo | None:
         name = self.look(key, now)
-        holder = next(iter(name.holders.values()), None)
-        if holder is None:
+        holders = list(islice(name.holders.values(), SHOWN))
+        if not holders:
             return None
+        first, *others = (_shown(holder, now) for holder in holders)
         return replace(
-            parse_owner(holder.claim.owner),
-            token=holder.token,
-            since=holder.since,
+            first,
             waiting=sum(waiter.until > now for waiter in name.queue.values()),
-            resting_until=datetime.now(UTC) + timedelta(seconds=holder.until - now) if holder.rests else None,
-            remaining=holder.until - now,
+            holders=None if name.mode() == "x" else len(name.holders),
+            others=tuple(others),
         )
 
     def follow(self, notices: Notices, names: Mapping[str, str]) -> None:
@@ -319,15 +386,17 @@ class _Store:
             tell()
 
     def _end(self, key: str, name: _Name, now: float) -> None:
-        """End the leases that are over; on a free name pass over the waiters that are not known to be alive."""
-        for holder in [holder for holder in name.holders.values() if holder.until <= now]:
+        """End the leases that are over; unless one holds it alone, pass over the waiters that are not known to be
+        alive."""
+        for holder in name.ended(now):
             self._take_from(key, name, holder, "its lease had ended")
-        if not name.holders:
+        if name.mode() != "x":
             name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.until > now}
 
     def _take(self, key: str, name: _Name, claim: Claim, notices: Notices, now: float) -> int:
         self._token += 1
-        name.holders[claim.id] = _Holder(claim, notices, self._token, datetime.now(UTC), now + claim.ttl)
+        holder = name.holders[claim.id] = _Holder(claim, notices, self._token, datetime.now(UTC), inf)
+        name.extend(holder, now + claim.ttl)
         name.queue.pop(claim.id, None)
         self._tell_followers(key)
         return self._token
@@ -342,16 +411,14 @@ class _Store:
         self._tell_followers(key)
 
     def _settle(self, key: str, name: _Name) -> None:
-        """A free name wakes its first waiter; a name without one leaves nothing."""
-        if name.holders:
-            return
-        if not self._wake_first(name):
+        """Wake every waiter who may come in; a name that nobody holds or waits for leaves nothing."""
+        for waiter in name.next_in():
+            self._wake(waiter)
+        if not name.holders and not name.queue:
             self.names.pop(key, None)
 
-    def _wake_first(self, name: _Name) -> bool:
-        if first := next(iter(name.queue.values()), None):
-            self._outbox.append(partial(first.notices.wake, first.claim.id))
-        return first is not None
+    def _wake(self, waiter: _Waiter) -> None:
+        self._outbox.append(partial(waiter.notices.wake, waiter.claim.id))
 
     def _tell_followers(self, key: str) -> None:
         for notices, names in self._followers.values():
@@ -362,6 +429,30 @@ class _Store:
 def _liveness(claim: Claim) -> float:
     """Seconds for which one attempt keeps a waiter's place: three heartbeats, so that one may be late."""
     return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
+
+
+def _room(claim: Claim) -> float:
+    """How many such may hold a name together."""
+    if claim.mode == "r":
+        return inf
+    return claim.permits or 1
+
+
+def _differ(one: Claim, other: Claim) -> bool:
+    """Two permits of which no number is the right one."""
+    return 0 != one.permits != other.permits != 0
+
+
+def _shown(holder: _Holder, now: float) -> LockInfo:
+    left = holder.until - now
+    return replace(
+        parse_owner(holder.claim.owner),
+        token=holder.token,
+        since=holder.since,
+        resting_until=datetime.now(UTC) + timedelta(seconds=left) if holder.rests else None,
+        remaining=left,
+        permits=holder.claim.permits or None,
+    )
 
 
 _stores: dict[str, _Store] = {}

@@ -394,8 +394,8 @@ def test_an_unknown_capability_lists_the_known() -> None:
 
 
 def test_a_backend_that_lacks_a_required_capability_is_refused_by_name() -> None:
-    with pytest.raises(CapabilityMissing, match=r"memory://.* lacks cross_host, read_write, semaphore") as caught:
-        open_configured(resolve("memory://", requires={"cross_host", "fencing", "read_write", "semaphore"}))
+    with pytest.raises(CapabilityMissing, match=r"memory://.* lacks cross_host, survives_failover") as caught:
+        open_configured(resolve("memory://", requires={"cross_host", "fencing", "read_write", "survives_failover"}))
     assert caught.value.backend == "memory"
 
 

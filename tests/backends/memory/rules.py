@@ -69,9 +69,21 @@ class Asker:
         self.ear = Ear(now)
         backend.open(self.ear)
 
-    def claim(self, name: str = "n", *, ttl: float = 30.0, fair: bool = False, renew: bool = True) -> Claim:
+    def claim(
+        self, name: str = "n", *, ttl: float = 30.0, fair: bool = False, renew: bool = True, kind: str = "lock"
+    ) -> Claim:
         id_ = f"{self.ear.client}.{next(_numbers):032x}"
-        return Claim(name, "lock", id_, owner_text(id_, "lock", "host", 1, "me", ttl), ttl, renew, fair, "me")
+        return Claim(name, kind, id_, owner_text(id_, kind, "host", 1, "me", ttl), ttl, renew, fair, "me")
+
+    def reader(self, name: str = "n", *, ttl: float = 30.0, kind: str = "read") -> Claim:
+        """As the kernel makes it: fair."""
+        return self.claim(name, ttl=ttl, fair=True, kind=kind)
+
+    def writer(self, name: str = "n", *, ttl: float = 30.0) -> Claim:
+        return self.reader(name, ttl=ttl, kind="write")
+
+    def permit(self, permits: int, name: str = "n", *, ttl: float = 30.0) -> Claim:
+        return self.reader(name, ttl=ttl, kind="permit")._replace(permits=permits)
 
     def attempt(self, claim: Claim, *, join: bool = True) -> Granted | Busy:
         return self.backend.attempt(claim, join, WITHIN)

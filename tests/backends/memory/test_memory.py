@@ -12,12 +12,13 @@ import pytest
 import multilock_memory
 from multilock import LossReason
 from multilock.model import Granted
-from tests.backends.memory.rules import WITHIN, Asker, Clock, Rules
+from tests.backends.memory.rules import WITHIN, Asker, Clock
+from tests.backends.memory.shared_rules import SharedRules
 
 _stores = itertools.count()
 
 
-class TestMemory(Rules):
+class TestMemory(SharedRules):
     scheme = "memory"
     open_backend = staticmethod(multilock_memory.open_backend)
 
@@ -47,6 +48,54 @@ class TestMemory(Rules):
         one.release(held, granted)
         two.release(first)
         assert two.ear.told[-1] == ("wake", second.id)
+
+    def test_every_waiter_that_fits_is_woken_and_nobody_behind_one_that_does_not(self, one: Asker, two: Asker) -> None:
+        held, readers, writer, late = one.writer(), [two.reader(), two.reader()], two.writer(), two.reader()
+        granted = one.hold(held)
+        for claim in (*readers, writer, late):
+            two.wait(claim)
+        one.release(held, granted)
+        assert two.ear.told == [("wake", reader.id) for reader in readers]
+
+    def test_as_many_waiters_are_woken_as_permits_are_free(self, one: Asker, two: Asker) -> None:
+        held = [(claim, one.hold(claim)) for claim in (one.permit(2), one.permit(2))]
+        waiting = [two.permit(2) for _ in range(3)]
+        for claim in waiting:
+            two.wait(claim)
+        one.release(*held[1])
+        assert two.ear.told == [("wake", waiting[0].id)]
+
+    def test_writer_that_gives_up_wakes_the_readers_behind_it(self, one: Asker, two: Asker) -> None:
+        one.hold(one.reader())
+        writer, readers = two.writer(), [two.reader(), two.reader()]
+        for claim in (writer, *readers):
+            two.wait(claim)
+        two.release(writer)
+        assert two.ear.told == [("wake", reader.id) for reader in readers]
+
+    def test_waiter_with_another_number_is_woken_to_hear_it(self, one: Asker, two: Asker) -> None:
+        held, first, odd = one.writer(), one.permit(3), two.permit(5)
+        granted = one.hold(held)
+        one.wait(first)
+        two.wait(odd)
+        one.release(held, granted)
+        one.hold(first)
+        assert two.ear.told == [("wake", odd.id)]
+
+    def test_loss_of_one_reader_is_told_to_no_other(self, one: Asker, two: Asker, clock: Clock) -> None:
+        dead, alive = one.reader(ttl=10), two.reader(ttl=30)
+        one.hold(dead)
+        granted = two.hold(alive)
+        clock.advance(10)
+        two.renew((alive, granted))
+        assert (one.ear.told, two.ear.told) == ([("gone", dead.id, LossReason.TAKEN)], [])
+
+    def test_operator_s_release_is_told_to_each_holder(self, one: Asker, two: Asker) -> None:
+        claims = [one.reader(), one.reader()]
+        for claim in claims:
+            one.hold(claim)
+        two.backend.force_release("n", WITHIN)
+        assert one.ear.told == [("gone", claim.id, LossReason.TAKEN) for claim in claims]
 
     def test_closed_client_waits_no_more_and_wakes_the_next(self, one: Asker, two: Asker) -> None:
         held, first, second = one.claim(), two.claim(fair=True), one.claim(fair=True)

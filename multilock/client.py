@@ -234,7 +234,7 @@ class Client(OfThisProcess):
         most, and for other callbacks and answers, one ``request_timeout`` each at most; what is unanswered then ends by
         its ttl. Called by work or a callback of an election, it does the rest in the background. Twice is harmless.
         """
-        self._kernel.close()
+        self._kernel.end.close()
 
     def __enter__(self) -> Client:
         return self
@@ -247,7 +247,7 @@ class Client(OfThisProcess):
     def __del__(self) -> None:
         kernel: Kernel | None = getattr(self, "_kernel", None)  # none where the arguments were wrong
         if kernel and not kernel.closed:
-            telling.defer(kernel.dropped)
+            telling.defer(kernel.end.drop)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

@@ -216,7 +216,7 @@ class AsyncClient(OfThisProcess):
 
         def close() -> None:
             try:
-                self._kernel.close()
+                self._kernel.end.close()
             finally:
                 with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
                     loop.call_soon_threadsafe(closed.set)
@@ -253,7 +253,7 @@ class AsyncClient(OfThisProcess):
     def __del__(self) -> None:
         kernel: Kernel | None = getattr(self, "_kernel", None)  # none where the arguments were wrong
         if kernel and not kernel.closed:
-            telling.defer(kernel.dropped)
+            telling.defer(kernel.end.drop)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._kernel.settings!r}{' closed' if self._kernel.closed else ''}>"

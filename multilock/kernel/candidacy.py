@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout
 from multilock.kernel.acquire import Stop, Stopped, acquire
-from multilock.kernel.core import Ending
+from multilock.kernel.ending import Ending
 from multilock.kernel.holding import Holding
 from multilock.kernel.observing import Observer, Reporter
 from multilock.kernel.office import Office

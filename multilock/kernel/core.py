@@ -10,14 +10,12 @@ import logging
 import math
 import os
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from multilock import telling
 from multilock.errors import (
     BackendUnavailable,
     ClientClosed,
@@ -27,12 +25,12 @@ from multilock.errors import (
 )
 from multilock.kernel import process, validity
 from multilock.kernel.callbacks import check_callback
+from multilock.kernel.ending import End
 from multilock.kernel.gate import Gate
-from multilock.kernel.giving_back import Cancels, GivingBack, call_to_give_back
+from multilock.kernel.giving_back import Cancels, GivingBack
 from multilock.kernel.holding import HELD, RELEASING, Holding
 from multilock.kernel.monitor import Monitor
 from multilock.kernel.observing import Followers
-from multilock.kernel.runtime import call_inside, wait_until
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers
 from multilock.kernel.watchdog import Watchdog
@@ -42,18 +40,17 @@ from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.backend import Backend
+    from multilock.kernel.ending import Ending
     from multilock.kernel.face import Face
     from multilock.kernel.runtime import Runtime, Ticker
     from multilock.kernel.want import Want
 
-__all__ = ["Ending", "Kernel", "Settings"]
+__all__ = ["Kernel", "Settings"]
 
 R = TypeVar("R")
 PAGE = 100  # locks listed in one go …
 PAGE_WITHIN = 60.0  # … and seconds for that: it may be many requests, each with its own limit
-LOOK_AGAIN = 5.0  # seconds between looks at whether a dropped client can end
 SOON = 0.1  # seconds until a thread that was refused is asked for again
-TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have what was said
 
 
 class Settings(Protocol):
@@ -77,13 +74,6 @@ class Candidate(Protocol):
     def _forked(self) -> None: ...
 
 
-class Ending(NamedTuple):
-    """What an election says to the client that closes."""
-
-    at: float  # when it has given back what it holds, at the latest
-    awaits_caller: bool  # who closes is itself what it waits for
-
-
 class Kernel:
     def __init__(
         self,
@@ -101,21 +91,21 @@ class Kernel:
         self.closed = False  # no new work
         self.finished = False  # no old work either
         self.died = False  # the watchdog did, once
-        self._dropped = False  # by its user, and not ended yet
         self._told_of_ttl = False  # that another one was granted
         self._make_face = make_face
         self.closers: dict[Callable[[], Ending], None] = {}  # what runs elections, stopped first by close()
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
         self.lost: weakref.WeakSet[Holding] = weakref.WeakSet()  # a forked child must not believe it lost them
         self.events = Events(self.check_callback, self.now)
-        self._start()
+        self.end = End(self)
+        self.start()
         process.register(self)
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
         self.lock = threading.RLock()  # a finalizer may come while its thread is inside; see `release`
         self.held: dict[str, Holding] = {}
-        self._ticker: Ticker | None = None
+        self.ticker: Ticker | None = None
         self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
         self.identity = self.settings.identity or default_identity()
         self._host, self._pid = os.uname().nodename, os.getpid()
@@ -154,7 +144,7 @@ class Kernel:
         """
         with self.lock:
             if self.closed:
-                raise self._closed_error()
+                raise self.closed_error()
             granted = self.watchdog.as_known(claim, granted)
             until = validity.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
             if self.now() >= validity.lost_at(until, granted.ttl):
@@ -212,7 +202,7 @@ class Kernel:
 
     def ready(self) -> None:
         """Before anything is sent that would have to be looked after. Raises BackendUnavailable."""
-        if self._ticker is None:
+        if self.ticker is None:
             try:
                 self._start_ticker()
             except RuntimeError as error:
@@ -221,7 +211,7 @@ class Kernel:
     def poke(self, at: float) -> None:
         """See to it that the ticking thread looks at ``at`` at the latest."""
         try:
-            ticker = self._ticker or self._start_ticker()
+            ticker = self.ticker or self._start_ticker()
         except RuntimeError as error:  # what is planned waits for whoever pokes next
             logger.error("no thread for the watchdog: %s", error)
             return
@@ -230,7 +220,7 @@ class Kernel:
 
     def nudge(self) -> None:
         """Have the ticking thread look now, if there is one: who asks must start none."""
-        if ticker := self._ticker:
+        if ticker := self.ticker:
             ticker.poke(self.now())
 
     def later(self, call: Callable[[], None]) -> None:
@@ -255,32 +245,32 @@ class Kernel:
     def _start_ticker(self) -> Ticker | None:
         """None: the client has ended, and what is still planned in it is not done."""
         with self.lock:
-            if self._ticker is None and not self.finished:
-                ticker = self._ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
+            if self.ticker is None and not self.finished:
+                ticker = self.ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
                 try:
                     ticker.start()
                 except BaseException:  # interrupted: its thread may have begun, and nobody would close it
-                    self._ticker = None
+                    self.ticker = None
                     ticker.close()
                     raise
-            return self._ticker
+            return self.ticker
 
     def _step(self) -> float:
         now = self.now()
         self.giving_back.step()
         following = min(self.watchdog.step(now), self.timers.step(now))
-        return min(following, now + self._end_if_dropped()) if self._dropped else following
+        return min(following, now + self.end.look_at_dropped()) if self.end.dropped else following
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        self._ticker = None  # what follows needs a clock; the client stays unhealthy
+        self.ticker = None  # what follows needs a clock; the client stays unhealthy
         try:
             self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
         finally:
             logger.critical("the watchdog died; every lease of this client is lost", exc_info=error)
 
     def is_healthy(self) -> bool:
-        ticker = self._ticker
+        ticker = self.ticker
         return not (self.closed or self.died) and (ticker is None or ticker.late() <= self.settings.ttl / 10)
 
     # What a dashboard asks, at any moment and from any thread
@@ -296,7 +286,7 @@ class Kernel:
         return asking + self.gate.behind()
 
     def watchdog_late(self) -> float:
-        ticker = self._ticker
+        ticker = self.ticker
         return math.inf if self.died else ticker.late() if ticker else 0.0
 
     def add_election(self, election: Candidate) -> None:
@@ -314,144 +304,10 @@ class Kernel:
 
     def check_open(self) -> None:
         if self.closed:
-            raise self._closed_error()
+            raise self.closed_error()
 
-    def _closed_error(self) -> ClientClosed:
+    def closed_error(self) -> ClientClosed:
         return ClientClosed("this client is closed: make a new one with multilock.connect()", backend=self.scheme)
-
-    def close(self) -> None:
-        """Blocking, bounded: callbacks and answers get one request timeout each, elections their grace if that is more.
-        See ``Client.close``."""
-        with self.lock:
-            if self.closed:
-                return
-            self.closed = True
-        budget = self.request_timeout()
-        endings = [end() for end in list(self.closers)]
-        self.monitor.wake(None)
-        self.gate.wake_all()
-        self.followers.changed(None)
-        leases = list(self.held.values())
-        for lease in leases:
-            if lease.is_held():  # a leadership is not any more: it was resigned, and is kept until its work has ended
-                self.monitor.lose(
-                    lease,
-                    LossReason.CLOSED,
-                    "the client was closed while it was held",
-                    confirmed=False,
-                    give_back=False,
-                )
-        until = max((ending.at for ending in endings), default=0.0)
-        if process.in_the_middle() or any(ending.awaits_caller for ending in endings):
-            self.spawn_soon(lambda: self._give_all_back(leases, budget, until), "multilock-close")
-        else:
-            self._give_all_back(leases, budget, until)
-
-    def _give_all_back(self, leases: list[Holding], budget: float, until: float) -> None:
-        try:
-            self.callbacks.wait(budget)
-        finally:
-            for lease in leases:
-                if lease._loss:
-                    self.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
-        try:  # elections give back what they hold: this is no shorter, in case a timer of theirs is late
-            wait_until(self.runtime, lambda: all(lease._state != HELD for lease in leases), until + budget - self.now())
-        finally:
-            for lease in leases:
-                if not lease._loss:
-                    self.giving_back.later(lease)
-        self._wait_for_requests(budget)
-        self.cancels.wait(budget)
-        self._finish()
-        telling.flush(TELL_WITHIN)
-
-    def dropped(self) -> None:
-        """Nobody has the client any more, and nobody closed it: its threads and connections end when nothing needs
-        them. A lease keeps its client, so none is held."""
-        self._dropped = True
-        self.poke(self.now())
-        warnings.warn(f"a client of {self.scheme} was dropped: close() it, or use it in a with", ResourceWarning, 1)
-
-    def _end_if_dropped(self) -> float:
-        """Seconds after which to look again."""
-        if self.held or self.monitor.waiting or self.closers or not self.cancels.wait(0) or self.followers.wanted():
-            return LOOK_AGAIN
-        try:
-            self.runtime.spawn(self.close, "multilock-close")
-        except RuntimeError:  # the process has no thread for it now
-            return LOOK_AGAIN
-        self._dropped = False
-        return math.inf
-
-    def _wait_for_requests(self, budget: float) -> None:
-        """Of acquires, which hand their claims to the background cancel on their way out, and of releases."""
-        wait_until(self.runtime, lambda: not (self.monitor.waiting or self.held), budget)
-
-    def _finish(self) -> None:
-        with self.lock:
-            self.finished = True
-        self.followers.close()
-        self.watchdog.close()
-        self.cancels.close()
-        self.face.close()
-        self.backend.close()
-        if self._ticker:
-            self._ticker.close()
-
-    def withdraw(self, deadline: float) -> bool:
-        """The interpreter ends: nobody here waits any more. False: the client has ended before.
-
-        For all clients before any of them gives a lock back, which could go to a waiter that ends with this process.
-        """
-        with self.lock:
-            self.closed = True
-            waiting = [claim for claim, _ in self.monitor.waiting.copy().values() if claim.id not in self.held]
-        if self.finished:
-            return False
-        self._give_back([*((claim, None, True, None) for claim in waiting), *self.cancels.take()], deadline)
-        return True
-
-    def exit(self, deadline: float) -> None:
-        """Then give back what is held, in this thread: no callbacks, nothing past ``deadline``."""
-        with self.lock:
-            leases = list(self.held.values())
-            # A release under way may not have sent anything yet, and its thread ends with this process.
-            claims = [
-                (lease._claim, lease._granted, lease._unsure or lease._state == RELEASING, lease._rest_until)
-                for lease in leases
-            ]
-            for lease in leases:
-                lease._abandon()
-                self.forget(lease)
-        self._give_back([*claims, *self.cancels.take()], deadline)
-        self._finish()
-
-    def _give_back(self, claims: Iterable[tuple[Claim, Granted | None, bool, float | None]], deadline: float) -> None:
-        for claim, granted, unsure, rest_until in claims:
-            if (left := deadline - self.now()) <= 0:
-                break
-            try:
-                call, *args = call_to_give_back(self.backend, self.now(), claim, granted, unsure, rest_until)
-                call_inside(call, *args, min(left, self.request_timeout(claim.ttl)))
-            except Exception as error:
-                logger.warning("the lock %r could not be given back at exit: %s", claim.name, error)
-                if isinstance(error, BackendUnavailable):
-                    break  # the rest would only use up the time of other clients
-
-    def forked(self) -> None:
-        """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
-        self.lock = threading.RLock()  # another thread may have held it, also that of a closed client
-        for lease in [*self.held.values(), *self.lost]:
-            lease._reset_in_child()
-        self.lost.clear()
-        for election in list(self.elections):
-            election._forked()
-        if self.closed:
-            self.finished = True  # what its parent still gives back, it does without us
-        else:
-            self.closers.clear()
-            self.died = False
-            self._start()
 
     # For messages
 

@@ -1,7 +1,4 @@
-"""Fork and exit: what happens to all clients of this process when it splits or ends.
-
-SIGTERM's default action and ``os._exit`` run none of this: then the ttl ends the locks.
-"""
+"""All clients of this process: which of them a thread is inside, and that each hears of a fork and of the exit."""
 
 from __future__ import annotations
 
@@ -34,22 +31,27 @@ class OfThisProcess:
         )
 
 
-class Process(Protocol):
-    @property
-    def lock(self) -> threading.RLock: ...
+class End(Protocol):
     def withdraw(self, deadline: float) -> bool: ...
     def exit(self, deadline: float) -> None: ...
     def forked(self) -> None: ...
 
 
-_kernels: dict[weakref.ref[Process], None] = {}  # a WeakSet cannot be looked through while another thread adds to it
+class OneClient(Protocol):
+    @property
+    def lock(self) -> threading.RLock: ...
+    @property
+    def end(self) -> End: ...
 
 
-def register(kernel: Process) -> None:
+_kernels: dict[weakref.ref[OneClient], None] = {}  # a WeakSet cannot be looked through while another thread adds to it
+
+
+def register(kernel: OneClient) -> None:
     _kernels[weakref.ref(kernel, lambda gone: _kernels.pop(gone, None))] = None
 
 
-def _living() -> list[Process]:
+def _living() -> list[OneClient]:
     return [kernel for reference in list(_kernels) if (kernel := reference())]
 
 
@@ -69,9 +71,9 @@ def _at_exit() -> None:
     began = now()
     kernels = _living()
     shares = _shares(len(kernels), began + EXIT_TIME / 2)
-    still_open = [kernel for kernel in kernels if kernel.withdraw(next(shares))]
+    still_open = [kernel for kernel in kernels if kernel.end.withdraw(next(shares))]
     for kernel, deadline in zip(still_open, _shares(len(still_open), began + EXIT_TIME - FAREWELL), strict=True):
-        kernel.exit(deadline)
+        kernel.end.exit(deadline)
     telling.at_exit(TELL_WITHIN)
 
 
@@ -83,7 +85,7 @@ def _shares(count: int, end: float) -> Iterator[float]:
 
 def _after_fork_in_child() -> None:
     for kernel in _living():
-        kernel.forked()
+        kernel.end.forked()
 
 
 atexit.register(_at_exit)

@@ -102,7 +102,7 @@ def multilock_async_client(multilock_url: str) -> Iterator[AsyncClient]:
     assert isinstance(kernel.face, LoopFace)
     loop = kernel.face.its_loop()
     if loop is None or loop.is_closed() or loop.is_running():
-        kernel.close()
+        kernel.end.close()
     else:  # nothing else would run the callbacks that close() waits for
         loop.run_until_complete(client.close())
 

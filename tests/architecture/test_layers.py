@@ -22,7 +22,7 @@ LAYERS = [
     {"kernel.process"},
     {"kernel.holding", "kernel.want"},
     {"kernel.watchdog", "kernel.monitor", "kernel.callbacks", "kernel.subscribers", "kernel.tell", "kernel.scopes"},
-    {"kernel.face", "kernel.gate", "kernel.acquire", "kernel.giving_back"},
+    {"kernel.face", "kernel.gate", "kernel.acquire", "kernel.giving_back", "kernel.ending"},
     {"kernel.observing", "kernel.core"},
     {"kernel.candidacy", "kernel.term", "kernel.office"},
     {"config", "urls", "registry", "options"},

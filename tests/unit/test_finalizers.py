@@ -180,14 +180,16 @@ def test_the_clients_of_a_process_can_be_looked_through_while_others_are_made() 
     ended = threading.Event()
     errors: list[BaseException] = []
 
-    class Dummy:
-        lock = threading.RLock()
-
+    class NoEnd:
         def withdraw(self, deadline: float) -> bool:
             return False
 
         def exit(self, deadline: float) -> None: ...
         def forked(self) -> None: ...
+
+    class Dummy:
+        lock = threading.RLock()
+        end = NoEnd()
 
     def make() -> None:
         while not ended.is_set():

@@ -562,11 +562,11 @@ def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
     kernel = client._kernel
     claim = inner(lease)._claim
     kernel.monitor.waiting[claim.id] = claim, Threads().bell()  # its acquire is still on its way out
-    assert kernel.withdraw(now() + 5)
+    assert kernel.end.withdraw(now() + 5)
     assert backend.called("release") == []
-    kernel.exit(now() + 5)
+    kernel.end.exit(now() + 5)
     assert len(backend.called("release")) == 1
-    assert not kernel.withdraw(now() + 5)
+    assert not kernel.end.withdraw(now() + 5)
 
 
 def test_a_close_that_was_interrupted_gives_back_what_was_held() -> None:
@@ -576,8 +576,8 @@ def test_a_close_that_was_interrupted_gives_back_what_was_held() -> None:
     with ctrl_c("ThreadCallbacks.wait"):
         client.close()
     eventually(lambda: backend.holders == {})
-    assert client._kernel.withdraw(now() + 5), "what is left of it is done at the exit"
-    client._kernel.exit(now() + 5)
+    assert client._kernel.end.withdraw(now() + 5), "what is left of it is done at the exit"
+    client._kernel.end.exit(now() + 5)
 
 
 def test_a_client_whose_server_is_silent_at_the_exit_leaves_time_for_the_others() -> None:

@@ -142,7 +142,7 @@ def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
 ) -> None:
     told: list[multilock.Loss] = []
     lease = client.lock("a", ttl=0.5, renew=False, on_lost=told.append).acquire()
-    client._kernel._ticker.close()  # type: ignore[union-attr]  # it is our own look at the clock that finds out
+    client._kernel.ticker.close()  # type: ignore[union-attr]  # it is our own look at the clock that finds out
     waiter = threading.Thread(target=lease.wait_lost)
     waiter.start()
     eventually(lambda: inner(lease)._hooks)
@@ -174,7 +174,7 @@ def test_what_is_planned_when_a_client_has_ended_starts_no_thread(url: str) -> N
     client = multilock.connect(url)
     client.close()
     client._kernel.timers.at(now(), lambda: None)
-    assert client._kernel._ticker is None
+    assert client._kernel.ticker is None
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -162,8 +162,8 @@ def a_close(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
 
 def an_exit(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     client.lock("n").acquire()
-    client._kernel.withdraw(runtime.now() + 1)
-    client._kernel.exit(runtime.now() + 1)
+    client._kernel.end.withdraw(runtime.now() + 1)
+    client._kernel.end.exit(runtime.now() + 1)
 
 
 def an_interrupted_acquire(client: Client, backend: Scripted, runtime: HandRuntime) -> None:

@@ -406,7 +406,7 @@ def test_a_lock_that_comes_and_goes_does_not_wake_the_watchdog_each_time(
         lock = client.lock("n")
         lock.acquire().release()
         time.sleep(ARM_AFTER * 1.5)  # what is kept is looked at again in some seconds only
-        ticker: Any = client._kernel._ticker
+        ticker: Any = client._kernel.ticker
         steps: list[float] = []
 
         def step(step: Callable[[], float] = ticker._step) -> float:

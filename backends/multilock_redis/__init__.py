@@ -173,6 +173,8 @@ class RedisBackend:
             # Its own ttl, and that of a waiter which died with it; then the next one's heartbeat, jitter included.
             takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
             hold_at_least=True,
+            read_write=True,
+            semaphore=True,
         )
 
     def __repr__(self) -> str:

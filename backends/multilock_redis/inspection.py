@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from multilock.backend import LockInfo, parse_owner
 from multilock.names import escape
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import RESTS
 from multilock_redis.transactions import FORCE, INSPECT, Transactions
-from multilock_redis.wire import pack
+from multilock_redis.wire import bulks, pack
 
 __all__ = ["Inspection"]
 
 SCANNED_AT_ONCE = 1000  # keys looked at by one SCAN
+NAMED = 100  # of those who share a name, where only this one was asked for
 EPOCH = datetime.fromtimestamp(0, UTC)
+_MARKER = re.compile(rb"#multilock:(r|p(\d+)):\d+")
 
 
 class Inspection:
@@ -25,7 +29,7 @@ class Inspection:
         self._transactions = transactions
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        answer, _ = self._transactions.run(INSPECT, self._inspection(name), within)
+        answer, _ = self._transactions.run(INSPECT, self._inspection(name, NAMED), within)
         return None if answer is None else _info(name, *answer)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
@@ -41,8 +45,8 @@ class Inspection:
             listed = dict.fromkeys(self._keys.name(key) for key in found if not key.startswith(b"{"))
             names = [name for name in listed if name is not None and name.startswith(prefix) and name not in seen]
             seen.update(names)
-            requests = [self._inspection(name) for name in names]
-            answers = self._transactions.run_all(INSPECT, requests, connections.exchange, within)
+            requests = [self._inspection(name, 1) for name in names]
+            answers = self._transactions.run_all({INSPECT}, requests, connections.exchange, within)
             for name, (answer, _) in zip(names, answers, strict=True):
                 if answer is not None:
                     yield _info(name, *answer)
@@ -50,24 +54,30 @@ class Inspection:
                 return
 
     def force_release(self, name: str, within: float) -> bool:
-        owner, _ = self._transactions.run(FORCE, FORCE.head + self._keys.of(name).first_four, within)
-        return owner is not None
+        holders, _ = self._transactions.run(FORCE, FORCE.head + self._keys.of(name).common, within)
+        return bool(holders)
 
-    def _inspection(self, name: str) -> bytes:
-        return INSPECT.head + self._keys.of(name).first_four
+    def _inspection(self, name: str, named: int) -> bytes:
+        return INSPECT.head + self._keys.of(name).common + bulks(b"%d" % named)
 
 
-def _info(name: str, owner: bytes, token: bytes | None, waiting: int, left: int) -> LockInfo:
-    rests = owner.startswith(RESTS)
+def _info(name: str, text: bytes, token: bytes | None, waiting: int, *rest: Any) -> LockInfo:
+    if shared := _MARKER.fullmatch(text):
+        holders, now, who = rest
+        permits = int(shared[2]) if shared[2] else None
+        ends = zip(who[::2], who[1::2], strict=True)
+        first, *others = (replace(_holder(name, owner, int(end) - now), permits=permits) for owner, end in ends)
+        return replace(first, waiting=waiting, holders=holders, others=tuple(others))
+    info = replace(_holder(name, text, *rest), waiting=waiting)
+    if info.kind is None or token is None:
+        return info  # a plain client's: the token is that of another holder
+    return replace(info, token=int(token), since=EPOCH + timedelta(microseconds=int(token)))
+
+
+def _holder(name: str, owner: bytes, left: int) -> LockInfo:
+    """Without its token: of those who share a lock only the last one's is known."""
     info = parse_owner(owner.removeprefix(RESTS).decode(errors="replace"))
-    remaining = left / 1000 if left >= 0 else None  # below: a plain client's key that never ends
-    if info.kind is None:
-        return replace(
-            info, name=name, waiting=waiting, remaining=remaining
-        )  # a plain client's: the token is that of another holder
-    micros = None if token is None else int(token)
-    since = None if micros is None else EPOCH + timedelta(microseconds=micros)
+    rests = info.kind is not None and owner.startswith(RESTS)
     until = datetime.now(UTC) + timedelta(milliseconds=max(0, left)) if rests else None
-    return replace(
-        info, name=name, token=micros, since=since, waiting=waiting, resting_until=until, remaining=remaining
-    )
+    remaining = left / 1000 if left >= 0 else None  # below: a plain client's key that never ends
+    return replace(info, name=name, resting_until=until, remaining=remaining)

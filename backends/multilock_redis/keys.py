@@ -9,14 +9,14 @@ from multilock.backend import Claim
 from multilock.names import escape, unescape
 from multilock_redis.wire import bulks
 
-__all__ = ["Keys", "Keyspace", "token_of"]
+__all__ = ["Keys", "Keyspace", "holders_of", "token_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
     """The keys of one name, as they go over the wire."""
 
-    first_four: bytes  # packed: lock, queue, live, token
+    common: bytes  # packed: lock, queue, live, token, holders
     gone: bytes  # what the key of a tombstone begins with
 
     def own(self, claim: Claim) -> bytes:
@@ -46,8 +46,12 @@ class Keyspace:
     def _keys(self, name: str) -> Keys:
         lock = self.lock(name)
         queue, live, gone = (b"{%b}:%b" % (lock, part) for part in (b"queue", b"live", b"gone:"))
-        return Keys(bulks(lock, queue, live, token_of(lock)), gone)
+        return Keys(bulks(lock, queue, live, token_of(lock), holders_of(lock)), gone)
 
 
 def token_of(lock: bytes) -> bytes:
     return b"{%b}:token" % lock
+
+
+def holders_of(lock: bytes) -> bytes:
+    return b"{%b}:holders" % lock

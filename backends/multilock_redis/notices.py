@@ -166,6 +166,7 @@ class Listener:
         for answer in (client, changes):
             if isinstance(answer, Exception):
                 self._refuse("changes", f"{UNTRACKED}: {answer}")
+        self._recipe.told = "wake-ups" not in self.refused
         self._subscriber = 0 if "changes" in self.refused else client
         self._subscribed = wire
         return wire

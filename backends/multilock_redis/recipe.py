@@ -2,9 +2,10 @@
 
 A lock is a string key with an end (`SET key owner NX PX ttl`, as in the pattern that Redis documents, so that plain
 clients and redis-py's Lock exclude us and we them), with what that pattern lacks: a fencing token, a queue in order of
-arrival in which the releaser itself makes the next one the holder, and a cancel that is final. Each step is one script
-in ``scripts/``, atomic and safe to send again; the invariant stands on top of each. So here is no race: they are all in
-there.
+arrival in which the releaser itself makes the next one the holder, and a cancel that is final. While readers or permits
+share it the string is a marker, and who shares it stands in a sorted set, each with the end of its own lease. Each step
+is one script in ``scripts/``, atomic and safe to send again; the invariant stands on top of each. So here is no race:
+they are all in there.
 """
 
 from __future__ import annotations
@@ -14,16 +15,28 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from multilock import BackendRejected
 from multilock.backend import Busy, Claim, Granted, Held
-from multilock_redis.keys import Keyspace, token_of
-from multilock_redis.transactions import ACQUIRE, RELEASE, RENEW, REST, Exchange, Transactions
+from multilock_redis.keys import Keyspace, holders_of, token_of
+from multilock_redis.transactions import (
+    ACQUIRE,
+    RELEASE,
+    RENEW,
+    RENEW_SHARED,
+    REST,
+    SHARE,
+    Exchange,
+    Script,
+    Transactions,
+)
 from multilock_redis.wire import bulks
 
 __all__ = ["RESTS", "Recipe", "liveness"]
 
 TOMBSTONE = 60_000  # ms; longer than any request can lie in a buffer of a connection that was closed
-RESTS = b"#multilock:rest:"  # before the owner of a name that was released and rests: no claim is called so
-RENEWED_AT_ONCE = 500  # locks; one script keeps the server for about 1 ms
+OTHER_NUMBER = -3  # the first word of an answer of share.lua
+RESTS = b"#multilock:rest:"  # before the owner of what was released and rests: no claim is called so
+RENEWED_AT_ONCE, SHARED_AT_ONCE = 500, 250  # locks; one script keeps the server for about 1 ms
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 
 
@@ -43,23 +56,34 @@ class Recipe:
         self._keys = keys
         self._transactions = transactions
         self._group = group
+        self.told = True  #: our waiters hear of their turn; where not, the scripts must not take them for dead
 
     # ---- acquire
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take it, or take and keep a place in the queue. Who joins is served in order of arrival, fair or not; an
-        unfair one that does not join takes a free lock whoever waits."""
-        return self.attempted(claim, *self._transactions.run(ACQUIRE, self.to_attempt(claim, join), within))
+        unfair one that wants it alone and does not join takes a free lock whoever waits."""
+        script = ACQUIRE if claim.mode == "x" else SHARE
+        return self.attempted(claim, *self._transactions.run(script, self.to_attempt(claim, join), within))
 
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
-        keys = self._keys.of(claim.name)
-        return b"".join((ACQUIRE.head, keys.first_four, keys.own(claim), _how(claim.ttl, join, claim.fair)))
+        keys, mode = self._keys.of(claim.name), claim.mode
+        head = ACQUIRE.head if mode == "x" else SHARE.head
+        return b"".join((head, keys.common, keys.own(claim), _how(claim.ttl, join, self.told, mode, claim.fair)))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
         ttl = claim.ttl
         if isinstance(answer, int):
             return Granted(answer, ttl, sent_at, ttl, ttl / 3, self._group, claim.owner)
+        if len(answer) == 3:
+            _, token, generation = answer
+            return Granted(token, ttl, sent_at, ttl, ttl / 3, self._group, _marker(claim.mode, generation))
         left, rank = answer
+        if left == OTHER_NUMBER:
+            raise BackendRejected(
+                f"{claim.name!r} has {rank} permits here, {claim.permits} were asked for: let all name the same number",
+                backend="redis",
+            )
         # A key that ends by itself is worth a look just then, for those whose turn it may be: one after the other.
         # Its own end is pushed late, or never.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
@@ -68,24 +92,25 @@ class Recipe:
     # ---- renew
 
     def renew(self, held: Sequence[Held], exchange: Exchange, within: float) -> list[Granted | None]:
-        chunks = [held[start : start + RENEWED_AT_ONCE] for start in range(0, len(held), RENEWED_AT_ONCE)]
-        answers = self._transactions.run_all(RENEW, [self._renewal(chunk) for chunk in chunks], exchange, within)
-        return [
-            Granted(granted.token, claim.ttl, sent_at, claim.ttl, claim.ttl / 3, self._group, granted.key)
-            if ours
-            else None
-            for chunk, (flags, sent_at) in zip(chunks, answers, strict=True)
-            for (claim, granted), ours in zip(chunk, flags, strict=True)
-        ]
+        chunks = _chunks(held)
+        requests = [self._renewal(script, [held[i] for i in places]) for script, places in chunks]
+        answers = self._transactions.run_all({script for script, _ in chunks}, requests, exchange, within)
+        renewed: list[Granted | None] = [None] * len(held)
+        for (_, places), (flags, sent_at) in zip(chunks, answers, strict=True):
+            for i, ours in zip(places, flags, strict=True):
+                if ours:
+                    ttl, granted = held[i][0].ttl, held[i][1]
+                    renewed[i] = Granted(granted.token, ttl, sent_at, ttl, ttl / 3, self._group, granted.key)
+        return renewed
 
-    def _renewal(self, held: Sequence[Held]) -> bytes:
+    def _renewal(self, script: Script, held: Sequence[Held]) -> bytes:
         keys: list[bytes] = []
         values: list[bytes] = []
         for claim, _ in held:
             lock = self._keys.lock(claim.name)
-            keys += (lock, token_of(lock))
+            keys += (lock, token_of(lock)) if script is RENEW else (lock, token_of(lock), holders_of(lock))
             values += (claim.owner.encode(), b"%d" % round(claim.ttl * 1000))
-        return RENEW.head_for(2 * len(keys), len(keys)) + bulks(*keys, *values)
+        return script.head_for(len(keys) + len(values), len(keys)) + bulks(*keys, *values)
 
     # ---- release
 
@@ -95,20 +120,39 @@ class Recipe:
 
     def to_release(self, claim: Claim, unsure: bool) -> bytes:
         keys = self._keys.of(claim.name)
-        return b"".join((RELEASE.head, keys.first_four, keys.own(claim), _LAST if unsure else _ORDINARY))
+        return b"".join((RELEASE.head, keys.common, keys.own(claim), _LAST if unsure else _ORDINARY))
 
     # ---- rest
 
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
         keys = self._keys.of(claim.name)
         last, how = _LAST if unsure else _ORDINARY, bulks(b"%d" % max(1, math.ceil(seconds * 1000)), RESTS)
-        request = b"".join((REST.head, keys.first_four, keys.own(claim), last, how))
+        request = b"".join((REST.head, keys.common, keys.own(claim), last, how))
         answer, _ = self._transactions.run(REST, request, within)
         return bool(answer)
 
 
 @lru_cache(maxsize=256)
-def _how(ttl: float, join: bool, fair: bool) -> bytes:
-    """Packed: ttl, liveness, whether a free lock may be taken past the queue."""
+def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool) -> bytes:
+    """Packed: ttl, liveness; in which mode it is shared, or else whether a free lock may be taken past the queue."""
     wait = round(liveness(ttl) * 1000) if join else 0
-    return bulks(b"%d" % round(ttl * 1000), b"%d" % wait, b"%d" % (not join and not fair))
+    last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()
+    return bulks(b"%d" % round(ttl * 1000), b"%d" % (wait if told else -wait), last)
+
+
+def _marker(mode: str, generation: int) -> str:
+    """What the lock's key holds while it is shared: another text each time that it comes to be shared."""
+    return f"#multilock:{mode}:{generation}"
+
+
+def _chunks(held: Sequence[Held]) -> list[tuple[Script, list[int]]]:
+    """Which of these each request renews, and by which script."""
+    alone: list[int] = []
+    shared: list[int] = []
+    for i, (claim, _) in enumerate(held):
+        (alone if claim.mode == "x" else shared).append(i)
+    return [
+        (script, places[start : start + at_once])
+        for script, places, at_once in ((RENEW, alone, RENEWED_AT_ONCE), (RENEW_SHARED, shared, SHARED_AT_ONCE))
+        for start in range(0, len(places), at_once)
+    ]

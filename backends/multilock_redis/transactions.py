@@ -6,14 +6,26 @@ They are called by their hash, and loaded when the server does not know them (an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from multilock import BackendUnavailable
 from multilock_redis.transport import Answer, Connections
 from multilock_redis.wire import ScriptMissing, bulks, pack
 
-__all__ = ["ACQUIRE", "FORCE", "INSPECT", "RELEASE", "RENEW", "REST", "Exchange", "Script", "Transactions"]
+__all__ = [
+    "ACQUIRE",
+    "FORCE",
+    "INSPECT",
+    "RELEASE",
+    "RENEW",
+    "RENEW_SHARED",
+    "REST",
+    "SHARE",
+    "Exchange",
+    "Script",
+    "Transactions",
+]
 
 Exchange = Callable[[Sequence[bytes], float], list[Answer]]
 
@@ -32,12 +44,14 @@ class Script:
         return b"*%d\r\n%b" % (3 + words, bulks(b"EVALSHA", self._sha.encode(), b"%d" % keys))
 
 
-ACQUIRE = Script("pass.lua", "acquire.lua", words=9, keys=5)
-RELEASE = Script("pass.lua", "release.lua", words=7, keys=5)
-REST = Script("pass.lua", "rest.lua", words=9, keys=5)
-FORCE = Script("pass.lua", "force.lua", words=4, keys=4)
-INSPECT = Script("inspect.lua", words=4, keys=4)
+ACQUIRE = Script("pass.lua", "acquire.lua", words=10, keys=6)
+SHARE = Script("pass.lua", "share.lua", words=10, keys=6)
+RELEASE = Script("pass.lua", "release.lua", words=8, keys=6)
+REST = Script("pass.lua", "rest.lua", words=10, keys=6)
+FORCE = Script("pass.lua", "force.lua", words=5, keys=5)
+INSPECT = Script("inspect.lua", words=6, keys=5)
 RENEW = Script("renew.lua", words=0, keys=0)
+RENEW_SHARED = Script("renew_shared.lua", words=0, keys=0)
 
 
 class Transactions:
@@ -50,20 +64,24 @@ class Transactions:
         try:
             return self.connections.call(request, within)
         except ScriptMissing:
-            return self._load_and_run(script, [request], self.connections.exchange, deadline)[0]
+            return self._load_and_run([script], [request], self.connections.exchange, deadline)[0]
 
-    def run_all(self, script: Script, requests: Sequence[bytes], exchange: Exchange, within: float) -> list[Answer]:
+    def run_all(
+        self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
+    ) -> list[Answer]:
+        """In one round trip, or two. ``scripts``: those that the requests call."""
         deadline = self._now() + within
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
-            return self._load_and_run(script, requests, exchange, deadline)
+            return self._load_and_run(scripts, requests, exchange, deadline)
         return _checked(answers)
 
     def _load_and_run(
-        self, script: Script, requests: Sequence[bytes], exchange: Exchange, deadline: float
+        self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, deadline: float
     ) -> list[Answer]:
         """In one round trip. It is the same request again, so it has its own time of sending."""
-        return _checked(exchange([script.load, *requests], deadline - self._now()))[1:]
+        loads = [script.load for script in scripts]
+        return _checked(exchange([*loads, *requests], deadline - self._now()))[len(loads) :]
 
 
 def _checked(answers: list[Answer]) -> list[Answer]:

@@ -1,5 +1,6 @@
--- Takes the lock, or takes and keeps a place in its queue. KEYS 5: tombstone of this id.
--- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join), 1: may take a free lock past the queue.
+-- Takes the lock for one alone, or takes and keeps a place in its queue. KEYS 6: tombstone of this id.
+-- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be told), 1: may take a
+-- free lock past the queue.
 -- Returns the token: held for ttl from now. {pttl, rank}: not held (pttl -1: another's lock without an end; rank -1:
 -- not queued). {-2, -1}: this id was cancelled.
 -- Invariant: the same request may arrive any number of times, early, late, or after its cancel, and changes nothing
@@ -13,38 +14,31 @@ local function take()
   return token
 end
 
-if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[5]) == 0 then
+if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[6]) == 0 then
   return take()
 end
-local holder = redis.call('GET', KEYS[1])
-if holder == owner then
+local text = redis.call('GET', KEYS[1])
+if text == owner then
   redis.call('PEXPIRE', KEYS[1], ttl)
   local token = redis.call('GET', KEYS[4])
   return token and tonumber(token) or next_token(clock())
 end
-if redis.call('EXISTS', KEYS[5]) == 1 then
+if redis.call('EXISTS', KEYS[6]) == 1 then
   return {-2, -1}
 end
 
-if wait > 0 then
-  local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-  local ticket, now = clock()
-  if last and last + 1 > ticket then
-    ticket = last + 1
-  end
-  -- The first write decides: a full memory or a missing right refuses that one, and nothing is left. What is refused
-  -- after it must leave no key without an end.
-  redis.call('HSET', KEYS[3], owner, string.format('f%.0f', now + wait))
-  local ends = redis.pcall('PEXPIRE', KEYS[3], 60000)
-  if type(ends) == 'table' then
-    redis.call('HDEL', KEYS[3], owner)
-    return ends
-  end
-  redis.call('ZADD', KEYS[2], 'NX', ticket, owner)
-  redis.call('PEXPIRE', KEYS[2], 60000)
+if wait ~= 0 then
+  join(owner, 'x', wait)
 end
-if not holder and (barge or pass(owner)) then
-  leave(owner)
-  return take()
+if not text or shared_as(text) then
+  local first = barge
+  text = present(text)
+  if not barge then
+    text, first = pass(owner, text)
+  end
+  if first and not text then
+    leave(owner)
+    return take()
+  end
 end
-return {redis.call('PTTL', KEYS[1]), redis.call('ZRANK', KEYS[2], owner) or -1}
+return busy(owner, 'x', text)

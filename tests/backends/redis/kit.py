@@ -79,9 +79,18 @@ class Ours:
         self.ear = Ear()
         self.backend.open(self.ear)
 
-    def claim(self, name: str = "a", ttl: float = 10.0, *, fair: bool = True) -> Claim:
+    def claim(
+        self, name: str = "a", ttl: float = 10.0, *, fair: bool = True, kind: str = "lock", permits: int = 0
+    ) -> Claim:
         claim_id = f"{self.ear.client}.{os.urandom(16).hex()}"
-        return Claim(name, "lock", claim_id, owner_text(claim_id, "lock", "h", 1, "me", ttl), ttl, True, fair, "me")
+        owner = owner_text(claim_id, kind, "h", 1, "me", ttl)
+        return Claim(name, kind, claim_id, owner, ttl, True, fair, "me", permits)
+
+    def reader(self, name: str = "a", ttl: float = 10.0) -> Claim:
+        return self.claim(name, ttl, kind="read")
+
+    def permit(self, permits: int, name: str = "a", ttl: float = 10.0) -> Claim:
+        return self.claim(name, ttl, kind="permit", permits=permits)
 
     def attempt(self, claim: Claim, *, join: bool = False) -> Any:
         return self.backend.attempt(claim, join, self.within)

@@ -104,6 +104,15 @@ def test_a_user_with_exactly_the_documented_rights_can_do_everything(
     held = them.take(waiter)
     them.watch(held)
     assert us.backend.force_release("a", 1) is True
+    reader, permit = us.take(us.reader("r")), them.take(them.permit(2, "p"))
+    them.wait(them.claim("r"))
+    us.wait(us.reader("p"))
+    assert all(us.renew(reader))
+    assert all(them.renew(permit))
+    assert [info.holders for info in us.backend.inspect_all("", 1)] == [1, 1]
+    assert them.backend.rest(*permit, False, 1, 1).ours
+    assert us.release(reader[0])
+    assert us.backend.force_release("p", 1) is True
     assert us.backend.follow(frozenset({"a"}), 1) is True
     us.backend.ping(1)
     assert "refused" not in {finding.code for finding in us.backend.diagnose(1)}
@@ -136,7 +145,8 @@ COMMANDS = (
     *("+evalsha", "+script|load", "+client|id", "+client|tracking", "+client|caching", "+subscribe", "+publish"),
     "+pubsub|numsub",
     *("+get", "+set", "+exists", "+del", "+mget", "+pexpire", "+pttl", "+time", "+scan", "+ping", "+select"),
-    *("+zadd", "+zrem", "+zrange", "+zrank", "+zcard", "+hset", "+hget", "+hdel"),
+    *("+zadd", "+zrem", "+zrange", "+zrank", "+zcard", "+zscore", "+zcount", "+zrangebyscore", "+zremrangebyscore"),
+    *("+hset", "+hget", "+hdel"),
 )
 RIGHTS = (*KEYS_AND_CHANNELS, *COMMANDS)
 

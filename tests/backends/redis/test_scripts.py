@@ -84,7 +84,7 @@ def test_a_heartbeat_keeps_the_place_and_a_second_ticket_is_not_drawn(us: Ours, 
 def test_tickets_rise_even_when_the_clock_of_the_server_does_not(us: Ours, bare: Bare) -> None:
     us.take()
     bare.zadd(QUEUE, {"early": 9e15})
-    bare.hset(LIVE, "early", "f9999999999999")
+    bare.hset(LIVE, "early", "x:9999999999999")
     late = us.wait()
     assert bare.zrange(QUEUE, 0, -1)[-1].decode() == late.owner
 
@@ -92,7 +92,7 @@ def test_tickets_rise_even_when_the_clock_of_the_server_does_not(us: Ours, bare:
 def test_a_waiter_whose_deadline_is_over_is_dropped(us: Ours, them: Ours, bare: Bare) -> None:
     holder, _ = us.take()
     dead, alive = us.wait(), them.wait()
-    bare.hset(LIVE, dead.owner, "f1")
+    bare.hset(LIVE, dead.owner, "x:1")
     us.release(holder)
     assert holder_of(bare) == alive.owner
     assert bare.zcard(QUEUE) == 0
@@ -104,7 +104,7 @@ def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
     client, deadline = "d" * 16, seconds * 1000 + micros // 1000 + until
     dead = [f"{client}.{number:032x}@lock:h:1:me:10" for number in range(count)]
     bare.zadd(QUEUE, {owner: seconds * 1_000_000 + number for number, owner in enumerate(dead)})
-    bare.hset(LIVE, mapping=dict.fromkeys(dead, f"f{deadline}"))
+    bare.hset(LIVE, mapping=dict.fromkeys(dead, f"x:{deadline}"))
     return dead
 
 
@@ -119,7 +119,7 @@ def test_a_newcomer_never_overtakes_who_waits_behind_more_dead_than_are_looked_a
     answer = us.attempt(us.claim())
     assert isinstance(answer, Busy), "a newcomer was first"
     assert answer.expires_in is None
-    bare.hset(LIVE, mapping=dict.fromkeys(dead, "f1"))
+    bare.hset(LIVE, mapping=dict.fromkeys(dead, "x:1"))
     assert isinstance(us.attempt(us.claim()), Busy)
     assert holder_of(bare) == waiter.owner
 
@@ -138,7 +138,7 @@ def test_a_waiter_keeps_its_liveness_and_no_more_when_the_clock_of_the_server_wa
     holder, _ = us.take()
     waiter = them.wait(them.claim(ttl=30))
     deadline = bare.hget(LIVE, waiter.owner)
-    bare.hset(LIVE, waiter.owner, f"f{int(deadline[1:]) + 3_600_000}")  # written before the step of an hour
+    bare.hset(LIVE, waiter.owner, f"x:{int(deadline[2:]) + 3_600_000}")  # written before the step of an hour
     us.release(holder)
     assert holder_of(bare) == waiter.owner
     assert 0 < bare.pttl(LOCK) <= 6_000
@@ -152,7 +152,7 @@ def test_who_died_before_the_clock_of_the_server_was_stepped_back_is_dropped_as_
     us.release(holder)
     seconds, _ = bare.time()
     for owner in dead:
-        assert int(bare.hget(LIVE, owner)[1:]) < (seconds + 8) * 1000
+        assert int(bare.hget(LIVE, owner)[2:]) < (seconds + 8) * 1000
 
 
 def test_a_waiter_is_told_to_look_when_the_holder_ends_only_if_it_is_among_the_first_three(us: Ours) -> None:

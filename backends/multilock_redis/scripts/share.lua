@@ -1,0 +1,49 @@
+-- Takes the lock beside others of the same mode, or takes and keeps a place in its queue. KEYS 6: tombstone of this id.
+-- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be told), mode: `r`, or
+-- `p<n>` for one of n permits.
+-- Returns {1, token, generation}: held for ttl from now. {pttl, rank} and {-2, -1}: as acquire. {-3, n}: the name has n
+-- permits at present, and another number was asked for; nothing of this id is left.
+-- Invariant: as acquire. Each answer has a token of its own, so one that is lost costs nothing but a number.
+
+local owner, ttl, wait, mode = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+
+local function held(text, token)
+  return {1, token or next_token(clock()), tonumber(string.match(text, '%d+$'))}
+end
+
+local text = present(redis.call('GET', KEYS[1]))
+local present_mode = shared_as(text)
+if present_mode and redis.call('ZSCORE', KEYS[5], owner) then
+  share(owner, mode, text, ttl)
+  if redis.call('EXISTS', KEYS[2]) == 1 then
+    pass(owner, text) -- one script gives it to so many at once; with the next ones their confirmations go on
+  end
+  return held(text)
+end
+local queued = redis.call('EXISTS', KEYS[2], KEYS[6]) > 0
+if queued and redis.call('EXISTS', KEYS[6]) == 1 then
+  return {-2, -1}
+end
+local permits = present_mode and present_mode ~= mode and string.match(present_mode .. mode, '^p(%d+)p')
+if permits then
+  if queued and leave(owner) then
+    pass(nil, text)
+  end
+  return {-3, tonumber(permits)}
+end
+
+local first = true
+if wait ~= 0 and (queued or not fits(mode, text)) then
+  join(owner, mode, wait)
+  queued = true
+end
+if queued then
+  text, first = pass(owner, text)
+end
+if first and fits(mode, text) then
+  if queued then
+    leave(owner)
+  end
+  return held(share(owner, mode, text, ttl))
+end
+return busy(owner, mode, text)

@@ -50,7 +50,7 @@ async def its_number_is_free(proxy: FaultProxy, ends: str) -> None:
     async with multilock.connect_async(proxy.url, ttl=2.0, request_timeout=1.0) as client:
         await (await client.lock("a").acquire()).release()
         face: Any = client._kernel.face
-        [line] = face._channels.lines
+        [line] = face._channels.living
         successor = Successor(line)
         if ends == "in the answer":
             proxy.drop_reply(b"multilock/a", then="cut")

@@ -773,6 +773,22 @@ def test_a_cancelled_release_goes_on_in_the_background(backend: Scripted) -> Non
     run(main)
 
 
+def test_a_release_that_is_not_complete_is_told_at_once_and_goes_on_in_the_background(backend: Scripted) -> None:
+    def partly(backend: Scripted, call: Call) -> Any:
+        return call.execute()._replace(again=True)
+
+    async def main() -> None:
+        async with AsyncClient(backend) as client:
+            lease = await client.lock("n").acquire()
+            backend.script("release", partly, partly)
+            assert await lease.release() is True
+            assert lease.state is LeaseState.RELEASED
+            await until(lambda: client._kernel.cancels.wait(0))
+            assert [call.details["unsure"] for call in backend.called("release")] == [False, True, True]
+
+    run(main)
+
+
 def test_a_timeout_does_not_wait_for_workers_that_are_stuck(backend: Scripted) -> None:
     stuck = threading.Event()
 

@@ -23,7 +23,7 @@ __all__ = ["EtcdCluster", "EtcdProxy", "EtcdServer", "etcdctl", "learner"]
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "etcd.sh"
 # Elections within 0.2 s, so that a test of a failover need not wait. The smallest ttl granted is then 1 s.
 FAST = ("--heartbeat-interval", "20", "--election-timeout", "200", "--log-level", "error", "--logger", "zap")
-# A killed member keeps its data all the same; only a machine without power loses them. And a neighbour that writes large
+# A killed member keeps its data all the same; only a machine without power loses them. A neighbour that writes large
 # files would hold each request up: three of them, for 336 ms of the 400 that a ttl of 2 s leaves it.
 UNSYNCED = ("--unsafe-no-fsync",)
 

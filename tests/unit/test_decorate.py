@@ -81,7 +81,7 @@ def test_a_name_that_is_no_template_is_said_at_once(client: Client, name: str) -
 
 @pytest.mark.parametrize("name", ["z/{}", "z/{0}", "z/{a:{}}", "z/{.a}"])
 def test_a_field_names_a_parameter(client: Client, name: str) -> None:
-    with pytest.raises(ConfigurationError, match="no name of a parameter"):
+    with pytest.raises(ConfigurationError, match="is not the name of a parameter"):
         client.locked(name)
 
 

@@ -1,7 +1,7 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
-recipe.py says who gets a name, layout.py what is in the file, transport.py how it is asked, host.py what the host knows
-about processes and boots, findings.py what weakens the lock here.
+`recipe` says who gets a name, `layout` what is in the file, `transport` how it is asked, `host` what the host knows
+about processes and boots, `diagnosis` what weakens the lock here. SQLite tells nobody anything: there are no notices.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import contextlib
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 from urllib.parse import unquote
 
-from multilock.backend import Held, Notices
-from multilock.errors import BackendRejected, ConfigurationError
-from multilock.model import Busy, Capabilities, Claim, Finding, Granted, LockInfo, Returned
+from multilock import BackendRejected, ConfigurationError
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.names import escape, unescape
-from multilock.options import reject_unknown
+from multilock.options import prefix_of, reject_unknown, ttl_of
 from multilock_sqlite import host
-from multilock_sqlite.findings import weaknesses
+from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.layout import LIVENESS_MIN, set_up
 from multilock_sqlite.recipe import Exhausted, Recipe, Stand, liveness
 from multilock_sqlite.transport import Connection, Database, transaction
@@ -36,8 +34,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> SqliteBackend:
     reject_unknown(options, (), "sqlite")
     return SqliteBackend(
         _path(url),
-        prefix=cast("str", options.get("prefix", "multilock/")),
-        ttl=cast("float", options.get("ttl", 30.0)),
+        prefix=prefix_of(options),
+        ttl=ttl_of(options),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multilock.errors import BackendRejected
+from multilock import BackendRejected
 from multilock_sqlite.host import boot_id
 from multilock_sqlite.transport import Connection, transaction
 

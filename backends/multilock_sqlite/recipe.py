@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from multilock.model import Claim, LockInfo, parse_owner
+from multilock.backend import Claim, LockInfo, parse_owner
 from multilock_sqlite.host import Process
 from multilock_sqlite.layout import LIVENESS_MAX, LIVENESS_MIN, TOMBSTONE, sweep
 from multilock_sqlite.transport import Connection

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Set
 from urllib.parse import quote
 
-from multilock.errors import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock_sqlite import host
 
 __all__ = ["Connection", "Database", "transaction"]

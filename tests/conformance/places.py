@@ -32,7 +32,7 @@ class Memory(Place):
         store = multilock_memory._stores[self.prefix.strip("/")]
         with store.mutex:
             store.force(self.prefix + escape(name), multilock.now())
-        store.deliver()
+        store.outbox.deliver()
 
     def leftovers(self) -> list[str]:
         store = multilock_memory._stores.get(self.prefix.strip("/"))

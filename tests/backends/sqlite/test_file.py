@@ -22,7 +22,7 @@ from multilock import BackendRejected, BackendUnavailable, ConfigurationError, L
 from multilock.model import Busy
 from multilock.testing import Helper
 from multilock_sqlite import host, layout
-from multilock_sqlite.findings import weaknesses
+from multilock_sqlite.diagnosis import weaknesses
 from tests.backends.memory.rules import Asker, Clock
 from tests.backends.sqlite.test_processes import HELPERS, apart
 

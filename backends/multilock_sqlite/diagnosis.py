@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from multilock.model import Finding
+from multilock import Finding
 from multilock_sqlite import host
 
 __all__ = ["weaknesses"]

@@ -1,0 +1,296 @@
+"""The algorithm, on the names of one store.
+
+A name has holders, all of one mode, whose leases end at a time, and a queue. A release
+never hands the name over: it wakes the waiters who fit now, in order, and only a waiter's next `attempt` makes it a
+holder. Until then its place is kept, but no longer than it is known to be alive: each attempt of a waiter keeps it for
+``_liveness`` seconds, after that it is passed over. A fair claim waits for everybody who came before it and does not
+fit beside it, an unfair one only for the fair ones among them. Nothing happens by itself: whoever looks next finds that
+a lease has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from math import inf
+
+from multilock import BackendRejected
+from multilock.backend import Busy, Claim, LockInfo, Notices, parse_owner
+from multilock_memory.notices import Outbox
+
+__all__ = ["LIVENESS_MIN", "Store"]
+
+TOMBSTONE = 60.0  # seconds; no call of this process that gave up earlier can still be on its way
+LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds for which a waiter is believed to be alive without an attempt
+SHOWN = 100  # holders that inspect() tells of one name
+
+
+@dataclass(slots=True)
+class Holder:
+    claim: Claim
+    notices: Notices
+    token: int
+    since: datetime
+    until: float  # the lease ends
+    rests: bool = False  # nobody's any more: released, and kept until then
+
+
+@dataclass(slots=True)
+class Waiter:
+    claim: Claim
+    notices: Notices
+    until: float  # passed over from then on, unless it asks again
+
+
+@dataclass(slots=True)
+class Name:
+    holders: dict[str, Holder] = field(default_factory=dict)  # by claim id, the oldest first; all of one mode
+    queue: dict[str, Waiter] = field(default_factory=dict)  # by claim id, in order of arrival
+    none_ends_before: float = inf  # of the holders: so that not each look at thousands of readers reads them all
+
+    def held_by(self, claim_id: str) -> Holder | None:
+        """None also if it was released and rests."""
+        holder = self.holders.get(claim_id)
+        return holder if holder and not holder.rests else None
+
+    def extend(self, holder: Holder, until: float) -> None:
+        holder.until = until
+        self.none_ends_before = min(self.none_ends_before, until)
+
+    def ended(self, now: float) -> list[Holder]:
+        """The holders whose lease is over."""
+        if now < self.none_ends_before:
+            return []
+        self.none_ends_before = min(
+            (holder.until for holder in self.holders.values() if holder.until > now), default=inf
+        )
+        return [holder for holder in self.holders.values() if holder.until <= now]
+
+    def mode(self) -> str | None:
+        """Of all its holders; None if it is free."""
+        holder = next(iter(self.holders.values()), None)
+        return holder.claim.mode if holder else None
+
+    def other_number(self, claim: Claim) -> int | None:
+        """How many permits the name has, if ``claim`` asks for another number."""
+        holder = next(iter(self.holders.values()), None)
+        return holder.claim.permits if holder and _differ(holder.claim, claim) else None
+
+    def awaits(self, claim: Claim) -> float | None:
+        """When what keeps this claim out ends by itself; None: nothing does. Readers may pass readers: else a crowd of
+        them would come in one by one."""
+        if self.holders and not self.mode() == claim.mode != "x":
+            return max(holder.until for holder in self.holders.values())
+        ends = [holder.until for holder in self.holders.values()] if claim.permits else []
+        for waiter in self._before(claim):
+            if waiter.claim.mode == claim.mode != "x":
+                ends.append(waiter.until)
+            elif claim.fair or waiter.claim.fair:
+                return waiter.until
+        return min(ends) if len(ends) >= _room(claim) else None
+
+    def _before(self, claim: Claim) -> Iterator[Waiter]:
+        """Who came earlier; all who wait if the claim has no place of its own."""
+        return takewhile(lambda waiter: waiter.claim.id != claim.id, self.queue.values())
+
+    def next_in(self) -> Iterator[Waiter]:
+        """The waiters who fit beside the holders and each other, strictly in order; and one who is to hear that its
+        number is not that of the others."""
+        mode, taken = self.mode(), len(self.holders)
+        for waiter in self.queue.values():
+            claim = waiter.claim
+            if mode not in (None, claim.mode) or taken >= _room(claim):
+                if self.other_number(claim):
+                    yield waiter
+                return
+            mode, taken = claim.mode, taken + 1
+            yield waiter
+
+
+class Store:
+    """The decisions. Every method is called with ``mutex`` held and leaves what it has to tell in the outbox, which is
+    delivered afterwards, without the mutex."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.mutex = threading.Lock()
+        self.names: dict[str, Name] = {}
+        self._token = 0
+        self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten
+        self.outbox = Outbox()
+
+    def attempt(self, key: str, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
+        """The token if ``claim`` holds the name now, else when to look again."""
+        name = self.names.setdefault(key, Name())
+        if waiter := name.queue.get(claim.id):
+            waiter.until = now + _liveness(claim)
+        self._end(key, name, now)
+        if holder := name.held_by(claim.id):
+            name.extend(holder, now + claim.ttl)
+            return holder.token
+        try:
+            return self._ask(key, name, claim, join, notices, now)
+        finally:
+            self._settle(key, name)
+
+    def _ask(self, key: str, name: Name, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
+        """What a claim is answered that does not hold the name yet."""
+        if claim.id in self._cancelled:
+            return Busy(_liveness(claim) / 3)
+        if number := name.other_number(claim):
+            name.queue.pop(claim.id, None)
+            raise BackendRejected(
+                f"{claim.name!r} has {number} permits here, {claim.permits} were asked for: let all name the same "
+                "number, or wait until nobody holds one",
+                name=claim.name,
+                backend="memory",
+            )
+        if (until := name.awaits(claim)) is None:
+            return self._take(key, name, claim, notices, now)
+        if join:
+            name.queue.setdefault(claim.id, Waiter(claim, notices, now + _liveness(claim)))
+        return Busy(_liveness(claim) / 3, until - now)
+
+    def renew(self, key: str, claim: Claim, now: float) -> int | None:
+        """The token if the name is still this claim's; then its lease starts again."""
+        name = self.look(key, now)
+        holder = name.held_by(claim.id)
+        if holder is None:
+            return None
+        name.extend(holder, now + claim.ttl)
+        return holder.token
+
+    def leave(self, key: str, claim_id: str, now: float) -> bool:
+        """Give back, or leave the queue. True: the name was this claim's."""
+        name = self.look(key, now)
+        was_held = name.held_by(claim_id) is not None
+        if was_held:
+            self._drop(key, name, claim_id)
+        name.queue.pop(claim_id, None)
+        self._settle(key, name)
+        return was_held
+
+    def rest(self, key: str, claim_id: str, until: float, now: float) -> bool:
+        """Nobody holds it, and nobody may have it until then. True: the name was this claim's."""
+        name = self.look(key, now)
+        holder = name.holders.get(claim_id)
+        if holder is None:
+            return False
+        if holder.rests:
+            name.extend(holder, min(holder.until, until))  # sent again: its first answer was lost
+            return True
+        holder.rests = True
+        name.extend(holder, until)
+        self.outbox.changed(key)
+        if first := next(iter(name.queue.values()), None):
+            self._wake(first)
+        return True
+
+    def cancel(self, claim_id: str, now: float) -> None:
+        """A call with this id may still be on its way, in a thread that was stopped: it must find nothing to take."""
+        for old in [old for old, until in self._cancelled.items() if until <= now]:
+            del self._cancelled[old]
+        self._cancelled[claim_id] = now + TOMBSTONE
+
+    def force(self, key: str, now: float) -> bool:
+        name = self.look(key, now)
+        holders = list(name.holders.values())
+        for holder in holders:
+            self._take_from(key, name, holder, "it was released by force")
+        self._settle(key, name)
+        return bool(holders)
+
+    def inspect(self, key: str, now: float) -> LockInfo | None:
+        name = self.look(key, now)
+        holders = list(islice(name.holders.values(), SHOWN))
+        if not holders:
+            return None
+        first, *others = (_shown(holder, now) for holder in holders)
+        return replace(
+            first,
+            waiting=sum(waiter.until > now for waiter in name.queue.values()),
+            holders=None if name.mode() == "x" else len(name.holders),
+            others=tuple(others),
+        )
+
+    def forget(self, notices: Notices) -> None:
+        """The client is gone: nobody follows, nobody waits. What it still holds ends with its ttl."""
+        self.outbox.forget(notices)
+        for key, name in list(self.names.items()):
+            name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.notices is not notices}
+            self._settle(key, name)
+
+    def look(self, key: str, now: float) -> Name:
+        """The name as it is now; `attempt` alone makes a new one."""
+        name = self.names.get(key, Name())
+        self._end(key, name, now)
+        self._settle(key, name)
+        return name
+
+    def _end(self, key: str, name: Name, now: float) -> None:
+        """End the leases that are over; unless one holds it alone, pass over the waiters that are not known to be
+        alive."""
+        for holder in name.ended(now):
+            self._take_from(key, name, holder, "its lease had ended")
+        if name.mode() != "x":
+            name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.until > now}
+
+    def _take(self, key: str, name: Name, claim: Claim, notices: Notices, now: float) -> int:
+        self._token += 1
+        holder = name.holders[claim.id] = Holder(claim, notices, self._token, datetime.now(UTC), inf)
+        name.extend(holder, now + claim.ttl)
+        name.queue.pop(claim.id, None)
+        self.outbox.changed(key)
+        return self._token
+
+    def _take_from(self, key: str, name: Name, holder: Holder, message: str) -> None:
+        if not holder.rests:
+            self.outbox.gone(holder.notices, holder.claim.id, message)
+        self._drop(key, name, holder.claim.id)
+
+    def _drop(self, key: str, name: Name, claim_id: str) -> None:
+        del name.holders[claim_id]
+        self.outbox.changed(key)
+
+    def _settle(self, key: str, name: Name) -> None:
+        """Wake every waiter who may come in; a name that nobody holds or waits for leaves nothing."""
+        for waiter in name.next_in():
+            self._wake(waiter)
+        if not name.holders and not name.queue:
+            self.names.pop(key, None)
+
+    def _wake(self, waiter: Waiter) -> None:
+        self.outbox.wake(waiter.notices, waiter.claim.id)
+
+
+def _liveness(claim: Claim) -> float:
+    """Seconds for which one attempt keeps a waiter's place: three heartbeats, so that one may be late."""
+    return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
+
+
+def _room(claim: Claim) -> float:
+    """How many such may hold a name together."""
+    if claim.mode == "r":
+        return inf
+    return claim.permits or 1
+
+
+def _differ(one: Claim, other: Claim) -> bool:
+    """Two permits of which no number is the right one."""
+    return 0 != one.permits != other.permits != 0
+
+
+def _shown(holder: Holder, now: float) -> LockInfo:
+    left = holder.until - now
+    return replace(
+        parse_owner(holder.claim.owner),
+        token=holder.token,
+        since=holder.since,
+        resting_until=datetime.now(UTC) + timedelta(seconds=left) if holder.rests else None,
+        remaining=left,
+        permits=holder.claim.permits or None,
+    )

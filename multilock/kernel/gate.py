@@ -74,15 +74,16 @@ class Gate:
             line = self._lines.get(name)
             if line is None:
                 return
-            if bell in line.bells:
-                first = line.bells[0] is bell
-                line.bells.remove(bell)
+            bells = line.bells
+            if bell in bells:
+                first = bells[0] is bell
+                bells.remove(bell)
                 if not first:
                     return
-            if not line.bells:
-                del self._lines[name]
+            if bells:
+                bells[0].ring()
             else:
-                line.bells[0].ring()
+                del self._lines[name]
 
     def behind(self) -> list[str]:
         """The name of each waiter that is not the first of its line."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from multilock.errors import BackendUnavailable
@@ -77,7 +77,14 @@ class GivingBack:
             if (decided := self._decide(lease, released_at)) is not None:
                 return decided
             try:
-                returned = await self._send(lease)
+                within = lease._want.request_timeout
+                if lease._rest_until is None:
+                    returned = await kernel.face.release(lease._claim, lease._granted, lease._unsure, within)
+                else:
+                    call, *args = call_to_give_back(
+                        kernel.backend, kernel.now(), lease._claim, lease._granted, lease._unsure, lease._rest_until
+                    )
+                    returned = await kernel.face.ask(within, call, *args)
             except Exception as error:
                 logger.warning(
                     "the release of the lock %r goes on in the background: %s",
@@ -96,27 +103,16 @@ class GivingBack:
         """None: a request is to be sent. Else what the release answers without one."""
         kernel = self._kernel
         with kernel.lock:
-            if held := lease._state == HELD and now < lease._lost_at:
-                if lease._count_down():
+            if lease._state == HELD and now < lease._lost_at:
+                if lease._count > 1 and lease._count_down():
                     return True
                 lease._begin_release()
                 kernel.watchdog.drop(lease)
-        if held:
-            return None
+                return None
         if lease._state == HELD:
             kernel.monitor.expire(lease)
         lease._leave_scope()
         return False
-
-    def _send(self, lease: Holding) -> Coroutine[Any, Any, Returned]:
-        kernel = self._kernel
-        within = lease._want.request_timeout
-        if lease._rest_until is None:
-            return kernel.face.release(lease._claim, lease._granted, lease._unsure, within)
-        call, *args = call_to_give_back(
-            kernel.backend, kernel.now(), lease._claim, lease._granted, lease._unsure, lease._rest_until
-        )
-        return kernel.face.ask(within, call, *args)
 
     def _finish(self, lease: Holding, returned: Returned | None, released_at: float) -> bool:
         """The end of a release; None: it was not answered, and goes on in the background. Twice is harmless."""

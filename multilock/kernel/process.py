@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from threading import get_ident
 from typing import NoReturn, Protocol
 
 from multilock import telling
@@ -58,7 +59,7 @@ def _living() -> list[OneClient]:
 def in_the_middle() -> bool:
     """Whether this thread is inside a backend or a client, any of them: who is called by the garbage collector, or by a
     signal, must not wait there. What it would wait for may be its own, and what it has keeps the time of a client."""
-    if threading.get_ident() in inside:
+    if get_ident() in inside:
         return True
     for reference in list(_kernels):
         kernel = reference()

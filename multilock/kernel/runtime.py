@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
 from multilock.errors import BackendUnavailable
@@ -105,7 +106,7 @@ os.register_at_fork(after_in_child=inside.clear)
 def call_inside(call: Callable[..., R], *args: Any) -> R:
     """The only way into a backend. That the process can have no more threads (one of the backend's own, before its
     request or after) is BackendUnavailable."""
-    thread = threading.get_ident()
+    thread = get_ident()
     if thread in inside:
         return call(*args)
     try:

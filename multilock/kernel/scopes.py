@@ -23,13 +23,11 @@ class Scope(Generic[L]):
 
     def __init__(self) -> None:
         self._leases: dict[str, L] = {}
-        self._newest_of: dict[str, L] = {}  # by name: at most one of a name is valid, and it is the one made last
         self._tidy_at = 64
 
     def push(self, lease: L) -> None:
         lease._scope = self
         self._leases[lease._claim.id] = lease
-        self._newest_of[lease._claim.name] = lease
         if len(self._leases) >= self._tidy_at:  # leases that were lost and never released by their owner
             for old in list(self._leases.values()):
                 if old._state == LOST:
@@ -38,8 +36,6 @@ class Scope(Generic[L]):
 
     def discard(self, lease: Holding) -> None:
         self._leases.pop(lease._claim.id, None)
-        if self._newest_of.get(lease._claim.name) is lease:
-            self._newest_of.pop(lease._claim.name, None)
 
     def reenter(self, want: Want) -> L | None:
         """Acquire once more what is held here of a reentrant lock."""
@@ -52,8 +48,7 @@ class Scope(Generic[L]):
 
     def holds(self, name: str) -> bool:
         """Whether a lease of that name was taken here and is still valid: who waits for it waits for itself."""
-        newest = self._newest_of.get(name)
-        return newest is not None and newest.is_held()
+        return any(lease.is_held() for lease in self if lease._claim.name == name)
 
     def newest(self, suits: Callable[[L], bool]) -> L | None:
         return next((lease for lease in self if suits(lease)), None)

@@ -1,4 +1,18 @@
-"""One distributed lock over many backends, blocking and asyncio, with a watchdog that tells before a lock is lost."""
+"""One distributed lock over many backends, blocking and asyncio, with a watchdog that tells before a lock is lost.
+
+    client = multilock.connect("redis://localhost:6379/0")      # or etcd://, consul://, zookeeper://, sqlite:///, …
+
+    with client.lock("invoices/42") as lease:                   # waits; kept alive; released at the end
+        save(invoice, fencing_token=lease.fence())
+
+    if lease := client.lock("nightly").try_acquire():           # None where it is taken
+        lease.on_lost(lambda loss: stop_work())
+        lease.release()
+
+    client.election("scheduler").run(work)                      # leads again and again
+
+`connect_async` gives the same for asyncio. `Client` lists what else there is.
+"""
 
 import logging
 from typing import TYPE_CHECKING, Any

@@ -193,7 +193,7 @@ class _Layer(NamedTuple):
             raise ConfigurationError(f"{where}: {error}") from None
         for name, value in values.items():
             if isinstance(value, dict):
-                raise ConfigurationError(f"{where}: [{name}] is no setting; a profile's table is [profiles.{name}]")
+                raise ConfigurationError(f"{where}: [{name}] is not a setting; a profile's table is [profiles.{name}]")
             _setting(name, where)
         return cls(where, url, requires, values)
 

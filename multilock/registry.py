@@ -157,7 +157,7 @@ def _load(point: EntryPoint) -> OpenBackend:
         ) from error
     if not callable(opener):
         raise ConfigurationError(
-            f"the backend of {point.name}:// ({point.value}) is no function: name open(url, options), as in "
+            f"the backend of {point.name}:// ({point.value}) is not a function: name open(url, options), as in "
             f"{point.module}:open",
             backend=point.name,
         )

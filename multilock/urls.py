@@ -48,7 +48,7 @@ def split_url(url: str, source: str) -> tuple[str, str, dict[str, str]]:
     if any(char.isspace() or not char.isprintable() for char in url):
         raise wrong("contains white space or a control character: remove it, or write a space as %20")
     if not separator or not is_scheme(scheme.lower()):
-        raise wrong("is no URL: it must begin with a scheme, such as redis:// or sqlite:////")
+        raise wrong("is not a URL: it must begin with a scheme, such as redis:// or sqlite:////")
     if "#" in url:
         raise wrong("has a '#': write %23 where it belongs to a value, else remove what begins with it")
     if _BAD_PERCENT.search(url):
@@ -59,7 +59,7 @@ def split_url(url: str, source: str) -> tuple[str, str, dict[str, str]]:
         raise wrong("has a malformed host: an IPv6 address is written [::1]") from None
     bare, _, query = url.partition("?")
     if _CUT_PASSWORD.match(url):
-        raise wrong("has a port that is no number: in a password, write %2F for a '/' and %3F for a '?'")
+        raise wrong("has a port that is not a number: in a password, write %2F for a '/' and %3F for a '?'")
     # Backends look at the scheme again: REDISS:// must not pass for one without TLS.
     return scheme.lower(), scheme.lower() + bare.removeprefix(scheme), _split_query(query, source)
 

@@ -238,7 +238,9 @@ class Sessions:
         try:
             return str(judged(response).json()["ID"]), ttl, sent_at
         except (ValueError, LookupError, TypeError) as error:
-            who = "Consul" if "json" in response.headers.get("content-type", "") else "an HTTP server that is no Consul"
+            who = (
+                "Consul" if "json" in response.headers.get("content-type", "") else "an HTTP server that is not Consul"
+            )
             raise BackendUnavailable(f"{who} made no session: {response.text}", backend="consul") from error
 
     def _ask_for(self, ttl: float, lock_delay: float, within: float) -> tuple[Response, float]:

@@ -84,7 +84,7 @@ class Wire:
 
     def _hint(self, error: Exception) -> str:
         if who := who_answered(self._first):
-            return "" if "HTTP server" in who else f" ({who}: it is no agent of Consul, or one of consuls://)"
+            return "" if "HTTP server" in who else f" ({who}: it is not a Consul agent, or one of consuls://)"
         if not self._first and isinstance(error, ConnectionError) and not isinstance(self.sock, ssl.SSLSocket):
             return " (it never said a word: is it an agent of Consul? One that speaks TLS has a URL with consuls://)"
         return ""

@@ -257,7 +257,7 @@ class Wire:
 
     def _hint(self, error: Exception) -> str:
         if who := who_answered(self._buffer[self._at :]):
-            return f" ({who}: {'the URL is rediss://' if 'TLS' in who else 'it is no Redis'})"
+            return f" ({who}: {'the URL is rediss://' if 'TLS' in who else 'it is not Redis'})"
         if not self._heard and isinstance(error, ConnectionError) and self._where.startswith("redis://"):
             return " (it never said a word: is it a Redis? One that speaks TLS has a URL with rediss://)"
         return ""

@@ -144,7 +144,7 @@ class LoopTerm(Term[AsyncLeadership]):
             self.office.push(self.leadership)
             working = work(self.leadership)
             if not inspect.isawaitable(working):
-                raise TypeError(f"run takes a coroutine function, and {work!r:.60} returned {working!r:.60}")
+                raise TypeError(f"run takes a coroutine function, but {work!r:.60} returned {working!r:.60}")
             return await working
 
 

@@ -21,7 +21,7 @@ __all__ = ["run_app"]
 
 NOT_HELD = 1
 NO_READER = 1
-EXITS = "Exit: that of CMD; 76 lost, 69 unreachable, 64 usage, 128 + N ended by signal N"
+EXITS = "Exit code: that of CMD; 76 lost, 69 unreachable, 64 usage, 128 + N ended by signal N"
 WITH_CMD = ("run", "elect")
 
 
@@ -94,8 +94,8 @@ def _force_release(arguments: argparse.Namespace) -> int:
         holder = client.inspect(name)
         who = "nobody" if holder is None else holder.identity or "an unknown holder"
         if not arguments.yes:
-            at_work = ", who may still be at work" if holder else " now"
-            say(f"{name!r} is held by {who}{at_work}: add --yes to take it away")
+            held = f"{name!r} is held by {who}, who may still be at work" if holder else f"nobody holds {name!r} now"
+            say(f"{held}: add --yes to take it away")
             return USAGE
         if client.force_release(name):
             print(f"{name} was taken from {who}")
@@ -158,46 +158,50 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         parser.set_defaults(act=act)
         return parser
 
-    run = command("run", _run, "NAME -- CMD...", "run CMD while the lock NAME is held; end it if that is lost",
+    run = command("run", _run, "NAME -- CMD...", "run CMD while the lock NAME is held; end CMD if it is lost",
                   f"{EXITS}, 75 not obtained.")  # fmt: skip
     _add_command(run)
-    run.add_argument("--timeout", metavar="S", type=float, help="longest wait, 0: one try (for ever)")
+    run.add_argument("--timeout", metavar="S", type=float, help="seconds to wait; 0: one try (default: for ever)")
     run.add_argument("--hold-at-least", metavar="S", type=float, default=0.0,
-                     help="keep NAME taken until S seconds after the grant")  # fmt: skip
-    run.add_argument("--quiet", "-q", action="store_true", help="say nothing of waiting and of not obtaining it")
+                     help="keep NAME taken for S seconds, if CMD ends before")  # fmt: skip
+    run.add_argument("--quiet", "-q", action="store_true", help="do not report waiting, or that NAME was not obtained")
     run.add_argument("--conflict-exit-code", "-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
-                     help="exit if not obtained (75)")  # fmt: skip
+                     help="exit code if NAME is not obtained (default: 75)")  # fmt: skip
     elect = command("elect", _elect, "NAME -- CMD...", "run CMD whenever this node leads; when CMD ends, resign",
-                    f"{EXITS}. Lost means that CMD cannot be ended; else the node stands again.")  # fmt: skip
+                    f"{EXITS}. After a loss the node stands again; 76 only if CMD cannot be ended.")  # fmt: skip
     _add_command(elect)
-    elect.add_argument("--identity", metavar="ID", help="who this node is (host and pid)")
-    elect.add_argument("--grace", metavar="S", type=float, help="seconds CMD has to end after SIGTERM (ttl)")
+    elect.add_argument("--identity", metavar="ID", help="this node, as others see it (default: host and pid)")
+    elect.add_argument(
+        "--grace", metavar="S", type=float, help="seconds CMD has to end after SIGTERM (default: the ttl)"
+    )
     for holding in (run, elect):
-        holding.add_argument("--ttl", metavar="S", type=float, help="seconds it outlives a dead holder (30)")
+        holding.add_argument(
+            "--ttl", metavar="S", type=float, help="seconds the lock outlives a dead holder (default: 30)"
+        )
 
     status = command("status", _status, "[PREFIX]", "show who holds what")
-    status.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin so")
-    status.add_argument("--json", action="store_true", help="for programs")
-    status.add_argument("--watch", action="store_true", help="go on until interrupted")
+    status.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="show only names that begin with it")
+    status.add_argument("--json", action="store_true", help="print JSON, for programs")
+    status.add_argument("--watch", action="store_true", help="keep the display up to date until interrupted")
 
     force = command("force-release", _force_release, "NAME", "take the lock NAME away from its holder, who is told",
-                    "Exit: 0 it was taken away, 1 nobody held it, 69 unreachable, 64 usage.")  # fmt: skip
+                    "Exit code: 0 taken away, 1 nobody held it, 69 unreachable, 64 usage.")  # fmt: skip
     force.add_argument("name", metavar="NAME", help="the lock's name")
-    force.add_argument("--yes", action="store_true", help="yes, its holder shall lose it")
+    force.add_argument("--yes", action="store_true", help="required: confirm that its holder loses it")
 
     doctor = command("doctor", _doctor, "", "show what is installed, and what the backend promises",
-                     "Exit: 0 sound, 1 a finding of level error, 69 unreachable, 64 usage.")  # fmt: skip
-    doctor.add_argument("--json", action="store_true", help="for programs")
-    doctor.add_argument("--strict", action="store_true", help="exit 1 with a finding of level warning too")
+                     "Exit code: 0 sound, 1 a finding of level error, 69 unreachable, 64 usage.")  # fmt: skip
+    doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
+    doctor.add_argument("--strict", action="store_true", help="exit with 1 for a finding of level warning too")
 
-    demo = command("demo", _demo, "", "watch a leader elected, killed, and replaced")
-    demo.add_argument("--nodes", metavar="N", type=_nodes, default=3, help="how many processes, 2 to 20 (3)")
+    demo = command("demo", _demo, "", "show a leader being elected, killed and replaced")
+    demo.add_argument("--nodes", metavar="N", type=_nodes, default=3, help="number of processes, 2 to 20 (default: 3)")
 
     for parser in (run, elect, status, force, doctor, demo):
-        where = "where they meet (SQLite, a new folder)" if parser is demo else "where locks live: redis://host:6379/0"
-        parser.add_argument("--url", metavar="URL", help=where)
-        parser.add_argument("--config", metavar="FILE", help="instead of multilock.toml")
-        parser.add_argument("--profile", metavar="NAME", help="a profile of that file")
+        where = "SQLite in a new folder" if parser is demo else "$MULTILOCK_URL"
+        parser.add_argument("--url", metavar="URL", help=f"such as redis://host:6379 (default: {where})")
+        parser.add_argument("--config", metavar="FILE", help="configuration file, instead of multilock.toml")
+        parser.add_argument("--profile", metavar="NAME", help="profile in that file")
     return top, {"run": run, "elect": elect}
 
 

@@ -34,7 +34,8 @@ def run(
                 lease = lock.acquire(timeout)
         except LockTimeout:
             if not quiet:
-                say(f"{lock.name!r} is still taken after {timeout:g} s: see who holds it with multilock status")
+                taken_for = f"still taken after {timeout:g} s" if timeout else "taken"
+                say(f"{lock.name!r} is {taken_for}: see who holds it with multilock status")
             return taken
         except Signalled as signalled:
             return signalled.code

@@ -312,10 +312,11 @@ class Kernel:
     # For messages
 
     def still_taken(self, name: str, timeout: float | None, by_itself: bool) -> LockTimeout:
-        """``by_itself``: who asks holds it."""
+        """``by_itself``: the thread or task that asks holds it."""
         remedy = "see who holds it with inspect(), or wait for it with a timeout"
         if by_itself:
-            remedy = "who asks holds it: release it first, or make the lock with reentrant=True"
+            who = "task" if self.face.asynchronous else "thread"
+            remedy = f"this {who} holds it itself: release it first, or make the lock with reentrant=True"
         elif timeout:
             remedy = "wait longer, or see who holds it with inspect()"
         return LockTimeout(

@@ -109,8 +109,8 @@ def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:
         )
     if checked > can.ttl_max:
         raise ValueError(
-            f"hold_at_least is {checked:g} s: {backend.scheme} keeps a name for {can.ttl_max:g} s at most with these "
-            "options"
+            f"hold_at_least is {checked:g} s: {backend.scheme} keeps a name for {can.ttl_max:.10g} s at most "
+            "with these options"
         )
     return checked
 
@@ -122,5 +122,5 @@ def _grantable(ttl: float, can: Capabilities, scheme: str) -> float:
     if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001, whatever floats say
         granted = math.ceil(steps) * can.ttl_step
     if granted > can.ttl_max:
-        raise ValueError(f"ttl is {ttl:g} s: {scheme} grants {can.ttl_max:g} s at most with these options")
+        raise ValueError(f"ttl is {ttl:g} s: {scheme} grants {can.ttl_max:.10g} s at most with these options")
     return granted

@@ -44,14 +44,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 @pytest.mark.parametrize(
     ("scheme", "place", "says"),
     [
-        ("redis", "consul", "an HTTP server listens there: it is no Redis"),
+        ("redis", "consul", "an HTTP server listens there: it is not Redis"),
         ("redis", "redis with TLS", "One that speaks TLS has a URL with rediss://"),
         ("redis", "etcd", "is it a Redis?"),
         ("rediss", "redis", r"is it TLS that is spoken there\? Else the URL is redis://"),
         ("rediss", "consul", "does not speak TLS: the URL is redis://"),
         ("consul", "redis", "is it an agent of Consul?"),
         ("consul", "redis with TLS", "One that speaks TLS has a URL with consuls://"),
-        ("consul", "etcd", "an HTTP server that is no Consul made no session"),
+        ("consul", "etcd", "an HTTP server that is not Consul made no session"),
         ("consuls", "consul", "does not speak TLS: the URL is consul://"),
         ("etcd", "redis", "a Redis listens there, no etcd"),
         ("etcd", "consul", "an HTTP server listens there, no etcd"),

@@ -24,7 +24,7 @@ def test_status_as_json_is_an_array_of_everything_known(run: Run, url: str, clie
     assert [info["name"] for info in held] == ["app/a", "app/b"]
     first = held[0]
     assert set(first) == {"name", "kind", "owner", "identity", "host", "pid", "token", "ttl", "since", "waiting",
-                          "resting_until", "remaining"}  # fmt: skip
+                          "resting_until", "remaining", "holders", "permits", "others"}  # fmt: skip
     assert 0 < first["remaining"] <= 3.0
     assert (first["kind"], first["token"], first["ttl"]) == ("lock", lease.token, 3.0)
     assert datetime.fromisoformat(first["since"]).tzinfo is not None
@@ -100,7 +100,7 @@ def test_force_release_of_a_free_lock_says_so(run: Run, url: str) -> None:
     ended = run("force-release", "job", "--url", url)
     assert (ended.returncode, ended.stderr) == (
         64,
-        "multilock: 'job' is held by nobody now: add --yes to take it away\n",
+        "multilock: nobody holds 'job' now: add --yes to take it away\n",
     )
 
 

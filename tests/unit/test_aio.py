@@ -310,7 +310,7 @@ def test_work_that_cannot_be_awaited_is_refused_and_the_node_resigns(backend: Sc
             def plain(leadership: AsyncLease) -> Any:
                 return leadership.token
 
-            with pytest.raises(TypeError, match=r"run takes a coroutine function, and <function .* returned 1"):
+            with pytest.raises(TypeError, match=r"run takes a coroutine function, but <function .* returned 1"):
                 await client.election("e").run(plain)
             assert backend.holders == {}
 

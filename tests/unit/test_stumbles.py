@@ -18,7 +18,7 @@ from tests.unit.kit import Scripted, client_on, eventually, refused
 
 def test_who_waits_for_what_it_holds_is_told_at_once(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     lease = client.lock("n").acquire()
-    with pytest.raises(LockTimeout, match=r"who asks holds it: .* reentrant=True"):
+    with pytest.raises(LockTimeout, match=r"this thread holds it itself: .* reentrant=True"):
         client.lock("n").acquire(timeout=1)
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [text for text in told if "waits for the lock 'n', which it holds" in text and "reentrant=True" in text]

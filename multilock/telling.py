@@ -67,14 +67,16 @@ class Teller:
         exc_info: object = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        if level < logging.WARNING and not self.isEnabledFor(level):  # what is seldom said is asked when it is told
+        if level < logging.WARNING and not self.isEnabledFor(
+            level
+        ):  # warnings are rare: whether to tell one is asked when it is told
             return
         frame = sys._getframe(2)
         code = frame.f_code
         moment = logging.LogRecord(  # without the arguments, which it would look into
             self._log.name, level, code.co_filename, frame.f_lineno, message, (), _raised(exc_info), code.co_name
         )
-        _telling.put(_Line(self._log, moment, args, extra).tell)
+        _telling.put(_Entry(self._log, moment, args, extra).tell)
 
 
 def _raised(exc_info: object) -> _Raised | None:
@@ -83,7 +85,7 @@ def _raised(exc_info: object) -> _Raised | None:
     return sys.exc_info() if exc_info else None
 
 
-class _Line:
+class _Entry:
     __slots__ = ("_args", "_context", "_extra", "_log", "_moment")
 
     def __init__(
@@ -181,7 +183,7 @@ class _Telling:
             self._drops_told = drops
             message = "%d lines of this log were dropped: its handlers hang"
             moment = logging.LogRecord(_log.name, logging.WARNING, __file__, 0, message, (), None)
-            _Line(_log, moment, (new,), None).tell()
+            _Entry(_log, moment, (new,), None).tell()
 
     def defer(self, call: Callable[[], object]) -> None:
         """Have it called soon: for a finalizer, which may run in any thread, inside any lock."""

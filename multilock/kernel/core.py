@@ -145,7 +145,7 @@ class Kernel:
         with self.lock:
             if self.closed:
                 raise self.closed_error()
-            granted = self.watchdog.as_known(claim, granted)
+            granted = self.watchdog.sessions.as_known(claim, granted)
             until = validity.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
             if self.now() >= validity.lost_at(until, granted.ttl):
                 return None

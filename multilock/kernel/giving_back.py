@@ -320,7 +320,7 @@ class Cancels:
         return min(LONGEST_PAUSE, max(FIRST_PAUSE, cancel.claim.ttl / 3)) if self._is_renewed(cancel) else LONGEST_PAUSE
 
     def _is_renewed(self, cancel: _Cancel) -> bool:
-        return self._kernel.watchdog.renews(cancel.granted.group if cancel.granted else None)
+        return self._kernel.watchdog.sessions.renews(cancel.granted.group if cancel.granted else None)
 
     def _tell(self, cancel: _Cancel, message: str, *about: object) -> None:
         """Each message once: this may go on for hours."""

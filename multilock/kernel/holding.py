@@ -1,6 +1,6 @@
 """What both faces' leases share: one holding of one name, answered from the clock at every question.
 
-All changes of its state are here, as named transitions; nobody else assigns it (see docs/decisions/0014-the-house.md):
+All changes of its state are here, as named transitions; nobody else assigns it (see docs/decisions/0015-the-house.md):
 
     NEW ── adopt ──▶ HELD ── begin_release ──▶ RELEASING ── end_release ──▶ RELEASED
                        └── lose ──▶ LOST ◀── lose_released ──┘

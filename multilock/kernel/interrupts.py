@@ -1,6 +1,10 @@
 """Ctrl-C, a time limit by signal, a cancellation: CPython may raise them as any function begins, or returns from C.
 
 What must not stay half done is therefore written so that it can be done twice, and done again where it was interrupted.
+
+`surely` does that for a plain call that makes its first change itself. An ``except BaseException`` by hand stays where
+the shape is another: what is called off is undone, not finished (a lease nobody got, a ticker nobody would close); it
+awaits; or something was changed before the call, so that an interrupt at the entry of a helper would be one too many.
 """
 
 from __future__ import annotations

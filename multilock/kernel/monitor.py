@@ -44,11 +44,11 @@ class Monitor:
             self.lose(lease, reason, message, confirmed=True)
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
-        self._kernel.watchdog.add_session(group, ttl, renew_every)
+        self._kernel.watchdog.sessions.add(group, ttl, renew_every)
 
     def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
         kernel = self._kernel
-        before = kernel.watchdog.shorten(group, ttl, valid_until, renew_every)
+        before = kernel.watchdog.sessions.shorten(group, ttl, valid_until, renew_every)
         if before is not None:
             logger.warning(
                 "%s grants sessions of %g s instead of %g s from now on: what is held is valid for that much less",
@@ -58,7 +58,7 @@ class Monitor:
             )
 
     def group_gone(self, group: Hashable, message: str) -> None:
-        self._kernel.watchdog.drop_session(group)
+        self._kernel.watchdog.sessions.drop(group)
         for lease in self._kernel.leases_of(group):
             self.lose(lease, LossReason.SESSION_LOST, message, confirmed=True)
         self.wake(None)

@@ -18,7 +18,8 @@ from multilock.errors import BackendUnavailable, MultilockError
 from multilock.kernel import validity
 from multilock.kernel.holding import HELD, Holding
 from multilock.kernel.runtime import call_inside
-from multilock.model import Claim, Granted, LossReason
+from multilock.kernel.sessions import Sessions
+from multilock.model import Granted, LossReason
 from multilock.telling import logger
 
 if TYPE_CHECKING:
@@ -34,36 +35,6 @@ WATCH_AGAIN = 1.0  # seconds after a watch that could not be set
 Batch = tuple[Hashable, float, int]  # group, request timeout, urgency
 
 
-class _Session:
-    """A group that is renewed as one: a server's session or lease with all its locks, also when it has none."""
-
-    __slots__ = ("due", "failures", "proof", "renew_every", "ttl", "valid_until")
-
-    def __init__(self, ttl: float, renew_every: float) -> None:
-        self.ttl = ttl
-        self.renew_every = renew_every
-        self.valid_until = math.inf  # of what was granted before the server cut the ttl, if it did
-        self.proof: Granted | None = None  # as the last renewal gave it to its leases
-        self.due = 0.0
-        self.failures = 0
-
-    def proved(self, granted: Granted) -> Granted:
-        """A grant that counts from an older proof than a renewal has brought since."""
-        if self.proof is None or self.proof.sent_at <= granted.sent_at:
-            return granted
-        return granted._replace(sent_at=self.proof.sent_at, valid_for=self.proof.valid_for)
-
-    def cut(self, granted: Granted) -> Granted:
-        """A grant of before the cut, which may come after it, for as long as it is worth since."""
-        if granted.renew_every <= self.renew_every:
-            return granted
-        return granted._replace(
-            ttl=min(granted.ttl, self.ttl),
-            valid_for=min(granted.valid_for, self.valid_until - granted.sent_at),
-            renew_every=self.renew_every,
-        )
-
-
 class Watchdog:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -72,17 +43,9 @@ class Watchdog:
         self._numbers = itertools.count()
         self._carriers: dict[Hashable, Workers] = {}
         self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS, kernel.later)
-        self._sessions: dict[Hashable, _Session] = {}
+        self.sessions = Sessions(kernel, self)
 
     # Called by the kernel under its lock
-
-    def as_known(self, claim: Claim, granted: Granted) -> Granted:
-        """A grant, with what became known of its session while it was under way."""
-        session = self._sessions.get(granted.group)
-        if session is None:
-            return granted
-        granted = session.cut(granted)
-        return session.proved(granted) if claim.renew else granted
 
     def adopt(self, lease: Holding) -> float:
         """Look after this lease from now on; when it is looked at first.
@@ -103,11 +66,11 @@ class Watchdog:
             lease._due = None
             self._outdate()
 
-    def _plan(self, lease: Holding) -> float:
+    def plan(self, lease: Holding) -> float:
         due = lease._lost_at
         if lease._claim.renew:
             granted = lease._granted
-            if not lease._renewing and granted.group not in self._sessions:
+            if not lease._renewing and granted.group not in self.sessions.of:
                 due = min(due, self._renew_at(lease))
             if lease._failures == 0:
                 due = min(due, validity.late_at(granted.sent_at, granted.renew_every))
@@ -161,7 +124,7 @@ class Watchdog:
                     over.append(lease)
                     continue
                 self._decide(lease, now, renew, watch, late)
-                self._plan(lease)
+                self.plan(lease)
             if heap and following == math.inf:
                 following = heap[0][0]
         for lease in over:
@@ -169,7 +132,7 @@ class Watchdog:
         for lease in late:
             self._tell_risk(lease)
         for batch, leases in renew.items():
-            self._carry(batch[0], partial(self._renew, batch[0], leases))
+            self.carry(batch[0], partial(self._renew, batch[0], leases))
         for group, leases in watch.items():
             self._watchers.submit(partial(self._watch, group, leases))
         return following
@@ -191,7 +154,7 @@ class Watchdog:
         if lease._failures == 0 and now >= validity.late_at(granted.sent_at, granted.renew_every):
             lease._failures = 1
             late.append(lease)
-        if not lease._renewing and granted.group not in self._sessions and now >= self._renew_at(lease):
+        if not lease._renewing and granted.group not in self.sessions.of and now >= self._renew_at(lease):
             lease._renewing = True
             timeout = self._kernel.request_timeout(granted.ttl)
             urgency = validity.urgency(lease._lost_at - now, timeout)
@@ -208,7 +171,7 @@ class Watchdog:
         if tell := kernel.events.tell:
             tell.at_risk(lease)
 
-    def _carry(self, group: Hashable, job: Callable[[], None]) -> None:
+    def carry(self, group: Hashable, job: Callable[[], None]) -> None:
         carriers = self._carriers.get(group)
         if carriers is None:
             carriers = self._carriers[group] = self._kernel.runtime.workers(
@@ -226,9 +189,9 @@ class Watchdog:
         if leases:
             within = min(self._kernel.request_timeout(lease.ttl) for lease in leases)
             first = min(lease._lost_at for lease in leases)
-            self._request(group, leases, min(within, first - self._kernel.now()))
+            self.request(group, leases, min(within, first - self._kernel.now()))
 
-    def _request(self, group: Hashable, leases: Sequence[Holding], within: float) -> MultilockError | None:
+    def request(self, group: Hashable, leases: Sequence[Holding], within: float) -> MultilockError | None:
         kernel = self._kernel
         try:
             held = [(lease._claim, lease._granted) for lease in leases]
@@ -257,11 +220,11 @@ class Watchdog:
             if lease._state != HELD or now >= lease._lost_at:
                 return
             slack = lease._lost_at - now
-            if session := self._sessions.get(answer.group):
+            if session := self.sessions.of.get(answer.group):
                 answer = session.cut(answer)
             if answer.sent_at >= lease._granted.sent_at:
                 lease._accept(answer)
-            due = self._plan(lease)
+            due = self.plan(lease)
         kernel.poke(due)
         if tell := kernel.events.tell:
             tell.renewed(lease, now, slack, answer.sent_at)
@@ -284,7 +247,7 @@ class Watchdog:
                 lease._failures += 1
                 pause = validity.retry_in(lease._failures, lease.ttl, kernel.runtime.uniform(0.5, 1.5))
                 lease._renew_at = kernel.now() + pause
-                due = min(due, self._plan(lease))
+                due = min(due, self.plan(lease))
         kernel.poke(due)
         for lease in at_risk:
             self._tell_risk(lease)
@@ -305,47 +268,9 @@ class Watchdog:
             again = partial(self._watch, group, leases)
             kernel.timers.at(kernel.now() + WATCH_AGAIN, lambda: self._watchers.submit(again))
 
-    # Sessions
-
-    def add_session(self, group: Hashable, ttl: float, renew_every: float) -> None:
-        session = self._sessions[group] = _Session(ttl, renew_every)
-        self._plan_session(group, session, renew_every * self._kernel.runtime.uniform(0.9, 1.0))
-
-    def shorten(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> float | None:
-        """See `multilock.backend.Notices.shortened`. The ttl that it had until now."""
-        kernel = self._kernel
-        due = math.inf
-        with kernel.lock:
-            session = self._sessions.get(group)
-            if session is None or ttl >= session.ttl:
-                return None
-            before = session.ttl
-            session.ttl, session.valid_until, session.renew_every = ttl, valid_until, renew_every
-            session.proof = None  # it was reckoned under the ttl of before
-            for lease in kernel.leases_of(group):
-                if lease._state != HELD:
-                    continue
-                failures = lease._failures
-                lease._accept(session.cut(lease._granted))
-                lease._failures = failures  # it is no proof
-                due = min(due, self._plan(lease))
-        kernel.poke(due)
-        self.hurry(group)
-        return before
-
-    def drop_session(self, group: Hashable) -> None:
-        self._sessions.pop(group, None)
-        if carriers := self._carriers.pop(group, None):
-            carriers.close()
-
-    def renews(self, group: Hashable | None) -> bool:
-        """Whether this session is kept alive; None: any of them."""
-        return group in self._sessions if group is not None else bool(self._sessions)
-
     def hurry(self, group: Hashable) -> None:
         """Renew at once: what kept this group alive broke."""
-        if session := self._sessions.get(group):
-            self._plan_session(group, session, 0.0)
+        if self.sessions.hurry(group):
             return
         kernel = self._kernel
         now = kernel.now()
@@ -353,59 +278,15 @@ class Watchdog:
             for lease in kernel.leases_of(group):
                 if lease._claim.renew and lease._state == HELD:
                     lease._renew_at = now
-                    self._plan(lease)
+                    self.plan(lease)
         kernel.poke(now)
 
-    def _plan_session(self, group: Hashable, session: _Session, pause: float) -> None:
-        when = session.due = self._kernel.now() + pause
-
-        def due() -> None:
-            if session.due == when and self._sessions.get(group) is session:
-                self._carry(group, lambda: self._renew_session(group, session))
-
-        self._kernel.timers.at(when, due)
-
-    def _renew_session(self, group: Hashable, session: _Session) -> None:
-        """Its timeout is that of the leases which it renews: it ends before the last deadline among them. One that is
-        about to end by itself (renew=False), or whose own proof is older, must not cut it short for all the others."""
-        kernel = self._kernel
-        leases = [lease for lease in kernel.leases_of(group) if lease._alive()]
-        within = kernel.request_timeout(session.ttl)
-        if renewed := [lease._lost_at for lease in leases if lease._claim.renew]:
-            within = min(within, max(renewed) - kernel.now())
-        error = self._request(group, leases, within)
-        if self._sessions.get(group) is not session:
-            return
-        if not error:
-            self._prove(group, session, leases)
-        session.failures = session.failures + 1 if error else 0
-        jitter = kernel.runtime.uniform(0.9, 1.1)
-        pause = session.renew_every * jitter if not error else validity.retry_in(session.failures, session.ttl, jitter)
-        self._plan_session(group, session, pause)
-
-    def _prove(self, group: Hashable, session: _Session, renewed: Sequence[Holding]) -> None:
-        """What was granted while the renewal of these was under way lives in the same session, and counts from the
-        proof before it: of two periods ago when the next one comes, and that is too late where looks at many keys, or
-        a long way, delay its answer."""
-        kernel = self._kernel
-        due = math.inf
-        with kernel.lock:
-            proofs = [lease._granted for lease in renewed if lease._claim.renew and lease._state == HELD]
-            if not proofs:
-                return
-            session.proof = max(proofs, key=lambda granted: granted.sent_at)
-            known = set(map(id, renewed))  # one of these without the proof is none that it counts for
-            for lease in kernel.leases_of(group):
-                if id(lease) in known or not lease._claim.renew or lease._state != HELD:
-                    continue
-                proved = session.proved(lease._granted)
-                if proved is not lease._granted and kernel.now() < lease._lost_at:
-                    lease._accept(proved)
-                    due = min(due, self._plan(lease))
-        if due < math.inf:
-            kernel.poke(due)
+    def dismiss(self, group: Hashable) -> None:
+        """No more is carried for this group; what is under way still is."""
+        if carriers := self._carriers.pop(group, None):
+            carriers.close()
 
     def close(self) -> None:
-        self._sessions.clear()
+        self.sessions.of.clear()
         for carriers in [self._watchers, *self._carriers.values()]:
             carriers.close()

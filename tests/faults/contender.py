@@ -348,7 +348,7 @@ def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> I
     """Hold this lease for a while, and count one up under it; yields the seconds to sleep."""
     began, held = now(), lease.is_held()
     assert isinstance(lease, Holding)
-    if session := lease._kernel.watchdog._sessions.get(lease._granted.group):
+    if session := lease._kernel.watchdog.sessions.of.get(lease._granted.group):
         note("session", _id(lease), lease._granted.group)
         note("renewal", session.due, _id(lease))
     note("got", began, lease.name, _id(lease), lease.token, int(held))

@@ -1,4 +1,5 @@
--- Takes the lock for one alone, or takes and keeps a place in its queue. KEYS 6: tombstone of this id.
+-- Takes the lock for one alone (where it is free and nobody waits, acquire_free.lua has done so), or takes and keeps a
+-- place in its queue. KEYS 6: tombstone of this id.
 -- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be told), 1: may take a
 -- free lock past the queue.
 -- Returns the token: held for ttl from now. {pttl, rank}: not held (pttl -1: another's lock without an end; rank -1:
@@ -8,15 +9,6 @@
 
 local owner, ttl, wait, barge = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 
-local function take()
-  local token = next_token(clock())
-  redis.call('SET', KEYS[1], owner, 'PX', ttl)
-  return token
-end
-
-if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[6]) == 0 then
-  return take()
-end
 local text = redis.call('GET', KEYS[1])
 if text == owner then
   redis.call('PEXPIRE', KEYS[1], ttl)

@@ -1,5 +1,5 @@
--- Common head of acquire, share, release, rest and force. KEYS: 1 lock, 2 queue, 3 live, 4 token, 5 holders. Times are
--- server milliseconds.
+-- Common head of acquire, share, release, rest and force, after token.lua. KEYS: 1 lock, 2 queue, 3 live, 4 token,
+-- 5 holders. Times are server milliseconds.
 --
 -- The lock is the owner that holds it alone, or a marker, `#multilock:<mode>:<generation>`, while it is shared in a mode:
 -- `r` (readers) or `p<n>` (n permits). Those who share it stand in `holders`, each with the end of its own lease. What
@@ -14,25 +14,6 @@ local GIVEN = 64 -- who share it and are given it in one script: so do these; th
 -- Milliseconds that one request can keep a place for (`liveness` in recipe.py). A deadline that is further away was
 -- written before the clock was stepped back; it would keep a dead waiter's place, or give it the lock, for that long.
 local LONGEST = 6000
-
--- The server's clock: microseconds, milliseconds. Numbers go to commands with all 16 digits as they are (%.17g).
-local function clock()
-  local time = redis.call('TIME')
-  local now_us = time[1] * 1000000 + time[2]
-  return now_us, math.floor(now_us / 1000)
-end
-
--- Greater than every token before it. The key outlives the instant that the token itself names by ten minutes, so a
--- token ahead of the clock (which was stepped back) is remembered until the clock has passed it.
-local function next_token(now_us, now)
-  local last = redis.call('GET', KEYS[4])
-  local token = now_us
-  if last and last + 1 > token then
-    token = last + 1
-  end
-  redis.call('SET', KEYS[4], token, 'PX', math.ceil(token / 1000) - now + 600000)
-  return token
-end
 
 -- Takes a place at the end of the queue, or keeps the one it has. `wait` is for how long; below 0: its client is refused
 -- a subscription (`q`), and that it does not listen says nothing.

@@ -1,0 +1,11 @@
+-- The beginning of acquire, before what a queue needs is even defined: a lock that is free and for which nobody waits.
+
+local function take()
+  local token = next_token(clock())
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  return token
+end
+
+if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[6]) == 0 then
+  return take()
+end

@@ -35,6 +35,7 @@ from multilock.lease import AsyncLease, Lease
 from multilock.lock import DistributedLock
 from multilock.model import Capabilities, Finding, LeaderInfo, LeaseState, LockInfo, Loss, LossReason
 from multilock.registry import register_backend
+from multilock.shared import ReadWriteLock, Semaphore
 
 if TYPE_CHECKING:
     from multilock.aio import (
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
         AsyncDistributedLock,
         AsyncElection,
         AsyncLeadership,
+        AsyncReadWriteLock,
+        AsyncSemaphore,
         connect_async,
     )
     from multilock.events import (
@@ -67,6 +70,8 @@ __all__ = [
     "AsyncElection",
     "AsyncLeadership",
     "AsyncLease",
+    "AsyncReadWriteLock",
+    "AsyncSemaphore",
     "AtRisk",
     "BackendRejected",
     "BackendUnavailable",
@@ -94,9 +99,11 @@ __all__ = [
     "MultilockError",
     "NotAcquired",
     "NotHeld",
+    "ReadWriteLock",
     "Released",
     "RenewFailed",
     "Renewed",
+    "Semaphore",
     "Waiting",
     "connect",
     "connect_async",

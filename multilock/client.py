@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, overload
 
 from multilock import telling
 from multilock.config import open_configured, resolve, settings_for
-from multilock.decorate import decorator
+from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
@@ -23,6 +24,7 @@ from multilock.lease import Lease
 from multilock.lock import DistributedLock, HeldLease, Lock
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
+from multilock.shared import ReadWriteLock, Semaphore, SemaphoreLock
 
 if TYPE_CHECKING:
     from multilock.backend import Backend
@@ -126,6 +128,66 @@ class Client(OfThisProcess):
             on_lost=on_lost,
         )
 
+    def read_write_lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool | None = None,
+        on_lost: Callable[[Loss[Lease]], object] | None = None,
+        **theirs: Never,
+    ) -> ReadWriteLock:
+        """Many readers, or one writer. No I/O. The options are those of `lock`, for both.
+
+        Nobody overtakes a waiter whom it would keep out, so that neither readers nor writers starve (Consul: later
+        readers wait for a writer). ``fair`` therefore changes no order: True refuses a backend that keeps none, False
+        lets one writer of this client at a time ask. Every other lock of that name excludes both. A thread that reads
+        waits for itself if it reads again behind a waiting writer: use ``reentrant=True``; to write it must give its
+        reading back first, else CapabilityMissing.
+
+        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        """
+        if theirs:
+            raise refuse("read_write_lock", theirs)
+        return ReadWriteLock(self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost)
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool | None = None,
+        hold_at_least: float = 0.0,
+        on_lost: Callable[[Loss[Lease]], object] | None = None,
+        **theirs: Never,
+    ) -> Semaphore:
+        """A lock that up to ``permits`` (1 to 1,000,000) may hold, each with a lease of its own. No I/O.
+
+        All must name the same number: acquire() raises BackendRejected beside a holder with another one. The options
+        are those of `lock`; ``fair`` as of `read_write_lock`. Every other lock of that name excludes it.
+
+        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        """
+        if theirs:
+            raise refuse("semaphore", theirs)
+        return SemaphoreLock(
+            self,
+            name,
+            kind="permit",
+            permits=permits,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            hold_at_least=hold_at_least,
+            on_lost=on_lost,
+        )
+
     @overload
     def locked(
         self, name: str, *, timeout: float | None = None, skip: Literal[False] = False, **options: Any
@@ -142,9 +204,10 @@ class Client(OfThisProcess):
         """Decorate a function so that it runs while the lock is held; it raises LockLost if it was lost meanwhile.
 
         ``name`` may use the function's parameters: ``"order/{order_id}"`` (``{{`` for a brace). ``skip=True`` returns
-        None where the lock is taken, instead of LockTimeout. ``options`` are those of `lock`.
+        None where the lock is taken, instead of LockTimeout. ``options`` are those of `lock`; with ``shared=True`` the
+        function runs as a reader (`read_write_lock`), with ``permits=n`` as one of n (`semaphore`).
         """
-        return decorator(self.lock, name, timeout, skip, options, asynchronous=False)
+        return decorator(partial(lock_for, self), name, timeout, skip, options, asynchronous=False)
 
     def election(
         self,

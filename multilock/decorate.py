@@ -12,7 +12,18 @@ from multilock.errors import ConfigurationError
 from multilock.kernel.callbacks import runs
 from multilock.names import check_timeout
 
-__all__ = ["decorator"]
+__all__ = ["decorator", "lock_for"]
+
+
+def lock_for(client: Any, name: str, *, shared: bool = False, permits: int | None = None, **options: Any) -> Any:
+    """What the options of ``locked()`` ask for: a mutex, a reader's lock or a semaphore."""
+    if not isinstance(shared, bool):
+        raise TypeError(f"shared must be True or False, not {shared!r:.60}")
+    if shared and permits is not None:
+        raise TypeError("a function runs as a reader (shared=True) or with a permit (permits=n), not with both")
+    if shared:
+        return client.read_write_lock(name, **options).reader()
+    return client.lock(name, **options) if permits is None else client.semaphore(name, permits, **options)
 
 
 def decorator(

@@ -57,7 +57,7 @@ class AnyLease(Protocol):
     def fence(self) -> int:
         """The token, after `check`; send it with every write so that the resource can refuse an older one.
 
-        Raises CapabilityMissing where the backend has no tokens.
+        Raises CapabilityMissing where the backend has no tokens, and for a permit of which there are several.
         """
 
     def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:

@@ -194,7 +194,7 @@ class Lock(LockOfAFace[HeldLease], DistributedLock):
     def _acquire_or_raise(self, timeout: float | None) -> HeldLease:
         if lease := self._acquire(timeout):
             return lease
-        raise self._kernel.still_taken(self.name, timeout, self._client._scope().holds(self.name))
+        raise self._kernel.still_taken(self.name, timeout, self._client._scope().keeps_out(self._want))
 
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Lease | None:
         if theirs:

@@ -3,6 +3,16 @@
 from multilock.aio.client import AsyncClient, connect_async
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.lock import AsyncDistributedLock
+from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore
 from multilock.lease import AsyncLease
 
-__all__ = ["AsyncClient", "AsyncDistributedLock", "AsyncElection", "AsyncLeadership", "AsyncLease", "connect_async"]
+__all__ = [
+    "AsyncClient",
+    "AsyncDistributedLock",
+    "AsyncElection",
+    "AsyncLeadership",
+    "AsyncLease",
+    "AsyncReadWriteLock",
+    "AsyncSemaphore",
+    "connect_async",
+]

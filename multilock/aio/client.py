@@ -8,6 +8,7 @@ import contextvars
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, cast, overload
 
@@ -15,8 +16,9 @@ from multilock import telling
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
+from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
 from multilock.config import open_configured, resolve, settings_for
-from multilock.decorate import decorator
+from multilock.decorate import decorator, lock_for
 from multilock.errors import BackendUnavailable, NotHeld
 from multilock.foreign import refuse
 from multilock.kernel.core import SOON, Kernel
@@ -115,6 +117,56 @@ class AsyncClient(OfThisProcess):
             on_lost=on_lost,
         )
 
+    def read_write_lock(
+        self,
+        name: str,
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool | None = None,
+        on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
+        cancel_on_lost: bool = True,
+        **theirs: Never,
+    ) -> AsyncReadWriteLock:
+        """See `multilock.Client.read_write_lock`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
+        if theirs:
+            raise refuse("read_write_lock", theirs)
+        return AsyncReadWriteLock(
+            self, name, cancel_on_lost, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost
+        )
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool | None = None,
+        hold_at_least: float = 0.0,
+        on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
+        cancel_on_lost: bool = True,
+        **theirs: Never,
+    ) -> AsyncSemaphore:
+        """See `multilock.Client.semaphore`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
+        if theirs:
+            raise refuse("semaphore", theirs)
+        return AsyncSemaphoreLock(
+            self,
+            name,
+            cancel_on_lost,
+            kind="permit",
+            permits=permits,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            hold_at_least=hold_at_least,
+            on_lost=on_lost,
+        )
+
     @overload
     def locked(
         self, name: str, *, timeout: float | None = None, skip: Literal[False] = False, **options: Any
@@ -129,7 +181,7 @@ class AsyncClient(OfThisProcess):
         self, name: str, *, timeout: float | None = None, skip: bool = False, **options: Any
     ) -> Callable[[Callable[P, Coroutine[Any, Any, Any]]], Callable[P, Coroutine[Any, Any, Any]]]:
         """See `multilock.Client.locked`; for coroutine functions."""
-        return decorator(self.lock, name, timeout, skip, options, asynchronous=True)
+        return decorator(partial(lock_for, self), name, timeout, skip, options, asynchronous=True)
 
     def election(
         self,

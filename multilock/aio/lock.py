@@ -228,7 +228,7 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
         if lease := await self._acquire(timeout, scope):
             return lease
         scope = scope or self._client._scope()
-        raise self._kernel.still_taken(self.name, timeout, scope is not None and scope.holds(self.name))
+        raise self._kernel.still_taken(self.name, timeout, scope is not None and scope.keeps_out(self._want))
 
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Coroutine[Any, Any, AsyncLease | None]:
         if theirs:

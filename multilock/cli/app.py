@@ -68,8 +68,19 @@ def _run(arguments: argparse.Namespace) -> int:
     from multilock.cli import hold
 
     with _connect_shared(arguments) as client:
-        lock = client.lock(arguments.name, hold_at_least=arguments.hold_at_least)
+        lock = _lock(client, arguments)
         return hold.run(client, lock, arguments.command, arguments.timeout, arguments.taken, arguments.quiet)
+
+
+def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.DistributedLock:
+    name, rest, permits = arguments.name, arguments.hold_at_least, arguments.permits
+    if arguments.shared and (rest or permits is not None):
+        raise ConfigurationError("--shared goes neither with --permits nor with --hold-at-least: leave one out")
+    if arguments.shared:
+        return client.read_write_lock(name).reader()
+    if permits is not None:
+        return client.semaphore(name, permits, hold_at_least=rest)
+    return client.lock(name, hold_at_least=rest)
 
 
 def _elect(arguments: argparse.Namespace) -> int:
@@ -92,7 +103,7 @@ def _force_release(arguments: argparse.Namespace) -> int:
     name = arguments.name
     with _connect(arguments) as client:
         holder = client.inspect(name)
-        who = "nobody" if holder is None else holder.identity or "an unknown holder"
+        who = "nobody" if holder is None else _holders(holder)
         if not arguments.yes:
             held = f"{name!r} is held by {who}, who may still be at work" if holder else f"nobody holds {name!r} now"
             say(f"{held}: add --yes to take it away")
@@ -102,6 +113,11 @@ def _force_release(arguments: argparse.Namespace) -> int:
             return 0
         print(f"{name} was held by nobody")
         return NOT_HELD
+
+
+def _holders(info: multilock.LockInfo) -> str:
+    first = info.identity or "an unknown holder"
+    return f"{first} and {others} more" if (others := (info.holders or 1) - 1) else first
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -164,6 +180,8 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     run.add_argument("--timeout", metavar="S", type=float, help="seconds to wait; 0: one try (default: for ever)")
     run.add_argument("--hold-at-least", metavar="S", type=float, default=0.0,
                      help="keep NAME taken for S seconds, if CMD ends before")  # fmt: skip
+    run.add_argument("--shared", action="store_true", help="hold NAME as a reader, together with others")
+    run.add_argument("--permits", metavar="N", type=int, help="hold NAME as one of at most N")
     run.add_argument("--quiet", "-q", action="store_true", help="do not report waiting, or that NAME was not obtained")
     run.add_argument("--conflict-exit-code", "-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
                      help="exit code if NAME is not obtained (default: 75)")  # fmt: skip

@@ -96,7 +96,7 @@ def _line(info: LockInfo) -> str:
     since = info.since.isoformat(timespec="seconds") if info.since else None
     resting = info.resting_until.isoformat(timespec="seconds") if info.resting_until else None
     left = None if info.remaining is None else round(info.remaining, 1)
-    fields = (info.name, info.kind, info.identity, info.token, info.ttl, since, info.waiting, resting, left)
+    fields = (info.name, _kind(info), info.identity, info.token, info.ttl, since, info.waiting, resting, left)
     return "\t".join(_shown(field) for field in fields)
 
 
@@ -117,11 +117,18 @@ def _table(locks: Sequence[LockInfo]) -> Table:
     ):
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for info in locks:
-        kind = f"rests {_seconds(info.resting_until - datetime.now(UTC))}" if info.resting_until else info.kind
+        kind = f"rests {_seconds(info.resting_until - datetime.now(UTC))}" if info.resting_until else _kind(info)
         left = None if info.remaining is None else _seconds(timedelta(seconds=info.remaining))
         fields = (info.name, kind, info.identity, info.token, _age(info), info.ttl, left, info.waiting)
         table.add_row(*(Text(_shown(field)) for field in fields))
     return table
+
+
+def _kind(info: LockInfo) -> str | None:
+    """And how many hold it, where several can: ``read ×12``, ``permit 2 of 3``."""
+    if info.holders is None:
+        return info.kind
+    return f"{info.kind} {info.holders} of {info.permits}" if info.permits else f"{info.kind} ×{info.holders}"
 
 
 def _age(info: LockInfo) -> str | None:

@@ -54,11 +54,14 @@ async def acquire(
     holds.
 
     Raises BackendUnavailable when the backend was silent for the whole outage_timeout, at the end of ``timeout``, or,
-    with ``timeout=0``, once; BackendRejected and ClientClosed at once. Every way out leaves nothing behind.
+    with ``timeout=0``, once; BackendRejected and ClientClosed at once; CapabilityMissing, before it asks, where
+    ``scope`` reads what it wants to write, or the other way round. Every way out leaves nothing behind.
     """
+    if scope and (held := scope.blocks_itself(want)):
+        raise kernel.blocked_by_itself(want, held)
     contender = _Contender(kernel, want, timeout, stop, scope)
     bell = contender.bell
-    gate = None if timeout == 0 or want.fair else kernel.gate  # behind which one at a time talks to the server
+    gate = None if timeout == 0 or want.queues else kernel.gate  # behind which one at a time talks to the server
     lease: Holding | None = None
     try:
         if contender.once and kernel.cancels.withdraws(want.name, bell):
@@ -314,7 +317,7 @@ class _Contender:
             return
         self.waiting_told = True
         kernel = self.kernel
-        if self.scope and self.scope.holds(self.want.name):
+        if self.scope and self.scope.keeps_out(self.want):
             kernel.warn_of_itself(self.want.name)
         logger.debug("waiting for the lock %r", self.want.name, extra={"lock_name": self.want.name})
         if tell := kernel.events.tell:

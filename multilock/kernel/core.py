@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multilock.errors import (
     BackendUnavailable,
+    CapabilityMissing,
     ClientClosed,
     LockTimeout,
     MultilockError,
@@ -135,7 +136,8 @@ class Kernel:
         claim_id = f"{self.client}.{os.urandom(16).hex()}"
         identity = want.identity or self.identity
         owner = owner_text(claim_id, want.kind, self._host, self._pid, identity, want.grant)
-        return Claim(want.name, want.kind, claim_id, owner, want.grant, want.renew, want.fair, identity, 0, arrived)
+        name, kind, permits = want.name, want.kind, want.permits
+        return Claim(name, kind, claim_id, owner, want.grant, want.renew, want.fair, identity, permits, arrived)
 
     def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding | None:
         """A grant becomes a lease, and is looked after from now on; None: it is over already.
@@ -322,6 +324,17 @@ class Kernel:
         return LockTimeout(
             f"lock {name!r} is {f'still taken after {timeout:g} s' if timeout else 'taken'}: {remedy}",
             name=name,
+            backend=self.scheme,
+        )
+
+    def blocked_by_itself(self, want: Want, held: Holding) -> CapabilityMissing:
+        """It would wait for itself, and two that read and want to write for each other."""
+        whose = "task" if self.face.asynchronous else "thread"
+        verb, has = ("write", "read") if want.kind == "write" else ("read", "write")
+        return CapabilityMissing(
+            f"this {whose} asks to {verb} {want.name!r}, of which it has a {has} lease, and neither is turned into the "
+            "other: release that first, and look anew at what it protects",
+            name=held.name,
             backend=self.scheme,
         )
 

@@ -226,6 +226,13 @@ class Holding(OfThisProcess, NamesOurs, AnyLease):
 
     def fence(self) -> int:
         self.check()
+        if self._claim.permits > 1:
+            raise CapabilityMissing(
+                f"no number tells which of {self._claim.permits} permits is over, so none can fence {self.name!r}: "
+                "lease.token only tells grants apart; where a resource must refuse who is over, use a lock",
+                name=self.name,
+                backend=self._kernel.scheme,
+            )
         if (token := self._granted.token) is None:
             raise CapabilityMissing(
                 f"{self._kernel.scheme} gives no fencing tokens with these options: choose another backend",
@@ -262,7 +269,8 @@ class Holding(OfThisProcess, NamesOurs, AnyLease):
 
     def _may_reenter(self, want: Want) -> bool:
         mine = self._want
-        return mine.reentrant and want.reentrant and mine.name == want.name and mine.kind == want.kind
+        same = (mine.name, mine.kind, mine.permits) == (want.name, want.kind, want.permits)
+        return mine.reentrant and want.reentrant and same
 
     def _reenter(self, want: Want) -> bool:
         """Count one more acquire of this reentrant lease, if it is still held; ``want.on_lost`` hears of its loss."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed
 from multilock.kernel.runtime import call_inside
+from multilock.kernel.want import SHARED
 from multilock.model import LeaderInfo, LockInfo
 from multilock.telling import logger
 
@@ -105,8 +106,8 @@ class Followers:
 
 
 def leader_info(info: LockInfo | None) -> LeaderInfo | None:
-    """None while the name rests: nobody leads then."""
-    if info is None or info.resting_until:
+    """None while the name rests, or is held by readers or permits: nobody leads then."""
+    if info is None or info.resting_until or info.kind in SHARED:
         return None
     return LeaderInfo(info.identity, info.token, info.host, info.since)
 

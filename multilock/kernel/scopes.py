@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -46,9 +47,19 @@ class Scope(Generic[L]):
         """What a release through the lock object of ``want`` is about: its newest lease, lost ones included."""
         return self.newest(lambda lease: lease._want is want or lease._may_reenter(want))
 
-    def holds(self, name: str) -> bool:
-        """Whether a lease of that name was taken here and is still valid: who waits for it waits for itself."""
-        return any(lease.is_held() for lease in self if lease._claim.name == name)
+    def keeps_out(self, want: Want) -> bool:
+        """Whether leases that were taken here and are still valid keep it out: who waits for it waits for itself."""
+        held = islice(self._valid(want.name), max(1, want.permits))
+        return len(list(held)) == max(1, want.permits)
+
+    def blocks_itself(self, want: Want) -> L | None:
+        """The lease of a reader that would become the writer, or of the writer that would become a reader."""
+        other = {"read": "write", "write": "read"}.get(want.kind)
+        held = next(self._valid(want.name), None) if other else None  # what is valid of one name is of one mode
+        return held if held and held._claim.kind == other else None
+
+    def _valid(self, name: str) -> Iterator[L]:
+        return (lease for lease in self if lease._claim.name == name and lease.is_held())
 
     def newest(self, suits: Callable[[L], bool]) -> L | None:
         return next((lease for lease in self if suits(lease)), None)

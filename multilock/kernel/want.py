@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from multilock.kernel.holding import Holding
     from multilock.model import Capabilities
 
-__all__ = ["Make", "Want", "check_hold_at_least", "want"]
+__all__ = ["SHARED", "Make", "Want", "check_hold_at_least", "want"]
+
+SHARED = frozenset({"read", "permit"})  # the kinds of which several can hold a name. Behind the gate they would come
+# in one by one, each behind a writer of another process that came meanwhile.
+NEEDS = {
+    "read": ("read_write", "readers and writers"),
+    "write": ("read_write", "readers and writers"),
+    "permit": ("semaphore", "semaphores"),
+}
+PERMITS_MAX = 1_000_000
 
 Make = Callable[["Kernel", "Want", Claim, Granted, bool], "Holding"]
 """How a face makes its lease of a grant; the last argument is `Holding._unsure`."""
@@ -33,13 +42,15 @@ class Want:
     grant: float  #: rounded up to what the backend grants
     renew: bool
     reentrant: bool
-    fair: bool
+    fair: bool  #: of its claims
+    queues: bool  #: each takes a place of its own at the backend, and none at the local gate
     hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
     on_lost: Callable[[Loss[Any]], object] | None
     identity: str | None
     outage_timeout: float
     request_timeout: float
     make: Make
+    permits: int  #: of kind "permit": how many may hold the name together
 
 
 def want(
@@ -48,24 +59,32 @@ def want(
     make: Make,
     *,
     kind: str = "lock",
+    permits: int = 0,
     ttl: float | None = None,
     renew: bool = True,
     reentrant: bool = False,
-    fair: bool = False,
+    fair: bool | None = False,
     hold_at_least: float = 0.0,
     on_lost: Callable[[Loss[Any]], object] | None = None,
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:
-    """``patient``: outlast every outage. Raises ValueError, TypeError, CapabilityMissing, ClientClosed."""
+    """``patient``: outlast every outage. ``fair`` None: as the backend can, for readers, writers and permits, whose
+    order does not depend on it. Raises ValueError, TypeError, CapabilityMissing, ClientClosed."""
     kernel.check_open()
     backend, settings = kernel.backend, kernel.settings
     check_name(name)
+    if needs := NEEDS.get(kind):
+        if kind == "permit":
+            _check_permits(permits)
+        _check_kind(backend, name, *needs)
+        fair = backend.capabilities.fair if fair is None else fair
     seconds = settings.ttl if ttl is None else check_seconds(ttl, "ttl")
     for option, value in (("renew", renew), ("reentrant", reentrant), ("fair", fair)):
         if not isinstance(value, bool):
             raise TypeError(f"{option} must be True or False, not {value!r:.60}")
     kernel.check_callback("on_lost", on_lost)
+    assert fair is not None
     if fair and not backend.capabilities.fair:
         raise CapabilityMissing(
             f"{backend.scheme} keeps no order of arrival: use fair=False or another backend",
@@ -84,14 +103,32 @@ def want(
         grant,
         renew,
         reentrant,
-        fair,
+        fair or (needs is not None and backend.capabilities.fair),
+        fair or kind in SHARED,
         rest,
         on_lost,
         identity,
         math.inf if patient or patience is None else patience,
         kernel.request_timeout(grant),
         make,
+        permits,
     )
+
+
+def _check_permits(permits: int) -> None:
+    if not isinstance(permits, int) or isinstance(permits, bool):
+        raise TypeError(f"permits must be a whole number, not {permits!r:.60}")
+    if not 1 <= permits <= PERMITS_MAX:
+        raise ValueError(f"permits is {permits}: it must be 1 to {PERMITS_MAX:,}")
+
+
+def _check_kind(backend: Backend, name: str, capability: str, what: str) -> None:
+    if not getattr(backend.capabilities, capability):
+        raise CapabilityMissing(
+            f"{backend.scheme} has no {what} with these options: use another backend, or a lock",
+            name=name,
+            backend=backend.scheme,
+        )
 
 
 def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:

@@ -27,6 +27,9 @@ def blocking() -> dict[str, Any]:
                 "threading lock": lock.as_threading_lock(),
                 "observer": election.observe(),
                 "events": client.events,
+                "read-write lock": client.read_write_lock("rw"),
+                "reader": client.read_write_lock("rw").reader(),
+                "semaphore": client.semaphore("s", 2),
             }
 
 
@@ -46,6 +49,9 @@ def asynchronous() -> dict[str, Any]:
                     "async observer": election.observe(),
                     "acquiring": acquiring,
                     "async events": client.events,
+                    "async read-write lock": client.read_write_lock("rw"),
+                    "async reader": client.read_write_lock("rw").reader(),
+                    "async semaphore": client.semaphore("s", 2),
                 }
 
     return asyncio.run(collect())

@@ -13,13 +13,15 @@ import multilock
 PAIRS = [
     (multilock.Client, multilock.AsyncClient),
     (multilock.DistributedLock, multilock.AsyncDistributedLock),
+    (multilock.ReadWriteLock, multilock.AsyncReadWriteLock),
+    (multilock.Semaphore, multilock.AsyncSemaphore),
     (multilock.Lease, multilock.AsyncLease),
     (multilock.Election, multilock.AsyncElection),
     (multilock.Leadership, multilock.AsyncLeadership),
 ]
 
 ONLY_BLOCKING = {"as_threading_lock"}  # a drop-in for the standard library's blocking locks
-ONLY_ASYNC = {("AsyncClient", "lock"): ["cancel_on_lost"]}
+ONLY_ASYNC = {("AsyncClient", name): ["cancel_on_lost"] for name in ("lock", "read_write_lock", "semaphore")}
 
 # What asks the backend or waits is awaited, iterators are asynchronous, and the rest is plain.
 AWAITED = {

@@ -25,7 +25,7 @@ LAYERS = [
     {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
     {"kernel.core"},
     {"config", "urls", "registry", "options"},
-    {"lock", "threading_lock", "election", "client", "aio", "decorate"},
+    {"lock", "threading_lock", "shared", "many", "election", "client", "aio", "decorate"},
     {"__init__"},
     {"cli", "testing", "contrib", "__main__"},
 ]

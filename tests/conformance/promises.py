@@ -319,6 +319,69 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "LossReason.RESIGNED": {
         "Elections only: this node stepped down": ("ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",)
     },
+    "Client.read_write_lock": {
+        "Readers hold a name together, a writer holds it alone, and every other lock of that name excludes both": (
+            "ReadWriteConformance.test_readers_hold_together_and_a_writer_alone",
+            "ReadWriteConformance.test_a_mutex_of_that_name_excludes_both",
+            "ReadWriteConformance.test_readers_and_writers_never_overlap_under_contention",
+            "ReadWriteConformance.test_a_decorated_function_runs_as_a_reader",
+            "ReadWriteConformance.test_nobody_leads_while_it_is_read",
+        ),
+        "Neither is starved, and who gives up keeps nobody out": (
+            "ReadWriteConformance.test_a_waiting_writer_is_not_starved_by_a_stream_of_readers",
+            "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_come_in_at_once",
+            "ReadWriteConformance.test_waiting_readers_come_in_together",
+        ),
+        "Each reader has a lease of its own": (
+            "ReadWriteConformance.test_each_reader_is_renewed_on_its_own",
+            "ReadWriteConformance.test_the_lock_of_readers_is_held_while_any_of_its_leases_is",
+            "ReadWriteConformance.test_an_operator_takes_it_from_every_reader",
+            "ReadWriteConformance.test_inspection_counts_the_readers",
+            "ReadWriteConformance.test_a_lost_reply_leaves_no_reader_behind",
+            "ReadWriteConformance.test_nothing_is_left_behind",
+        ),
+        "A token is greater than those of all who wrote before, a writer's than all before": (
+            "ReadWriteConformance.test_tokens_order_writers_and_readers",
+        ),
+        "A reader becomes no writer, at once and before any I/O, nor the other way round": (
+            "ReadWriteConformance.test_who_reads_cannot_become_the_writer_nor_the_other_way_round",
+            "ReadWriteConformance.test_a_lease_taken_elsewhere_refuses_no_writer_here",
+            "tests/unit/test_shared.py::test_an_upgrade_is_refused_before_any_request",
+        ),
+        "Reentrant: the same kind in the same thread or task": (
+            "ReadWriteConformance.test_a_reentrant_reader_reads_again_behind_a_waiting_writer",
+            "ReadWriteConformance.test_the_reentrant_reader_is_not_the_reentrant_mutex",
+        ),
+    },
+    "ReadWriteLock.name": {"As given": ("ReadWriteConformance.test_its_two_locks_are_always_the_same",)},
+    "ReadWriteLock.reader": {
+        "Always the same object": ("ReadWriteConformance.test_its_two_locks_are_always_the_same",),
+    },
+    "ReadWriteLock.writer": {
+        "Always the same object": ("ReadWriteConformance.test_its_two_locks_are_always_the_same",),
+    },
+    "Client.semaphore": {
+        "Up to permits hold it, never more, and every other lock of that name excludes them": (
+            "SemaphoreConformance.test_as_many_hold_it_as_there_are_permits",
+            "SemaphoreConformance.test_a_mutex_and_readers_of_that_name_exclude_it",
+            "SemaphoreConformance.test_one_permit_excludes",
+            "SemaphoreConformance.test_never_more_than_the_permits_under_contention_and_none_sleeps_on",
+            "SemaphoreConformance.test_a_decorated_function_runs_with_a_permit",
+        ),
+        "A permit that is given back, or whose holder is dead, goes to the next, and concerns no other": (
+            "SemaphoreConformance.test_a_released_permit_goes_to_a_waiter",
+            "SemaphoreConformance.test_the_permit_of_a_client_that_is_silent_is_free_at_its_own_end",
+            "SemaphoreConformance.test_inspection_tells_how_many_permits_are_taken",
+        ),
+        "The number is checked before any I/O, and another one is refused at once": (
+            "SemaphoreConformance.test_the_number_of_permits_is_checked_before_any_request",
+            "SemaphoreConformance.test_another_number_is_refused_at_once_and_leaves_nothing",
+            "SemaphoreConformance.test_only_the_same_number_is_acquired_again",
+        ),
+        "A permit of several has a token, and cannot fence": (
+            "SemaphoreConformance.test_each_grant_has_its_token_and_none_can_fence",
+        ),
+    },
     "Client.locked": {
         "The function runs while the lock is held; its parameters may be in the name": (
             "LockConformance.test_a_decorated_function_runs_while_the_lock_is_held",

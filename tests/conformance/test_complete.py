@@ -29,7 +29,14 @@ ONE_FACE = {
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 
-PUBLIC = [multilock.Client, multilock.DistributedLock, multilock.Lease, multilock.Election, multilock.Leadership]
+PUBLIC = [
+    multilock.Client,
+    multilock.DistributedLock,
+    multilock.ReadWriteLock,
+    multilock.Lease,
+    multilock.Election,
+    multilock.Leadership,
+]
 
 
 def own_tests(suite: type) -> set[str]:

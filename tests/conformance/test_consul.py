@@ -54,6 +54,14 @@ class TestRest(conformance.RestConformance):
     backend = Consul
 
 
+class TestReadWrite(conformance.ReadWriteConformance):
+    backend = Consul
+
+
+class TestSemaphore(conformance.SemaphoreConformance):
+    backend = Consul
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Consul
 

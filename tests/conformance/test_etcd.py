@@ -54,6 +54,14 @@ class TestRest(conformance.RestConformance):
     backend = Etcd
 
 
+class TestReadWrite(conformance.ReadWriteConformance):
+    backend = Etcd
+
+
+class TestSemaphore(conformance.SemaphoreConformance):
+    backend = Etcd
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Etcd
 

@@ -54,6 +54,14 @@ class TestRest(conformance.RestConformance):
     backend = Memory
 
 
+class TestReadWrite(conformance.ReadWriteConformance):
+    backend = Memory
+
+
+class TestSemaphore(conformance.SemaphoreConformance):
+    backend = Memory
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Memory
 

@@ -54,6 +54,14 @@ class TestRest(conformance.RestConformance):
     backend = Redis
 
 
+class TestReadWrite(conformance.ReadWriteConformance):
+    backend = Redis
+
+
+class TestSemaphore(conformance.SemaphoreConformance):
+    backend = Redis
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Redis
 

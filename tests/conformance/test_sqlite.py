@@ -54,6 +54,14 @@ class TestRest(conformance.RestConformance):
     backend = Sqlite
 
 
+class TestReadWrite(conformance.ReadWriteConformance):
+    backend = Sqlite
+
+
+class TestSemaphore(conformance.SemaphoreConformance):
+    backend = Sqlite
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Sqlite
 

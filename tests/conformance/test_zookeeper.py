@@ -54,6 +54,14 @@ class TestRest(conformance.RestConformance):
     backend = ZooKeeper
 
 
+class TestReadWrite(conformance.ReadWriteConformance):
+    backend = ZooKeeper
+
+
+class TestSemaphore(conformance.SemaphoreConformance):
+    backend = ZooKeeper
+
+
 class TestBackend(conformance.BackendConformance):
     backend = ZooKeeper
 

@@ -15,6 +15,7 @@ SECTIONS = {
     multilock.DistributedLock: "## DistributedLock",
     multilock.Lease: "## Lease",
     multilock.Election: "## Election and Leadership",
+    multilock.ReadWriteLock: "## ReadWriteLock and Semaphore",
     multilock.Loss: "| `Loss`",
     multilock.LockInfo: "| `LockInfo`",
     multilock.LeaderInfo: "| `LeaderInfo`",

@@ -31,6 +31,7 @@ from multilock.testing.conformance.outage import OutageConformance
 from multilock.testing.conformance.places import Call, FaultyBackend, Mishap, Place
 from multilock.testing.conformance.process import ProcessConformance
 from multilock.testing.conformance.rest import RestConformance
+from multilock.testing.conformance.shared import ReadWriteConformance, SemaphoreConformance
 from multilock.testing.conformance.spi import BackendConformance
 
 __all__ = [
@@ -53,7 +54,9 @@ __all__ = [
     "OutageConformance",
     "Place",
     "ProcessConformance",
+    "ReadWriteConformance",
     "RestConformance",
+    "SemaphoreConformance",
     "ThreadingConformance",
     "WithConformance",
 ]
@@ -71,6 +74,8 @@ SUITES: tuple[type[Conformance], ...] = (
     CloseConformance,
     ElectionConformance,
     RestConformance,
+    ReadWriteConformance,
+    SemaphoreConformance,
     BackendConformance,
     ProcessConformance,
     DescriptorConformance,

@@ -67,9 +67,7 @@ class Teller:
         exc_info: object = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        if level < logging.WARNING and not self.isEnabledFor(
-            level
-        ):  # warnings are rare: whether to tell one is asked when it is told
+        if level < logging.WARNING and not self.isEnabledFor(level):  # a warning, being rare, is asked of later
             return
         frame = sys._getframe(2)
         code = frame.f_code

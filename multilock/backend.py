@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from multilock.errors import BackendUnavailable
+from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import (
     Busy,
     Capabilities,
@@ -40,6 +40,7 @@ __all__ = [
     "OpensChannels",
     "Rests",
     "Returned",
+    "other_number",
     "parse_owner",
 ]
 
@@ -204,6 +205,16 @@ class Rests(Protocol):
         ``resting_until``. Who waits is woken once, and so learns when to come again. Otherwise as `release`:
         idempotent, with what is then left of the time.
         """
+
+
+def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:
+    """What `Backend.attempt` raises where the name is held with ``permits``, and the claim asks for another number."""
+    return BackendRejected(
+        f"{claim.name!r} has {permits} permits here, {claim.permits} were asked for: let all name the same number, or "
+        "wait until nobody holds one",
+        name=claim.name,
+        backend=scheme,
+    )
 
 
 class OpenBackend(Protocol):

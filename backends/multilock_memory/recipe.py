@@ -18,8 +18,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from math import inf
 
-from multilock import BackendRejected
-from multilock.backend import Busy, Claim, LockInfo, Notices, parse_owner
+from multilock.backend import Busy, Claim, LockInfo, Notices, other_number, parse_owner
 from multilock_memory.notices import Outbox
 
 __all__ = ["LIVENESS_MIN", "Store"]
@@ -143,12 +142,7 @@ class Store:
             return Busy(_liveness(claim) / 3)
         if number := name.other_number(claim):
             name.queue.pop(claim.id, None)
-            raise BackendRejected(
-                f"{claim.name!r} has {number} permits here, {claim.permits} were asked for: let all name the same "
-                "number, or wait until nobody holds one",
-                name=claim.name,
-                backend="memory",
-            )
+            raise other_number(claim, number, "memory")
         if (until := name.awaits(claim)) is None:
             return self._take(key, name, claim, notices, now)
         if join:

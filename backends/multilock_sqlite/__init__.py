@@ -13,13 +13,24 @@ from dataclasses import replace
 from urllib.parse import unquote
 
 from multilock import BackendRejected, ConfigurationError
-from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock.backend import (
+    Busy,
+    Capabilities,
+    Claim,
+    Finding,
+    Granted,
+    Held,
+    LockInfo,
+    Notices,
+    Returned,
+    other_number,
+)
 from multilock.names import escape, unescape
 from multilock.options import prefix_of, reject_unknown, ttl_of
 from multilock_sqlite import host
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.layout import LIVENESS_MIN, set_up
-from multilock_sqlite.recipe import Exhausted, Recipe, Stand, liveness
+from multilock_sqlite.recipe import Exhausted, OtherNumber, Recipe, Stand, liveness
 from multilock_sqlite.transport import Connection, Database, transaction
 
 __all__ = ["SqliteBackend", "open_backend"]
@@ -84,6 +95,8 @@ class SqliteBackend:
             # namespace only when its lease or its last heartbeat ends.
             takeover_bound=max(ttl, LIVENESS_MIN) + 1.1 * POLL_LAST,
             hold_at_least=True,
+            read_write=True,
+            semaphore=True,
         )
 
     def open(self, notices: Notices) -> None:
@@ -98,10 +111,16 @@ class SqliteBackend:
         key = self._key(claim.name)
         with self._database.request(within) as sql:
             now = self._now()
-            ahead = self._recipe.ahead(sql, key, claim, now)
-            if ahead and ahead.id != claim.id and not (join and self._heartbeat_is_due(claim, now)):
-                return self._busy(claim, ahead, now)
-            answer, now = self._try(sql, key, claim, join)
+            try:
+                ahead = self._recipe.ahead(sql, key, claim, now)
+                if ahead and ahead.id != claim.id and not (join and self._heartbeat_is_due(claim, now)):
+                    return self._busy(claim, ahead, now)
+                answer, now = self._try(sql, key, claim, join)
+            except OtherNumber as other:
+                if self._waiting.pop(claim.id, None):
+                    with transaction(sql):
+                        self._recipe.release(sql, key, claim.id, False, now)
+                raise other_number(claim, other.permits, self.scheme) from None
         if isinstance(answer, int):
             self._waiting.pop(claim.id, None)
             return _granted(claim, answer, now)
@@ -137,7 +156,7 @@ class SqliteBackend:
     def inspect(self, name: str, within: float) -> LockInfo | None:
         with self._database.request(within) as sql:
             info = self._recipe.inspect(sql, self._key(name), self._now())
-        return replace(info, name=name) if info else None
+        return replace(info, name=name, others=tuple(replace(i, name=name) for i in info.others)) if info else None
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         with self._database.request(within) as sql:
@@ -145,7 +164,7 @@ class SqliteBackend:
         for key in keys:
             name = unescape(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
             if name is not None and name.startswith(prefix) and (info := self.inspect(name, within)):
-                yield info
+                yield replace(info, others=())
 
     def force_release(self, name: str, within: float) -> bool:
         with self._database.request(within) as sql, transaction(sql):

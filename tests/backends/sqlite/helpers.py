@@ -37,6 +37,17 @@ def hold(url: str, ttl: str, renew: str = "renew") -> None:
         hear()
 
 
+def hold_several(url: str, permits: str, count: str) -> None:
+    """So many permits, or so many readers where ``permits`` is 0."""
+    with multilock.connect(url) as client:
+        lock = client.semaphore("n", int(permits)) if int(permits) else client.read_write_lock("n").reader()
+        leases = [lock.acquire() for _ in range(int(count))]
+        say("held", *(lease.token for lease in leases))
+        hear()
+        say("released", *(lease.release() for lease in leases))
+        hear()
+
+
 def wait_fairly(url: str) -> None:
     with multilock.connect(url) as client:
         say("waiting")

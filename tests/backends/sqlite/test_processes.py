@@ -47,6 +47,40 @@ def test_killed_holder_is_freed_at_once(client: multilock.Client, url: str, reap
             assert lease.fence() > int(token)
 
 
+def test_permits_of_a_killed_process_are_free_at_once_and_never_one_more(client: multilock.Client, url: str) -> None:
+    semaphore = client.semaphore("n", 3)
+    with Helper(f"{HELPERS}:hold_several", url, 3, 2) as holder:
+        holder.wait_for("held", within=10)
+        mine = semaphore.acquire(timeout=5)
+        assert semaphore.try_acquire() is None
+        holder.kill()
+        killed_at = time.monotonic()
+        others = [semaphore.acquire(timeout=5) for _ in range(2)]
+        assert time.monotonic() - killed_at < AT_ONCE
+        assert semaphore.try_acquire() is None
+    assert all(lease.release() for lease in (mine, *others))
+
+
+def test_stopped_reader_delays_a_writer_by_its_own_lease_and_no_other_hears_of_it(
+    client: multilock.Client, url: str
+) -> None:
+    reading = client.read_write_lock("n", ttl=30).reader().acquire()
+    with (
+        multilock.connect(url) as other,
+        Helper(f"{HELPERS}:hold_several", f"{url}?ttl=6", 0, 3) as holder,
+    ):
+        holder.wait_for("held", within=10)
+        with holder.paused():
+            stopped_at = time.monotonic()
+            assert other.read_write_lock("n").writer().try_acquire(timeout=0.5) is None
+            reading.renew()
+            assert reading.release()
+            with other.read_write_lock("n").writer().acquire(timeout=10):
+                assert 6 * 2 / 3 * 0.8 < time.monotonic() - stopped_at < 6 + AT_ONCE
+        holder.tell("release")
+        assert holder.wait_for("released", within=10)[1:] == ["False"] * 3
+
+
 def test_killed_holder_that_does_not_renew_keeps_its_ttl(client: multilock.Client, url: str) -> None:
     with Helper(f"{HELPERS}:hold", url, 2, "no") as holder:
         holder.wait_for("held", within=10)

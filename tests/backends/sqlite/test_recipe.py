@@ -17,10 +17,11 @@ from multilock.model import Busy, Granted
 from multilock.testing import Helper
 from multilock_sqlite.host import Process
 from multilock_sqlite.recipe import Recipe
-from tests.backends.memory.rules import WITHIN, Asker, Clock, Rules
+from tests.backends.memory.rules import WITHIN, Asker, Clock
+from tests.backends.memory.shared_rules import SharedRules
 
 
-class TestSqlite(Rules):
+class TestSqlite(SharedRules):
     scheme = "sqlite"
     open_backend = staticmethod(multilock_sqlite.open_backend)
 
@@ -138,6 +139,73 @@ class TestSqlite(Rules):
         assert one.backend.force_release("n", WITHIN) is False
         assert self.leftovers(one) == []
 
+    def test_permits_of_gone_processes_count_for_nothing(
+        self, one: Asker, two: Asker, path: Path, clock: Clock
+    ) -> None:
+        one.backend.ping(WITHIN)
+        put(path, "a", clock.now + 50, GONE, "p2")
+        put(path, "b", clock.now + 50, NOBODYS, "p2")
+        one.hold(one.permit(2))
+        late = two.permit(2)
+        assert two.wait(late).expires_in == pytest.approx(30)
+        info = two.backend.inspect("n", WITHIN)
+        assert info is not None
+        assert (info.holders, len(info.others)) == (2, 1)
+
+    def test_permit_of_a_gone_process_is_free_though_another_waits_for_one(
+        self, one: Asker, two: Asker, path: Path, clock: Clock
+    ) -> None:
+        one.backend.ping(WITHIN)
+        one.hold(one.permit(3))
+        first, second = one.permit(3), two.permit(3)
+        held = [(claim, one.hold(claim)) for claim in (one.permit(3), one.permit(3))]
+        one.wait(first)
+        two.wait(second)
+        for claim, granted in held:
+            one.release(claim, granted)
+        for id_ in ("a", "b"):
+            put(path, id_, clock.now + 50, GONE, "p3")
+        two.hold(second)
+        one.hold(first)
+
+    def test_mode_of_gone_holders_is_nobodys(self, one: Asker, two: Asker, path: Path, clock: Clock) -> None:
+        one.backend.ping(WITHIN)
+        put(path, "a", clock.now + 50, GONE, "p3")
+        one.hold(one.reader())
+        two.hold(two.reader())
+        assert "a" not in self.leftovers(one)
+
+    def test_reader_costs_no_more_beside_thousands(self, one: Asker, two: Asker, path: Path, clock: Clock) -> None:
+        def steps() -> int:
+            """Instructions of SQLite's machine, by tens, for a reader's whole life."""
+            database = one.backend._database  # type: ignore[attr-defined]
+            count = 0
+
+            def step() -> None:
+                nonlocal count
+                count += 1
+
+            reader = one.reader()
+            with database.request(WITHIN) as sql:
+                sql.set_progress_handler(step, 10)
+            granted = one.hold(reader)
+            one.renew((reader, granted))
+            assert one.release(reader, granted)
+            with database.request(WITHIN) as sql:
+                sql.set_progress_handler(None, 0)
+            return count
+
+        two.hold(two.reader(ttl=300))
+        alone = steps()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as sql:
+            sql.execute("BEGIN")
+            sql.executemany(
+                "INSERT INTO locks VALUES ('multilock/n', ?, 'r', 'o', 0, 0, 60, ?, NULL, NULL, NULL, NULL)",
+                ((f"id{number}", clock.now + 60) for number in range(5000)),
+            )
+            sql.execute("COMMIT")
+        assert 0 < steps() <= 2 * alone
+
 
 ME = Process.current()
 assert ME is not None
@@ -145,11 +213,13 @@ GONE = (ME.space, ME.pid, ME.start - 1)  # another process had our pid before
 NOBODYS = (None, None, None)
 
 
-def put(path: Path, id_: str, until: float, process: tuple[str | None, int | None, int | None]) -> None:
+def put(
+    path: Path, id_: str, until: float, process: tuple[str | None, int | None, int | None], mode: str = "r"
+) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as sql:
         sql.execute(
-            "INSERT INTO locks VALUES ('multilock/n', ?, 'r', ?, 0, 0, 60, ?, NULL, ?, ?, ?)",
-            (id_, f"{id_}@read:host:1:me:60", until, *process),
+            "INSERT INTO locks VALUES ('multilock/n', ?, ?, ?, 0, 0, 60, ?, NULL, ?, ?, ?)",
+            (id_, mode, f"{id_}@read:host:1:me:60", until, *process),
         )
 
 

@@ -1,0 +1,69 @@
+"""`multilock run --shared` and `--permits`, and how `status` shows them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import multilock
+from tests.cli.conftest import WITHIN, Run, Start, line_of
+
+READY = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+
+
+def test_commands_that_read_run_together_and_exclude_one_that_does_not(start: Start, run: Run, sqlite_url: str) -> None:
+    readers = [start("run", "job", "--shared", "--url", sqlite_url, "--", "sh", "-c", READY) for _ in range(2)]
+    assert [line_of(reader) for reader in readers] == ["ready"] * 2
+    assert run("run", "job", "--timeout", "0", "--url", sqlite_url, "--", "true").returncode == 75
+    line = run("status", "--url", sqlite_url).stdout
+    assert line.split("\t")[:2] == ["job", "read ×2"]
+    asked = run("force-release", "job", "--url", sqlite_url)
+    assert "and 1 more, who may still be at work" in asked.stderr
+    for reader in readers:
+        reader.terminate()
+        assert reader.wait(WITHIN) == 0
+    assert run("run", "job", "--timeout", "0", "--url", sqlite_url, "--", "true").returncode == 0
+
+
+def test_as_many_commands_run_as_there_are_permits(start: Start, run: Run, sqlite_url: str) -> None:
+    def attempt(permits: int) -> int:
+        return run(
+            "run", "gpu", "--permits", str(permits), "--timeout", "0", "--url", sqlite_url, "--", "true"
+        ).returncode
+
+    held = [start("run", "gpu", "--permits", "2", "--url", sqlite_url, "--", "sh", "-c", READY) for _ in range(2)]
+    assert [line_of(each) for each in held] == ["ready"] * 2
+    assert attempt(2) == 75
+    assert run("status", "--url", sqlite_url).stdout.split("\t")[:2] == ["gpu", "permit 2 of 2"]
+    [info] = json.loads(run("status", "--json", "--url", sqlite_url).stdout)
+    assert (info["kind"], info["holders"], info["permits"], info["others"]) == ("permit", 2, 2, [])
+    assert attempt(3) == 69
+    held[0].terminate()
+    assert held[0].wait(WITHIN) == 0
+    assert attempt(2) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--permits", "0"], "permits is 0"),
+        (["--permits", "two"], "invalid int"),
+        (["--shared", "--permits", "2"], "--shared"),
+        (["--shared", "--hold-at-least", "3"], "--shared"),
+    ],
+)
+def test_what_cannot_be_is_a_mistake(run: Run, sqlite_url: str, arguments: list[str], says: str) -> None:
+    ended = run("run", "job", *arguments, "--url", sqlite_url, "--", "true")
+    assert ended.returncode == 64
+    assert says in ended.stderr
+
+
+def test_status_on_a_terminal_tells_how_many_hold_it() -> None:
+    from multilock.cli.status import _kind
+
+    shown = [
+        _kind(multilock.LockInfo("n", kind, holders=holders, permits=permits))
+        for kind, holders, permits in (("read", 12, None), ("permit", 2, 3), ("write", None, None))
+    ]
+    assert shown == ["read ×12", "permit 2 of 3", "write"]

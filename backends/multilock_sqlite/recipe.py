@@ -97,7 +97,8 @@ class Recipe:
                     return Stand(id_, until, None, mode)
                 equals.append(Stand(id_, until, None, mode))
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
-            return self._first(sql, SHARED, key, now) or equals[0]
+            # Nobody is left where all were given back since they were counted: a look is no transaction.
+            return self._first(sql, SHARED, key, now) or next(iter(equals), None)
         return None
 
     def _is_full(self, sql: Connection, key: str, room: int, now: float) -> bool:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,6 +152,24 @@ class TestSqlite(SharedRules):
         info = two.backend.inspect("n", WITHIN)
         assert info is not None
         assert (info.holders, len(info.others)) == (2, 1)
+
+    @pytest.mark.parametrize("permits", [1, 3])
+    def test_permit_given_back_between_two_reads_of_one_look_is_free(
+        self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch, permits: int
+    ) -> None:
+        """A look is no transaction: the second read of it may find nobody where the first found all permits taken."""
+        held = [one.permit(permits) for _ in range(permits)]
+        granted = [one.hold(claim) for claim in held]
+        is_full = Recipe._is_full
+
+        def given_back_meanwhile(self: Recipe, *args: Any) -> bool:
+            full = is_full(self, *args)
+            while held:
+                one.release(held.pop(), granted.pop())
+            return full
+
+        monkeypatch.setattr(Recipe, "_is_full", given_back_meanwhile)
+        two.hold(two.permit(permits))
 
     def test_permit_of_a_gone_process_is_free_though_another_waits_for_one(
         self, one: Asker, two: Asker, path: Path, clock: Clock

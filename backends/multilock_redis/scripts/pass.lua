@@ -101,6 +101,12 @@ local function fits(mode, text)
   return mode == shared_as(text) and (not permits or redis.call('ZCARD', KEYS[5]) < permits)
 end
 
+-- The number of permits that stands in the lock, if this mode asks for another one.
+local function other_number(mode, text)
+  local shared = shared_as(text)
+  return shared and shared ~= mode and string.match(shared .. mode, '^p(%d+)p')
+end
+
 -- No earlier than in `ttl` the marker and what it makes count end. Half as late again when it has to be put off: else each
 -- acquire and each renewal would change the lock, which is pushed to all who share it.
 local function put_off(ttl)
@@ -153,6 +159,9 @@ local function pass(me, text)
     elseif quiet == '' and not listens(head) then
       skipped = skipped + 1
     elseif not fits(mode, text) then
+      if other_number(mode, text) then
+        wake(head) -- to be refused now: it keeps out all behind it until then
+      end
       return text, false
     else
       if mode == 'x' then

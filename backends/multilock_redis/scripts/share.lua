@@ -24,7 +24,7 @@ local queued = redis.call('EXISTS', KEYS[2], KEYS[6]) > 0
 if queued and redis.call('EXISTS', KEYS[6]) == 1 then
   return {-2, -1}
 end
-local permits = present_mode and present_mode ~= mode and string.match(present_mode .. mode, '^p(%d+)p')
+local permits = other_number(mode, text)
 if permits then
   if queued and leave(owner) then
     pass(nil, text)

@@ -74,6 +74,7 @@ def test_another_number_that_waited_is_rejected_when_it_meets_one_and_those_behi
     first, other, behind = us.wait(us.permit(3)), them.wait(them.permit(5)), us.wait(us.permit(3))
     us.release(alone)
     assert sharing(bare) == {first.owner}
+    them.ear.hears("wake", other.id)  # and not by its heartbeat, until which it would keep out all behind it
     with pytest.raises(BackendRejected, match="has 3 permits"):
         them.attempt(other, join=True)
     assert sharing(bare) == {first.owner, behind.owner}

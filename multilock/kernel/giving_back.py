@@ -117,6 +117,9 @@ class GivingBack:
     def _finish(self, lease: Holding, returned: Returned | None, released_at: float) -> bool:
         """The end of a release; None: it was not answered, and goes on in the background. Twice is harmless."""
         kernel = self._kernel
+        if returned is None:
+            with kernel.lock:
+                kernel.watchdog.drop(lease)  # the interrupt may have come before that
         if returned is None or returned.again:
             kernel.cancels.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
         if returned is None or returned.ours:
@@ -155,10 +158,16 @@ class GivingBack:
 
     def later(self, lease: Holding) -> None:
         """Release it in the background, however often it was acquired: somebody unwinds."""
-        with self._kernel.lock:
-            if not lease._begin_release():
-                return
-        self._release_late(lease)
+        held = lease._state == HELD
+        try:
+            with self._kernel.lock:
+                if not lease._begin_release():
+                    return
+            self._release_late(lease)
+        except BaseException:  # interrupted: what we have begun to release nobody else would give back
+            if held and lease._state in (RELEASING, RELEASED):
+                self.go_on(lease)
+            raise
 
     def take_back(self, lease: Holding) -> None:
         """The same for one that its acquire, interrupted, could not hand out: nothing was done for which the name

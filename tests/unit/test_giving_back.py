@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from multilock import BackendRejected, BackendUnavailable, Client, LeaseState, LossReason
+from multilock import BackendRejected, BackendUnavailable, Client, Lease, LeaseState, LossReason
+from multilock.events import AtRisk
+from multilock.kernel.holding import RELEASING
 from multilock.model import Returned
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
-from tests.unit.kit import Call, Losses, Scripted, executed_but_unanswered, refused, silence
+from tests.unit.kit import (
+    Call,
+    Losses,
+    Scripted,
+    client_on,
+    executed_but_unanswered,
+    interrupted_at,
+    refused,
+    silence,
+    state_of,
+)
 
 
 def lose_a_reply(client: Client, backend: Scripted, **options: Any) -> None:
@@ -291,3 +305,43 @@ def test_a_background_cancel_goes_on_until_it_is_complete(
     runtime.advance(30)
     assert [call.details["unsure"] for call in backend.called("release")] == [False, True, True]
     assert client._kernel.cancels.wait(0)
+
+
+def interrupted_everywhere(function: str, end: Callable[[Client, Lease], object]) -> Iterator[Scripted]:
+    """A client whose lease of "n" was ended so, for every point of ``function`` at which that can be interrupted."""
+    step = 0
+    while True:
+        gc.collect()  # no finalizer of an earlier client comes in between
+        runtime = HandRuntime()
+        backend = Scripted(runtime)
+        client = client_on(backend, runtime, ttl=3.0)
+        told: list[object] = []
+        client.events.subscribe(told.append)
+        lease = client.lock("n").acquire()
+        runtime.advance(0.2)
+        with interrupted_at(step, function) as where, contextlib.suppress(KeyboardInterrupt):
+            end(client, lease)
+        begun = state_of(lease) is not LeaseState.HELD
+        runtime.advance(10)
+        if begun:
+            assert inner(lease)._state != RELEASING, where
+            assert not client._kernel.held, where
+            assert not [event for event in told if isinstance(event, AtRisk)], where
+            yield backend
+        client.close()
+        if not where:
+            assert step > 20
+            return
+        step += 1
+
+
+def test_a_released_lock_is_never_told_to_be_at_risk_wherever_its_release_was_interrupted() -> None:
+    for backend in interrupted_everywhere("GivingBack._decide", lambda client, lease: lease.release()):
+        assert not backend.holders
+
+
+def test_what_is_given_back_in_the_background_is_given_back_wherever_that_was_interrupted() -> None:
+    for backend in interrupted_everywhere(
+        "GivingBack.later", lambda client, lease: client._kernel.giving_back.later(inner(lease))
+    ):
+        assert not backend.holders

@@ -22,6 +22,7 @@ from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.lease import Lease
 from multilock.lock import DistributedLock, HeldLease, Lock
+from multilock.many import LockSet
 from multilock.model import Capabilities, Finding, LeaderInfo, LockInfo, Loss
 from multilock.names import check_name, check_prefix
 from multilock.shared import ReadWriteLock, Semaphore, SemaphoreLock
@@ -186,6 +187,33 @@ class Client(OfThisProcess):
             fair=fair,
             hold_at_least=hold_at_least,
             on_lost=on_lost,
+        )
+
+    def lock_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool = False,
+        hold_at_least: float = 0.0,
+        on_lost: Callable[[Loss[Lease]], object] | None = None,
+        **theirs: Never,
+    ) -> DistributedLock:
+        """All locks of these names, or none. No I/O. The options are those of `lock`, for each.
+
+        They are taken one after the other in an order that is the same for everybody, so that two callers never wait
+        for each other; ``timeout`` is for all of them. The lease is held as long as each of its ``leases`` is. When one
+        is lost, ``on_lost`` is called once, and the others are kept until it has ended, one ttl at most. Its ``token``
+        is None: ``lease.leases[i].fence()``, in the order of their keys.
+
+        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        """
+        if theirs:
+            raise refuse("lock_all", theirs)
+        return LockSet(
+            self, names, on_lost, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, hold_at_least=hold_at_least
         )
 
     @overload

@@ -16,6 +16,7 @@ from multilock import telling
 from multilock.aio.election import AsyncElection, AsyncLeadership
 from multilock.aio.face import LoopFace
 from multilock.aio.lock import AsyncDistributedLock, AsyncLock, HeldAsyncLease
+from multilock.aio.many import AsyncLockSet
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
@@ -165,6 +166,34 @@ class AsyncClient(OfThisProcess):
             fair=fair,
             hold_at_least=hold_at_least,
             on_lost=on_lost,
+        )
+
+    def lock_all(
+        self,
+        names: Iterable[str],
+        *,
+        ttl: float | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        fair: bool = False,
+        hold_at_least: float = 0.0,
+        on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
+        cancel_on_lost: bool = True,
+        **theirs: Never,
+    ) -> AsyncDistributedLock:
+        """See `multilock.Client.lock_all`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
+        if theirs:
+            raise refuse("lock_all", theirs)
+        return AsyncLockSet(
+            self,
+            names,
+            cancel_on_lost,
+            on_lost,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            hold_at_least=hold_at_least,
         )
 
     @overload

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import sys
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
 
@@ -25,12 +25,69 @@ if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
     from multilock.kernel.core import Kernel
 
-__all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "HeldAsyncLease"]
+__all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "Enters", "HeldAsyncLease"]
 
 L = TypeVar("L", bound=AsyncLease, covariant=True)
 
 
-class HeldAsyncLease(Holding, AsyncLease):
+class Enters(AsyncLease):
+    """What ``async with`` asks of a lease, also of that of several locks."""
+
+    __slots__ = ()
+
+    _bodies: list[_Body] | None
+    _cancel_on_lost: bool
+
+    async def __aenter__(self) -> Self:
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exit(self._newest_body(), error)
+
+    def _enter(self) -> _Body:
+        self.check()
+        body = _Body(self)
+        if self._bodies is None:
+            self._bodies = []  # type: ignore[misc]  # of who has slots for it
+        self._bodies.append(body)
+        if self._cancel_on_lost:
+            body.watch()
+        return body
+
+    async def _exit(self, body: _Body | None, error: BaseException | None) -> None:
+        """``body``: which ends here; None where an exit stack was given the lease itself."""
+        cancelled = False
+        if body is not None and self._bodies and body in self._bodies:
+            self._bodies.remove(body)
+            cancelled = body.end(error)  # by us, and nobody else
+        await self.release()
+        if self._is_lost():
+            self._raise_lost(None if cancelled else error)
+
+    def _newest_body(self) -> _Body | None:
+        """Of this task; where it has none, of any: it may have begun in another, as that of a fixture does."""
+        if not self._bodies:
+            return None
+        task = asyncio.current_task()
+        return next((body for body in reversed(self._bodies) if body._task is task), self._bodies[-1])
+
+    def _at_end(self, hook: Callable[[], None]) -> bool:
+        raise NotImplementedError
+
+    def _not_at_end(self, hook: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+    def _is_lost(self) -> bool:
+        raise NotImplementedError
+
+    def _raise_lost(self, error: BaseException | None) -> None:
+        raise NotImplementedError
+
+
+class HeldAsyncLease(Holding, Enters):
     """The `AsyncLease` of one holding: what `AsyncLock` gives."""
 
     __slots__ = ("_bodies", "_cancel_on_lost")
@@ -67,49 +124,13 @@ class HeldAsyncLease(Holding, AsyncLease):
                 self._not_at_end(tell)
         return self._loss if self._is_lost() else None
 
-    async def __aenter__(self) -> Self:
-        self._enter()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._exit(self._newest_body(), error)
-
-    def _enter(self) -> _Body:
-        self.check()
-        body = _Body(self)
-        if self._bodies is None:
-            self._bodies = []
-        self._bodies.append(body)
-        if self._cancel_on_lost:
-            body.watch()
-        return body
-
-    async def _exit(self, body: _Body | None, error: BaseException | None) -> None:
-        """``body``: which ends here; None where an exit stack was given the lease itself."""
-        cancelled = False
-        if body is not None and self._bodies and body in self._bodies:
-            self._bodies.remove(body)
-            cancelled = body.end(error)  # by us, and nobody else
-        await self.release()
-        if self._is_lost():
-            self._raise_lost(None if cancelled else error)
-
-    def _newest_body(self) -> _Body | None:
-        """Of this task; where it has none, of any: it may have begun in another, as that of a fixture does."""
-        if not self._bodies:
-            return None
-        task = asyncio.current_task()
-        return next((body for body in reversed(self._bodies) if body._task is task), self._bodies[-1])
-
 
 class _Body:
     """The body of one ``async with``: its task is cancelled when the lease is lost, as `asyncio.timeout` does."""
 
     __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
 
-    def __init__(self, lease: HeldAsyncLease) -> None:
+    def __init__(self, lease: Enters) -> None:
         self._lease = lease
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -146,7 +167,7 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
         self._coroutine = coroutine
-        self._lease: HeldAsyncLease | None = None
+        self._lease: Enters | None = None
         self._body: _Body | None = None
 
     def send(self, value: Any) -> Any:
@@ -163,7 +184,7 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
 
     async def __aenter__(self) -> L:
         lease = await self._coroutine
-        assert isinstance(lease, HeldAsyncLease)
+        assert isinstance(lease, Enters)
         self._body = lease._enter()
         self._lease = lease
         return lease

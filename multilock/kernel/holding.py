@@ -27,10 +27,19 @@ if TYPE_CHECKING:
     from multilock.kernel.scopes import Scope
     from multilock.kernel.want import Want
 
-__all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "Holding"]
+__all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "Holding", "lock_lost"]
 
 # What is stored; AT_RISK is computed. NEW: not adopted yet, so that an interrupt before that leaves nothing held.
 NEW, HELD, RELEASING, RELEASED, LOST = range(5)
+
+
+def lock_lost(loss: Loss[Any], name: str, scheme: str) -> LockLost:
+    return LockLost(
+        f"lock {name!r} was lost ({loss.reason.value}): {loss.message}; what was done since may not be exclusive",
+        loss=loss,
+        name=name,
+        backend=scheme,
+    )
 
 
 class Holding(OfThisProcess, NamesOurs, AnyLease):
@@ -214,15 +223,8 @@ class Holding(OfThisProcess, NamesOurs, AnyLease):
         )
 
     def _lock_lost(self) -> LockLost:
-        loss = self._loss
-        assert loss is not None
-        return LockLost(
-            f"lock {self.name!r} was lost ({loss.reason.value}): {loss.message}; "
-            "what was done since may not be exclusive",
-            loss=loss,
-            name=self.name,
-            backend=self._kernel.scheme,
-        )
+        assert self._loss is not None
+        return lock_lost(self._loss, self.name, self._kernel.scheme)
 
     def fence(self) -> int:
         self.check()

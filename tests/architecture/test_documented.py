@@ -30,6 +30,8 @@ def blocking() -> dict[str, Any]:
                 "read-write lock": client.read_write_lock("rw"),
                 "reader": client.read_write_lock("rw").reader(),
                 "semaphore": client.semaphore("s", 2),
+                "set of locks": client.lock_all(["a", "b"]),
+                "set of leases": client.lock_all(["a", "b"]).acquire(),
             }
 
 
@@ -52,6 +54,8 @@ def asynchronous() -> dict[str, Any]:
                     "async read-write lock": client.read_write_lock("rw"),
                     "async reader": client.read_write_lock("rw").reader(),
                     "async semaphore": client.semaphore("s", 2),
+                    "async set of locks": client.lock_all(["a", "b"]),
+                    "async set of leases": await client.lock_all(["a", "b"]).acquire(),
                 }
 
     return asyncio.run(collect())

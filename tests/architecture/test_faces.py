@@ -21,7 +21,8 @@ PAIRS = [
 ]
 
 ONLY_BLOCKING = {"as_threading_lock"}  # a drop-in for the standard library's blocking locks
-ONLY_ASYNC = {("AsyncClient", name): ["cancel_on_lost"] for name in ("lock", "read_write_lock", "semaphore")}
+WITH_A_BODY = ("lock", "read_write_lock", "semaphore", "lock_all")
+ONLY_ASYNC = {("AsyncClient", name): ["cancel_on_lost"] for name in WITH_A_BODY}
 
 # What asks the backend or waits is awaited, iterators are asynchronous, and the rest is plain.
 AWAITED = {

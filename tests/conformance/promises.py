@@ -382,6 +382,34 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "SemaphoreConformance.test_each_grant_has_its_token_and_none_can_fence",
         ),
     },
+    "Client.lock_all": {
+        "All or none, within one timeout, whatever order others name them in": (
+            "LockAllConformance.test_all_are_held_and_given_back_together",
+            "LockAllConformance.test_it_is_none_of_them_while_one_is_taken",
+            "LockAllConformance.test_it_waits_for_all_of_them_within_one_timeout",
+            "LockAllConformance.test_callers_in_opposite_orders_never_wait_for_each_other",
+            "LockAllConformance.test_what_is_wrong_is_said_before_any_request",
+            "LockAllConformance.test_release_through_the_lock_is_about_the_newest_of_this_thread",
+        ),
+        "Each part is an ordinary lease, with its token and its renewal": (
+            "LockAllConformance.test_each_part_has_its_token_and_the_set_none",
+            "LockAllConformance.test_each_part_is_renewed",
+            "LockAllConformance.test_a_reentrant_set_is_acquired_again",
+        ),
+        "Lost when one is, once; the others are kept until the callback has ended": (
+            "LockAllConformance.test_it_is_lost_with_one_part_and_says_which",
+            "LockAllConformance.test_the_others_are_kept_until_the_callback_has_ended",
+            "LockAllConformance.test_the_end_of_with_raises_the_loss",
+            "LockAllConformance.test_a_closed_client_gives_all_of_them_back",
+        ),
+        "A part lost while the next is awaited: all are given back, and it begins anew": (
+            "LockAllConformance.test_a_part_lost_while_the_next_is_awaited_begins_anew",
+        ),
+        "An interrupt anywhere leaves nothing behind": (
+            "tests/unit/test_many.py::test_an_interrupt_anywhere_in_the_acquire_leaves_nothing",
+            "tests/unit/test_many.py::test_an_interrupt_anywhere_in_with_leaves_nothing",
+        ),
+    },
     "Client.locked": {
         "The function runs while the lock is held; its parameters may be in the name": (
             "LockConformance.test_a_decorated_function_runs_while_the_lock_is_held",

@@ -62,6 +62,10 @@ class TestSemaphore(conformance.SemaphoreConformance):
     backend = Consul
 
 
+class TestLockAll(conformance.LockAllConformance):
+    backend = Consul
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Consul
 

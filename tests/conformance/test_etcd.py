@@ -62,6 +62,10 @@ class TestSemaphore(conformance.SemaphoreConformance):
     backend = Etcd
 
 
+class TestLockAll(conformance.LockAllConformance):
+    backend = Etcd
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Etcd
 

@@ -62,6 +62,10 @@ class TestSemaphore(conformance.SemaphoreConformance):
     backend = Memory
 
 
+class TestLockAll(conformance.LockAllConformance):
+    backend = Memory
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Memory
 

@@ -62,6 +62,10 @@ class TestSemaphore(conformance.SemaphoreConformance):
     backend = Redis
 
 
+class TestLockAll(conformance.LockAllConformance):
+    backend = Redis
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Redis
 

@@ -62,6 +62,10 @@ class TestSemaphore(conformance.SemaphoreConformance):
     backend = Sqlite
 
 
+class TestLockAll(conformance.LockAllConformance):
+    backend = Sqlite
+
+
 class TestBackend(conformance.BackendConformance):
     backend = Sqlite
 

@@ -62,6 +62,10 @@ class TestSemaphore(conformance.SemaphoreConformance):
     backend = ZooKeeper
 
 
+class TestLockAll(conformance.LockAllConformance):
+    backend = ZooKeeper
+
+
 class TestBackend(conformance.BackendConformance):
     backend = ZooKeeper
 

@@ -27,6 +27,7 @@ from multilock.testing.conformance.lock import (
     ThreadingConformance,
 )
 from multilock.testing.conformance.loss import CancelConformance, LossConformance, WithConformance
+from multilock.testing.conformance.many import LockAllConformance
 from multilock.testing.conformance.outage import OutageConformance
 from multilock.testing.conformance.places import Call, FaultyBackend, Mishap, Place
 from multilock.testing.conformance.process import ProcessConformance
@@ -47,6 +48,7 @@ __all__ = [
     "ElectionConformance",
     "FaultyBackend",
     "LeaseConformance",
+    "LockAllConformance",
     "LockConformance",
     "LossConformance",
     "Mishap",
@@ -76,6 +78,7 @@ SUITES: tuple[type[Conformance], ...] = (
     RestConformance,
     ReadWriteConformance,
     SemaphoreConformance,
+    LockAllConformance,
     BackendConformance,
     ProcessConformance,
     DescriptorConformance,

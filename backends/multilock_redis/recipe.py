@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from multilock import BackendRejected
-from multilock.backend import Busy, Claim, Granted, Held
+from multilock.backend import Busy, Claim, Granted, Held, other_number
 from multilock_redis.keys import Keyspace, holders_of, token_of
 from multilock_redis.transactions import (
     ACQUIRE,
@@ -80,10 +79,7 @@ class Recipe:
             return Granted(token, ttl, sent_at, ttl, ttl / 3, self._group, _marker(claim.mode, generation))
         left, rank = answer
         if left == OTHER_NUMBER:
-            raise BackendRejected(
-                f"{claim.name!r} has {rank} permits here, {claim.permits} were asked for: let all name the same number",
-                backend="redis",
-            )
+            raise other_number(claim, rank, "redis")
         # A key that ends by itself is worth a look just then, for those whose turn it may be: one after the other.
         # Its own end is pushed late, or never.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None

@@ -108,7 +108,8 @@ class Candidacy(OfThisProcess, Generic[T]):
         if lease is None:
             self._report_no_longer()
             raise LockTimeout(
-                f"the election {self._want.name!r} still has another leader after {seconds:g} s",
+                f"the election {self._want.name!r} was not won in {seconds:g} s: another leads, or holds a lock of "
+                "that name; inspect() tells who",
                 name=self._want.name,
                 backend=self._kernel.scheme,
             )

@@ -138,7 +138,7 @@ def test_a_leadership_is_the_current_lease_of_who_leads(client: Client, server: 
 
 def test_a_campaign_has_a_timeout(client: Client, server: Scripted) -> None:
     server.holders["e"] = "another"
-    with pytest.raises(LockTimeout, match="another leader"):
+    with pytest.raises(LockTimeout, match="another leads"):
         client.election("e").campaign(0.05)
     with pytest.raises(LockTimeout):
         client.election("e").campaign(0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import multilock
-from multilock import CapabilityMissing, Client, LockInfo
+from multilock import CapabilityMissing, Client, LockInfo, LockTimeout
 from multilock.kernel.observing import leader_info
 from tests.unit.kit import Scripted
 
@@ -131,6 +131,14 @@ def test_a_thread_waits_for_itself_when_it_has_all_the_permits_and_not_before(to
     assert scope.keeps_out(together.lock("s")._want)  # type: ignore[attr-defined]
     second.release()
     assert not scope.keeps_out(together.lock("s")._want)  # type: ignore[attr-defined]
+
+
+def test_a_campaign_that_readers_keep_out_is_not_told_of_another_leader(together: Client) -> None:
+    election = together.election("n")
+    with together.read_write_lock("n").reader():
+        assert election.leader() is None
+        with pytest.raises(LockTimeout, match="another leads, or holds a lock of that name"):
+            election.campaign(timeout=0)
 
 
 def test_readers_and_permits_lead_nobody() -> None:

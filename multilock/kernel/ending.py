@@ -47,16 +47,28 @@ class End:
         """Blocking, bounded: callbacks and answers get one request timeout each, elections their grace if that is more.
         See ``Client.close``."""
         kernel = self._kernel
-        with kernel.lock:
-            if kernel.closed:
-                return
-            kernel.closed = True
+        leases: list[Holding] | None = None
+        try:
+            with kernel.lock:
+                if kernel.closed:
+                    return
+                leases = list(kernel.held.values())
+                kernel.closed = True
+            self._close(leases)
+        except BaseException:
+            if leases is not None and not kernel.finished:  # interrupted: nobody else would end it
+                kernel.closed = True
+                kernel.spawn_soon(lambda: self._close(leases), "multilock-close")
+            raise
+
+    def _close(self, leases: list[Holding]) -> None:
+        """Of a closed client, what it held. Twice is harmless."""
+        kernel = self._kernel
         budget = kernel.request_timeout()
         endings = [end() for end in list(kernel.closers)]
         kernel.monitor.wake(None)
         kernel.gate.wake_all()
         kernel.followers.changed(None)
-        leases = list(kernel.held.values())
         for lease in leases:
             if lease.is_held():  # a leadership is not any more: it was resigned, and is kept until its work has ended
                 kernel.monitor.lose(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -22,7 +23,18 @@ from multilock.kernel import process
 from multilock.kernel.runtime import Threads, now
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
-from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, our_threads, silence, state_of
+from tests.unit.kit import (
+    Call,
+    Losses,
+    Scripted,
+    client_on,
+    ctrl_c,
+    eventually,
+    interrupted_at,
+    our_threads,
+    silence,
+    state_of,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -578,6 +590,32 @@ def test_a_close_that_was_interrupted_gives_back_what_was_held() -> None:
     eventually(lambda: backend.holders == {})
     assert client._kernel.end.withdraw(now() + 5), "what is left of it is done at the exit"
     client._kernel.end.exit(now() + 5)
+
+
+def test_a_close_that_is_interrupted_anywhere_ends_the_client_in_the_background() -> None:
+    step = 0
+    while True:
+        gc.collect()  # no finalizer of an earlier client comes in between
+        runtime = HandRuntime()
+        backend = Scripted(runtime, sessions=True)
+        client = client_on(backend, runtime, ttl=3.0)
+        client.lock("n").acquire()
+        interrupted = False
+        with interrupted_at(step, "End.close") as where:
+            try:
+                client.close()
+            except KeyboardInterrupt:
+                interrupted = True
+        runtime.advance(1)
+        if interrupted and not client._kernel.closed:
+            client.close()
+        runtime.advance(10)
+        assert not backend.holders, where
+        assert client._kernel.finished, where
+        if not where:
+            break
+        step += 1
+    assert step > 50
 
 
 def test_a_client_whose_server_is_silent_at_the_exit_leaves_time_for_the_others() -> None:

@@ -167,7 +167,7 @@ def test_an_interrupt_as_a_request_begins_does_not_leave_its_thread_inside() -> 
 
 def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind() -> None:
     class Interrupted(Threads):
-        interrupts = 2
+        interrupts = 4  # of two releases, each of which is tried once more
 
         def spawn(self, run: Callable[[], None], name: str) -> None:
             if name == "multilock-cleanup" and self.interrupts:

@@ -97,6 +97,28 @@ class TestMemory(SharedRules):
         two.backend.force_release("n", WITHIN)
         assert one.ear.told == [("gone", claim.id, LossReason.TAKEN) for claim in claims]
 
+    def test_a_look_beside_thousands_of_readers_reads_few_of_them(
+        self, one: Asker, two: Asker, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(2000):
+            two.hold(two.reader(ttl=300))
+        looked = 0
+        ended = multilock_memory.recipe.Name.ended
+
+        def counted(self: multilock_memory.recipe.Name, now: float) -> list[multilock_memory.recipe.Holder]:
+            nonlocal looked
+            looked += now >= self.none_ends_before
+            return ended(self, now)
+
+        monkeypatch.setattr(multilock_memory.recipe.Name, "ended", counted)
+        for _ in range(50):
+            clock.advance(0.1)
+            reader = one.reader()
+            granted = one.hold(reader)
+            one.renew((reader, granted))
+            assert one.release(reader, granted)
+        assert looked == 0
+
     def test_closed_client_waits_no_more_and_wakes_the_next(self, one: Asker, two: Asker) -> None:
         held, first, second = one.claim(), two.claim(fair=True), one.claim(fair=True)
         granted = one.hold(held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,31 @@ def test_stopped_reader_delays_a_writer_by_its_own_lease_and_no_other_hears_of_i
                 assert 6 * 2 / 3 * 0.8 < time.monotonic() - stopped_at < 6 + AT_ONCE
         holder.tell("release")
         assert holder.wait_for("released", within=10)[1:] == ["False"] * 3
+
+
+def test_writer_gets_in_among_processes_that_read_all_the_time(client: multilock.Client, url: str) -> None:
+    with ExitStack() as stack:
+        readers = [stack.enter_context(Helper(f"{HELPERS}:read_on", url, how)) for how in ("wait", "try") * 2]
+        for reader in readers:
+            reader.wait_for("reads", within=10)
+        for _ in range(5):
+            client.read_write_lock("n").writer().acquire(timeout=5).release()
+        for reader in readers:
+            reader.tell("end")
+        assert all(int(reader.wait_for("read", within=10)[1]) for reader in readers)
+
+
+def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_other(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "count"
+    file.write_text("0")
+    orders = [("a", "b", "c"), ("c", "b", "a"), ("b", "c"), ("c", "a", "b")]
+    with ExitStack() as stack:
+        counters = [
+            stack.enter_context(Helper(f"{HELPERS}:count_with_all", url, file, 25, *names)) for names in orders * 2
+        ]
+        for counter in counters:
+            counter.wait_for("counted", within=60)
+    assert file.read_text() == "200"
 
 
 def test_killed_holder_that_does_not_renew_keeps_its_ttl(client: multilock.Client, url: str) -> None:

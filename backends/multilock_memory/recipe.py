@@ -76,12 +76,16 @@ class Name:
 
     def other_number(self, claim: Claim) -> int | None:
         """How many permits the name has, if ``claim`` asks for another number."""
-        holder = next(iter(self.holders.values()), None)
-        return holder.claim.permits if holder and _differ(holder.claim, claim) else None
+        if not claim.permits or not self.holders:
+            return None
+        permits = next(iter(self.holders.values())).claim.permits
+        return permits if permits != claim.permits else None  # 0 for what is no permit
 
     def awaits(self, claim: Claim) -> float | None:
         """When what keeps this claim out ends by itself; None: nothing does. Readers may pass readers: else a crowd of
         them would come in one by one."""
+        if not self.holders and not self.queue:
+            return None
         if self.holders and not self.mode() == claim.mode != "x":
             return max(holder.until for holder in self.holders.values())
         ends = [holder.until for holder in self.holders.values()] if claim.permits else []
@@ -230,7 +234,7 @@ class Store:
         alive."""
         for holder in name.ended(now):
             self._take_from(key, name, holder, "its lease had ended")
-        if name.mode() != "x":
+        if name.queue and name.mode() != "x":
             name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.until > now}
 
     def _take(self, key: str, name: Name, claim: Claim, notices: Notices, now: float) -> int:
@@ -252,9 +256,10 @@ class Store:
 
     def _settle(self, key: str, name: Name) -> None:
         """Wake every waiter who may come in; a name that nobody holds or waits for leaves nothing."""
-        for waiter in name.next_in():
-            self._wake(waiter)
-        if not name.holders and not name.queue:
+        if name.queue:
+            for waiter in name.next_in():
+                self._wake(waiter)
+        elif not name.holders:
             self.names.pop(key, None)
 
     def _wake(self, waiter: Waiter) -> None:
@@ -271,11 +276,6 @@ def _room(claim: Claim) -> float:
     if claim.mode == "r":
         return inf
     return claim.permits or 1
-
-
-def _differ(one: Claim, other: Claim) -> bool:
-    """Two permits of which no number is the right one."""
-    return 0 != one.permits != other.permits != 0
 
 
 def _shown(holder: Holder, now: float) -> LockInfo:

@@ -281,7 +281,7 @@ class _Contender:
         """Go on after an unanswered request, or raise."""
         if self.once:
             raise self._unavailable(silence) from _behind(silence)
-        if self.within >= SHORT or not line.heard_since(self.started):
+        if self.within >= SHORT or line.unheard(self.started, sent_at):
             line.unanswered(sent_at, silence)
         if not self.silence_told:
             self.silence_told = True

@@ -229,6 +229,26 @@ def test_between_two_looks_of_the_first_a_short_wait_behind_it_ends_as_taken(
     assert waiter.result is None
 
 
+def test_who_becomes_first_as_its_time_ends_and_hears_nothing_takes_the_last_word(
+    crowd: Crowd, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.holders["n"] = "somebody"
+    backend.heartbeat = 10.0
+    first = crowd.acquire(timeout=1.0)
+    runtime.advance(0.01)
+    waiter = crowd.acquire(timeout=1.0)
+    backend.always("attempt", silence())
+    runtime.advance(0.99)
+    crowd.settle()
+    assert first.done()
+    assert len(claims(backend)) == 2, "it asks itself, with 10 ms left"
+    runtime.advance(0.02)
+    crowd.settle()
+    assert waiter.done()
+    assert waiter.error is None
+    assert waiter.result is None
+
+
 def test_who_comes_first_with_no_time_left_and_hears_nothing_has_not_heard_that_it_is_taken(
     crowd: Crowd, backend: Scripted, runtime: HandRuntime
 ) -> None:

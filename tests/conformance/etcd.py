@@ -18,7 +18,7 @@ class Etcd(Proxied):
     """Keys are deleted through the server's JSON gateway, as an operator would."""
 
     scheme = "etcd"
-    quick_ttl = 2.0
+    quick_ttl = 3.0
     rest = 2.0
     rest_at_most = 3.5  # ended leases are looked for twice a second
 

@@ -100,6 +100,8 @@ def read_on(url: str, how: str) -> None:
                     if reads == 1:
                         say("reads")
                     time.sleep(0.01)
+            else:
+                time.sleep(0.01)
     say("read", reads)
 
 
@@ -265,7 +267,7 @@ def fork_while_asking(url: str) -> None:
 
 def fork_while_another_file_is_locked(locked: str, healthy: str) -> None:
     """Say how long the fork took, the longest request to the healthy file meanwhile, and whether its lease lives."""
-    slow, client = multilock.connect(locked, request_timeout=5), multilock.connect(healthy, ttl=2)
+    slow, client = multilock.connect(locked, request_timeout=5), multilock.connect(healthy, ttl=3)
     slow.ping()
     lease = client.lock("n").acquire()
     blocker = block(locked, 4)

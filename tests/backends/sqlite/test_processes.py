@@ -100,7 +100,7 @@ def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_
     orders = [("a", "b", "c"), ("c", "b", "a"), ("b", "c"), ("c", "a", "b")]
     with ExitStack() as stack:
         counters = [
-            stack.enter_context(Helper(f"{HELPERS}:count_with_all", url, file, 25, *names)) for names in orders * 2
+            stack.enter_context(Helper(f"{HELPERS}:count_with_all", url, file, 10, *names)) for names in orders * 2
         ]
         for counter in counters:
             counter.wait_for("counted", within=60)

@@ -267,7 +267,7 @@ def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
     """It knows fewer transactions than the client has seen, and refuses it for that; kazoo would offer them forever."""
-    client, other = connect(server.url, ttl=2), connect(server.url, ttl=2)
+    client, other = connect(server.url, ttl=4), connect(server.url, ttl=4)
     lost = Recorder[Loss]()
     for _ in range(50):
         client.lock("past").acquire().release()

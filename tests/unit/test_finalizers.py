@@ -58,7 +58,9 @@ def test_a_lease_released_by_the_garbage_collector_holds_up_nobody(backend: str,
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_background() -> None:
+def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_background(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = Scripted()
     client = client_on(backend, Threads())
     losses = Losses()
@@ -75,7 +77,7 @@ def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_backg
         released_by.append(threading.get_ident())
         return release(*args)
 
-    backend.release = release_and_say  # type: ignore[method-assign]
+    monkeypatch.setattr(backend, "release", release_and_say)
     backend.script("attempt", collect)
     other = client.lock("m").acquire()
     assert seen == [True, False, False]

@@ -157,6 +157,25 @@ class Database:
         return found.st_dev, found.st_ino
 
     def _open(self, deadline: float) -> Connection:
+        while (connection := self._connect()) is None:  # a request ends, or a connection that is just being closed
+            if time.monotonic() >= deadline:
+                raise BackendUnavailable(
+                    f"the log of {self._path} was deleted while a request of this process was using it",
+                    unknown=False,
+                    backend="sqlite",
+                )
+            time.sleep(SETUP_PAUSE)
+        try:
+            connection.use_until(deadline)
+            self._prepare(connection)
+            connection.log = _log(connection.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self) -> Connection | None:
+        """None: another connection of this process has a log that is gone."""
         # Nobody else in this process opens the file meanwhile: closing the one that creates it would take away the
         # locks that another connection has on it.
         with _opening:
@@ -172,7 +191,8 @@ class Database:
                     "connect after the fork, or fork by os.fork() while no other thread uses the client",
                     backend="sqlite",
                 )
-            self._leave_deleted_log(path, file)
+            if not self._leave_deleted_log(path, file):
+                return None
             connection = sqlite3.connect(
                 f"file:{quote(path)}?mode=rw",
                 uri=True,
@@ -182,27 +202,14 @@ class Database:
             )
             connection.path, connection.file = path, file
             _live.add(connection)
-        try:
-            connection.use_until(deadline)
-            self._prepare(connection)
-            connection.log = _log(path)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
-    def _leave_deleted_log(self, path: str, file: tuple[int, int]) -> None:
-        """Within one process SQLite gives a new connection the shared memory of those that are open."""
-        log = _log(path)
-        if not _has_other_log(file, log):
-            return
-        _close_idle({file})
-        if _has_other_log(file, log):
-            raise BackendUnavailable(
-                f"the log of {self._path} was deleted while a request of this process was using it",
-                unknown=False,
-                backend="sqlite",
-            )
+    def _leave_deleted_log(self, path: str, file: tuple[int, int]) -> bool:
+        """Within one process SQLite gives a new connection the shared memory of those that are open. The last one that
+        is closed takes its log with it, and is still known for a moment."""
+        if _has_other_log(file, _log(path)):
+            _close_idle({file})
+        return not _has_other_log(file, _log(path))
 
     def _prepare(self, connection: Connection) -> None:
         while True:

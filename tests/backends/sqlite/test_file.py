@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ from multilock.model import Busy
 from multilock.testing import Helper
 from multilock_sqlite import host, layout
 from multilock_sqlite.diagnosis import weaknesses
+from multilock_sqlite.transport import Connection, _live
 from tests.backends.memory.rules import Asker, Clock
 from tests.backends.sqlite.test_processes import HELPERS, apart
 
@@ -298,6 +300,28 @@ def test_log_that_was_deleted_is_there_again_after_the_next_request(path: Path, 
     assert one.renew((claim, granted)) == [granted._replace(sent_at=ANY)]
     with Helper(f"{HELPERS}:try_once", url) as other:
         other.wait_for("LockTimeout", within=20)
+
+
+def test_log_that_goes_with_the_last_connection_is_no_outage_for_who_opens_meanwhile(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = threading.Event()
+
+    def close_slowly(self: Connection) -> None:
+        sqlite3.Connection.close(self)
+        closed.set()
+        time.sleep(0.3)
+        _live.discard(self)
+
+    with multilock.connect(url) as first:
+        first.lock("n").acquire().release()
+        monkeypatch.setattr(Connection, "close", close_slowly)
+        closing = threading.Thread(target=first.close)
+        closing.start()
+        assert closed.wait(5)
+        with multilock.connect(url) as second:
+            assert second.lock("n").try_acquire()
+        closing.join()
 
 
 def test_deleted_log_of_a_request_under_way_is_shared_with_nobody(path: Path, ask: Ask) -> None:

@@ -104,7 +104,7 @@ def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_
         ]
         for counter in counters:
             counter.wait_for("counted", within=60)
-    assert file.read_text() == "200"
+    assert file.read_text() == "80"
 
 
 def test_killed_holder_that_does_not_renew_keeps_its_ttl(client: multilock.Client, url: str) -> None:

@@ -11,7 +11,7 @@ from multilock.errors import MultilockError
 from multilock.foreign import NamesOurs, refuse
 from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
-from multilock.kernel.holding import Holding
+from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Entry, Scope
 from multilock.kernel.want import Want, want
@@ -29,16 +29,10 @@ __all__ = ["AnyLock", "DistributedLock", "HeldLease", "Lock", "LockOfAFace"]
 L = TypeVar("L", bound=Holding)
 
 
-class HeldLease(Holding, Lease):
-    """The `Lease` of one holding: what `Lock` gives."""
+class Waits(AnyHeld, Lease):
+    """What a blocking lease does alike, of one lock or of several."""
 
     __slots__ = ()
-
-    def release(self) -> bool:
-        return run(self._kernel.giving_back.release(self))
-
-    def renew(self) -> None:
-        run(self._kernel.renew(self))
 
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
         seconds = check_timeout(timeout)
@@ -51,6 +45,18 @@ class HeldLease(Holding, Lease):
     def __enter__(self) -> Self:
         self.check()
         return self
+
+
+class HeldLease(Holding, Waits):
+    """The `Lease` of one holding: what `Lock` gives."""
+
+    __slots__ = ()
+
+    def release(self) -> bool:
+        return run(self._kernel.giving_back.release(self))
+
+    def renew(self) -> None:
+        run(self._kernel.renew(self))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

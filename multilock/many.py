@@ -13,21 +13,21 @@ from dataclasses import replace
 from functools import partial
 from inspect import isawaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from multilock.errors import CapabilityMissing, LockLost, NotHeld
 from multilock.foreign import NamesOurs
 from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.face import run
-from multilock.kernel.holding import HELD, LOST, RELEASED, RELEASING, Holding, lock_lost
+from multilock.kernel.holding import HELD, LOST, RELEASED, RELEASING, AnyHeld, Holding
 from multilock.kernel.interrupts import Once
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Scope
 from multilock.kernel.want import Want
-from multilock.lease import AnyLease, Lease
-from multilock.lock import Lock
+from multilock.lease import Lease
+from multilock.lock import Lock, Waits
 from multilock.model import LeaseState, Loss
-from multilock.names import check_name, check_timeout, escape
+from multilock.names import check_name, escape
 
 if TYPE_CHECKING:
     from multilock.client import Client
@@ -147,7 +147,7 @@ class _Told:
         return repr(self._callback)
 
 
-class HeldSet(OfThisProcess, NamesOurs, AnyLease):
+class HeldSet(OfThisProcess, NamesOurs, AnyHeld):
     """What the leases of `lock_all` of both faces share. It is no holding of its own: its parts are."""
 
     _count = 1  # how often `Lock` would find it acquired; of a reentrant lock it is the parts that count
@@ -166,9 +166,9 @@ class HeldSet(OfThisProcess, NamesOurs, AnyLease):
         self._lost_part: Holding | None = None
         self._told = False  # all of the loss
         self._ending = self._ended = False  # of a release
-        self._callbacks = [on_lost] if on_lost else []
+        self._callbacks = [on_lost] if on_lost else None
         self._running = 0  # callbacks that were started and have not ended
-        self._hooks: list[Callable[[], None]] = []
+        self._hooks: list[Callable[[], None]] | None = None
         self._at_ends = [(part, partial(self._part_ended, part)) for part in self._parts]
         for part, hook in self._at_ends:
             if not part._at_end(hook):
@@ -233,17 +233,6 @@ class HeldSet(OfThisProcess, NamesOurs, AnyLease):
             backend=self._kernel.scheme,
         )
 
-    def _lock_lost(self) -> LockLost:
-        assert self._loss is not None
-        return lock_lost(self._loss, self.name, self._kernel.scheme)
-
-    def _raise_lost(self, error: BaseException | None) -> None:
-        lost = self._lock_lost()
-        if error is None:
-            raise lost
-        if getattr(error, "loss", None) is not self._loss:
-            error.add_note(str(lost))
-
     def fence(self) -> int:
         self.check()
         raise CapabilityMissing(
@@ -252,32 +241,10 @@ class HeldSet(OfThisProcess, NamesOurs, AnyLease):
             backend=self._kernel.scheme,
         )
 
-    def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
-        if callback is None:
-            raise TypeError("on_lost takes a function of one argument, not None")
-        self._kernel.check_callback("on_lost", callback)
-        self._alive()  # a deadline that passed unnoticed is noticed now
-        with self._kernel.lock:
-            if self._loss is None:
-                if not self._ended:
-                    self._callbacks = [*self._callbacks, callback]
-                return
-        self._kernel.callbacks.start(callback, self._loss)
-
     # The end
 
-    def _at_end(self, hook: Callable[[], None]) -> bool:
-        """See `Holding._at_end`."""
-        self._alive()
-        with self._kernel.lock:
-            if self._ended or self._loss is not None:
-                return False
-            self._hooks = [*self._hooks, hook]
-            return True
-
-    def _not_at_end(self, hook: Callable[[], None]) -> None:
-        with self._kernel.lock:
-            self._hooks = [other for other in self._hooks if other != hook]
+    def _over(self) -> bool:
+        return self._ended or self._loss is not None
 
     def _part_ended(self, part: Holding) -> None:
         """By whoever ends it; after an interrupt again, by the same. A part that was released is no loss."""
@@ -286,13 +253,13 @@ class HeldSet(OfThisProcess, NamesOurs, AnyLease):
             if self._loss is None:
                 if self._ended or part._loss is None:
                     return
-                self._callbacks = [Once(_Told(callback, self._callback_ended)) for callback in self._callbacks]
+                self._callbacks = [Once(_Told(callback, self._callback_ended)) for callback in self._callbacks or ()]
                 self._running = len(self._callbacks)
                 self._lost_part = part
                 self._loss = replace(part._loss, lease=self, message=f"part {part.name!r}: {part._loss.message}")
             elif self._told or self._lost_part is not part:
                 return
-        for callback in self._callbacks:  # before anything that could block
+        for callback in self._callbacks or ():  # before anything that could block
             kernel.callbacks.start(callback, self._loss)
         self._call_hooks()
         # The others are kept until the callbacks have ended: nobody may be let in by what its owner forgot.
@@ -303,7 +270,7 @@ class HeldSet(OfThisProcess, NamesOurs, AnyLease):
         self._told = True
 
     def _call_hooks(self) -> None:
-        for hook in self._hooks:
+        for hook in self._hooks or ():
             hook()
 
     def _callback_ended(self) -> None:
@@ -376,17 +343,11 @@ class HeldSet(OfThisProcess, NamesOurs, AnyLease):
         if not self._ending:
             self._take_back()
 
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {self.state.value} remaining={self.remaining():.3f}>"
 
 
-class LeaseSet(HeldSet, Lease):
+class LeaseSet(HeldSet, Waits):
     """The `Lease` of several locks: held as long as all of them are, and lost when one is."""
 
     @property
@@ -404,18 +365,6 @@ class LeaseSet(HeldSet, Lease):
             except LockLost:
                 self.check()
                 raise
-
-    def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
-        seconds = check_timeout(timeout)
-        ended = self._kernel.runtime.bell()
-        if self._at_end(ended.ring):
-            ended.wait(math.inf if seconds is None else seconds)
-            self._not_at_end(ended.ring)
-        return self._loss if self._is_lost() else None
-
-    def __enter__(self) -> Self:
-        self.check()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

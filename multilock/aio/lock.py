@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
 
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
 from multilock.kernel.acquire import acquire
-from multilock.kernel.holding import Holding
+from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.scopes import Entry, Scope
 from multilock.kernel.want import Want
 from multilock.lease import AsyncLease
@@ -30,8 +30,8 @@ __all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "Enters", "HeldAsyn
 L = TypeVar("L", bound=AsyncLease, covariant=True)
 
 
-class Enters(AsyncLease):
-    """What ``async with`` asks of a lease, also of that of several locks."""
+class Enters(AnyHeld, AsyncLease):
+    """What an asynchronous lease does alike, of one lock or of several."""
 
     __slots__ = ()
 
@@ -74,17 +74,24 @@ class Enters(AsyncLease):
         task = asyncio.current_task()
         return next((body for body in reversed(self._bodies) if body._task is task), self._bodies[-1])
 
-    def _at_end(self, hook: Callable[[], None]) -> bool:
-        raise NotImplementedError
+    async def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
+        seconds = check_timeout(timeout)
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
 
-    def _not_at_end(self, hook: Callable[[], None]) -> None:
-        raise NotImplementedError
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
 
-    def _is_lost(self) -> bool:
-        raise NotImplementedError
-
-    def _raise_lost(self, error: BaseException | None) -> None:
-        raise NotImplementedError
+        if self._at_end(tell):
+            try:
+                async with asyncio.timeout(seconds):
+                    await ended.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._not_at_end(tell)
+        return self._loss if self._is_lost() else None
 
 
 class HeldAsyncLease(Holding, Enters):
@@ -104,25 +111,6 @@ class HeldAsyncLease(Holding, Enters):
 
     async def renew(self) -> None:
         await self._kernel.renew(self)
-
-    async def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
-        seconds = check_timeout(timeout)
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(ended.set)
-
-        if self._at_end(tell):
-            try:
-                async with asyncio.timeout(seconds):
-                    await ended.wait()
-            except TimeoutError:
-                pass
-            finally:
-                self._not_at_end(tell)
-        return self._loss if self._is_lost() else None
 
 
 class _Body:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from multilock.aio.lock import AsyncLock, Enters
 from multilock.errors import LockLost
 from multilock.kernel.scopes import Entered, Scope
 from multilock.lease import AsyncLease
 from multilock.many import HeldSet, acquire_all, in_order, newest_of
-from multilock.model import Loss
-from multilock.names import check_timeout
 
 if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
@@ -44,25 +40,6 @@ class AsyncLeaseSet(HeldSet, Enters):
             except LockLost:
                 self.check()
                 raise
-
-    async def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
-        seconds = check_timeout(timeout)
-        loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(ended.set)
-
-        if self._at_end(tell):
-            try:
-                async with asyncio.timeout(seconds):
-                    await ended.wait()
-            except TimeoutError:
-                pass
-            finally:
-                self._not_at_end(tell)
-        return self._loss if self._is_lost() else None
 
 
 class AsyncLockSet(AsyncLock):

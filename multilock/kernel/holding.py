@@ -27,22 +27,86 @@ if TYPE_CHECKING:
     from multilock.kernel.scopes import Scope
     from multilock.kernel.want import Want
 
-__all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "Holding", "lock_lost"]
+__all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "AnyHeld", "Holding"]
 
 # What is stored; AT_RISK is computed. NEW: not adopted yet, so that an interrupt before that leaves nothing held.
 NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 
 
-def lock_lost(loss: Loss[Any], name: str, scheme: str) -> LockLost:
-    return LockLost(
-        f"lock {name!r} was lost ({loss.reason.value}): {loss.message}; what was done since may not be exclusive",
-        loss=loss,
-        name=name,
-        backend=scheme,
-    )
+class AnyHeld(AnyLease):
+    """How a lease tells that it is over: that of one lock, which is a `Holding`, and that of several."""
+
+    __slots__ = ()
+
+    _kernel: Kernel
+    _loss: Loss[Any] | None
+    _callbacks: list[Callable[[Loss[Any]], object]] | None
+    _hooks: list[Callable[[], None]] | None
+
+    def _alive(self) -> bool:
+        """From the clock; a deadline that passed unnoticed is noticed now."""
+        raise NotImplementedError
+
+    def _over(self) -> bool:
+        """Lost or released, to the end: nothing more happens to it. One that is being released is not."""
+        raise NotImplementedError
+
+    def _is_lost(self) -> bool:
+        raise NotImplementedError
+
+    def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
+        if callback is None:
+            raise TypeError("on_lost takes a function of one argument, not None")
+        self._kernel.check_callback("on_lost", callback)
+        self._alive()
+        with self._kernel.lock:
+            if self._loss is None:
+                if not self._over():
+                    self._callbacks = [*(self._callbacks or ()), callback]  # type: ignore[misc]  # who has slots …
+                return
+        self._kernel.callbacks.start(callback, self._loss)
+
+    def _at_end(self, hook: Callable[[], None]) -> bool:
+        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it is over already."""
+        self._alive()
+        with self._kernel.lock:
+            if self._over():
+                return False
+            self._hooks = [*(self._hooks or ()), hook]  # type: ignore[misc]  # … has one for it
+            return True
+
+    def _not_at_end(self, hook: Callable[[], None]) -> None:
+        with self._kernel.lock:
+            if self._hooks and hook in self._hooks:
+                self._hooks = [other for other in self._hooks if other != hook]  # type: ignore[misc]
+
+    def _lock_lost(self) -> LockLost:
+        assert self._loss is not None
+        return LockLost(
+            f"lock {self.name!r} was lost ({self._loss.reason.value}): {self._loss.message}; "
+            "what was done since may not be exclusive",
+            loss=self._loss,
+            name=self.name,
+            backend=self._kernel.scheme,
+        )
+
+    def _raise_lost(self, error: BaseException | None) -> None:
+        """At the end of ``with``: LockLost, unless the body's own exception goes on; that gets a note."""
+        lost = self._lock_lost()
+        if error is None:
+            raise lost
+        if getattr(error, "loss", None) is not self._loss:
+            error.add_note(str(lost))
+
+    def __copy__(self) -> Self:
+        """Itself: one holding cannot become two. So what refers to it, as a `Loss` does, can be copied."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
-class Holding(OfThisProcess, NamesOurs, AnyLease):
+class Holding(OfThisProcess, NamesOurs, AnyHeld):
     """One holding of a lock, from its grant until it is released or lost; it is never held again after that.
 
     What its public members do stands in `multilock.lease`. None of them asks the backend.
@@ -222,10 +286,6 @@ class Holding(OfThisProcess, NamesOurs, AnyLease):
             backend=self._kernel.scheme,
         )
 
-    def _lock_lost(self) -> LockLost:
-        assert self._loss is not None
-        return lock_lost(self._loss, self.name, self._kernel.scheme)
-
     def fence(self) -> int:
         self.check()
         if self._claim.permits > 1:
@@ -242,32 +302,6 @@ class Holding(OfThisProcess, NamesOurs, AnyLease):
                 backend=self._kernel.scheme,
             )
         return token
-
-    def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
-        if callback is None:
-            raise TypeError("on_lost takes a function of one argument, not None")
-        self._kernel.check_callback("on_lost", callback)
-        self._alive()  # a deadline that passed unnoticed is noticed now
-        with self._kernel.lock:
-            if self._loss is None:
-                if self._state in (HELD, RELEASING):
-                    self._callbacks = [*(self._callbacks or ()), callback]
-                return
-        self._kernel.callbacks.start(callback, self._loss)
-
-    def _at_end(self, hook: Callable[[], None]) -> bool:
-        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it is over already."""
-        self._alive()
-        with self._kernel.lock:
-            if self._over():
-                return False
-            self._hooks = [*(self._hooks or ()), hook]
-            return True
-
-    def _not_at_end(self, hook: Callable[[], None]) -> None:
-        with self._kernel.lock:
-            if self._hooks and hook in self._hooks:
-                self._hooks = [other for other in self._hooks if other != hook]
 
     def _may_reenter(self, want: Want) -> bool:
         mine = self._want
@@ -287,16 +321,7 @@ class Holding(OfThisProcess, NamesOurs, AnyLease):
             self._count += 1
             return True
 
-    def _raise_lost(self, error: BaseException | None) -> None:
-        """At the end of ``with``: LockLost, unless the body's own exception goes on; that gets a note."""
-        lost = self._lock_lost()
-        if error is None:
-            raise lost
-        if getattr(error, "loss", None) is not self._loss:
-            error.add_note(str(lost))
-
     def _over(self) -> bool:
-        """Lost or released, to the end: nothing more happens to it. One that is being released is not."""
         return self._state in (LOST, RELEASED)
 
     def _is_lost(self) -> bool:
@@ -306,13 +331,6 @@ class Holding(OfThisProcess, NamesOurs, AnyLease):
         """Its owner released it: it is nobody's current lease any more."""
         if self._scope is not None:
             self._scope.discard(self)
-
-    def __copy__(self) -> Self:
-        """Itself: one holding cannot become two. So what refers to it, as a `Loss` does, can be copied."""
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
     def __repr__(self) -> str:
         state = f"{self.state.value} token={self.token} remaining={self.remaining():.3f}"

@@ -12,6 +12,7 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
+from multilock import telling
 from multilock.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -78,7 +79,8 @@ class _Voice:
             self._lost += 1
 
     def finish(self) -> None:
-        """Wait for what is unsaid, but not for a reader who does not read."""
+        """Wait for what is unsaid, but not for a reader who does not read. The library's own lines come by its log."""
+        telling.flush(LAST_WORDS * LAST_WORD)
         said = threading.Event()
         self._lines.put(said)
         for _ in range(LAST_WORDS):  # in steps: when the machine stood still, the thread comes first all the same

@@ -88,6 +88,7 @@ class End:
         kernel = self._kernel
         try:
             kernel.callbacks.wait(budget)
+            kernel.monitor.wait(budget)
         finally:
             for lease in leases:
                 if lease._loss:

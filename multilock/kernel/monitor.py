@@ -7,11 +7,13 @@ from the server, a release that finds the lock gone.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from multilock.kernel import validity
 from multilock.kernel.holding import Holding
 from multilock.kernel.interrupts import surely
+from multilock.kernel.runtime import wait_until
 from multilock.model import Claim, Loss, LossReason
 from multilock.telling import logger
 
@@ -30,6 +32,7 @@ class Monitor:
         self.client = client
         self.now = kernel.runtime.now
         self.waiting: dict[str, tuple[Claim, Bell]] = {}  # by claim id
+        self._telling: dict[Holding, int] = {}  # lost, and not all of it is told yet; by which thread
 
     # Notices
 
@@ -104,9 +107,11 @@ class Monitor:
         with kernel.lock:
             if lease._loss is not loss and not (lease._lose_released(loss) if released else lease._lose(loss)):
                 return False
+            self._telling[lease] = get_ident()
             kernel.lost.add(lease)
             kernel.forget(lease)
         self._tell(lease, loss, give_back)
+        self._telling.pop(lease, None)
         return True
 
     def _tell(self, lease: Holding, loss: Loss[Any], give_back: bool) -> None:
@@ -126,6 +131,12 @@ class Monitor:
         logger.warning(
             "lost the lock %r (%s): %s", lease.name, loss.reason.value, loss.message, extra=kernel.extra(lease)
         )
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all losses were told within so many seconds: a callback may have ended before the log has its line.
+        One that this thread is about to tell is not waited for."""
+        me = get_ident()
+        return wait_until(self._kernel.runtime, lambda: all(by == me for by in list(self._telling.values())), seconds)
 
     def lose_all(self, reason: LossReason, message: str) -> None:
         for lease in list(self._kernel.held.values()):

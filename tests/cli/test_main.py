@@ -96,3 +96,25 @@ def test_a_cron_job_pays_for_no_library_and_no_asyncio(sqlite_url: str) -> None:
     loaded = set(ended.stdout.split())
     assert "multilock_sqlite" in loaded
     assert not loaded & {"typer", "click", "rich", "pydantic", "asyncio", "redis"}
+
+
+LAST_LINE = """
+import logging
+import sys
+import time
+from multilock.cli.exits import leave, show_warnings
+from multilock.telling import logger
+
+logging.getLogger("multilock").addFilter(lambda record: time.sleep(0.2) or True)
+show_warnings()
+logger.warning("why")
+{end}(76)
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.exit", "leave"])
+def test_what_the_library_said_last_is_read_before_the_end(end: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LAST_LINE.format(end=end)], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (76, "multilock: why\n")

@@ -203,3 +203,29 @@ def test_a_callback_may_close_the_client() -> None:
     backend.notices.group_gone("server", "restarted")
     eventually(lambda: closed, within=5)
     assert backend.closed == 1
+
+
+def test_close_returns_when_a_loss_is_told_to_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Scripted()
+    client = client_on(backend, Threads(), BlockingFace, ttl=60.0)
+    called, go_on = threading.Event(), threading.Event()
+    lease = client.lock("n", on_lost=lambda loss: called.set()).acquire()
+
+    def on_a_busy_machine() -> None:
+        go_on.wait(10)
+
+    assert inner(lease)._at_end(on_a_busy_machine)
+    [call] = backend.called("attempt")
+    teller = threading.Thread(target=backend.notices.gone, args=(call.claims[0].id, LossReason.TAKEN, "taken"))
+    teller.start()
+    assert called.wait(5)
+    assert not lease.release()
+    closer = threading.Thread(target=client.close)
+    closer.start()
+    closer.join(0.3)
+    ended_before = not closer.is_alive()
+    go_on.set()
+    closer.join(10)
+    teller.join(10)
+    assert not ended_before
+    assert "lost the lock 'n' (taken)" in caplog.text

@@ -18,7 +18,7 @@ MOST = 4  # what is asked while all are in use goes through a thread
 
 
 class Channels:
-    """Those of one client on one loop. Used by that loop only."""
+    """Those of one client on one loop. Used by that loop only, but for `open`."""
 
     def __init__(self, backend: Backend) -> None:
         self._offered = isinstance(backend, OpensChannels)
@@ -26,13 +26,25 @@ class Channels:
         self.living: set[LoopChannel] = set()
         self.idle: list[LoopChannel] = []
         self.opening = 0
+        self._unclaimed: set[Channel] = set()  # opened, and the loop may close before it hears of it
 
     def may_open(self) -> bool:
         return self._offered and len(self.living) + self.opening < MOST
 
     def open(self, within: float) -> Channel | None:
-        """In a thread: connecting may block."""
-        return cast("OpensChannels", self._backend).channel(within)
+        """In a thread: connecting may block. What comes of it is for `add`, or for `drop`."""
+        channel = cast("OpensChannels", self._backend).channel(within)
+        if channel is not None:
+            self._unclaimed.add(channel)
+            if not self._offered:  # any more
+                self.drop(channel)
+                return None
+        return channel
+
+    def drop(self, channel: Channel | None) -> None:
+        if channel is not None:
+            self._unclaimed.discard(channel)
+            channel.close()
 
     def add(self, loop: asyncio.AbstractEventLoop, channel: Channel | None) -> LoopChannel | None:
         """None: this server, or this loop, has no channels."""
@@ -40,16 +52,23 @@ class Channels:
             try:
                 living = LoopChannel(self, loop, channel)
             except NotImplementedError:  # a loop that cannot watch sockets, as on Windows
-                channel.close()
+                self.drop(channel)
             else:
+                self._unclaimed.discard(channel)
                 self.living.add(living)
                 return living
-        self._offered = False
+        self.end()
         return None
+
+    def end(self) -> None:
+        """No more are opened."""
+        self._offered = False
 
     def close(self) -> None:
         for channel in list(self.living):
             channel.close()
+        for unclaimed in list(self._unclaimed):
+            self.drop(unclaimed)
 
 
 class LoopChannel:

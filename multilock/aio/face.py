@@ -112,9 +112,9 @@ class LoopFace:
             return None
         channels.opening += 1
         try:
-            channel = await self._on_thread(loop, within, channels.open, (), _close)
+            channel = await self._on_thread(loop, within, channels.open, (), channels.drop)
             if self._kernel.finished:  # the others were closed, or are going to be
-                _close(channel)
+                channels.drop(channel)
                 return None
             return channels.add(loop, channel)
         finally:
@@ -134,6 +134,10 @@ class LoopFace:
             self._workers.submit(_Request(loop, self._kernel, within, call, args, future, unwanted).carry)
             result: R = await future
             return result
+        except asyncio.CancelledError:
+            if unwanted and future.done() and not future.cancelled() and not future.exception():  # the answer had come
+                unwanted(future.result())
+            raise
         finally:
             self._open.pop(future, None)
 
@@ -166,16 +170,12 @@ class LoopFace:
 
     def close(self) -> None:
         self._workers.close()
+        self._channels.end()
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._channels.close)
         except RuntimeError:  # a closed loop: nothing else uses them any more
             self._channels.close()
-
-
-def _close(channel: Channel | None) -> None:
-    if channel is not None:
-        channel.close()
 
 
 class _Request:

@@ -14,6 +14,7 @@ from multilock.kernel.callbacks import ThreadCallbacks
 from multilock.kernel.face import BlockingFace
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.timers import Timers
+from multilock.testing.conformance.base import inner
 from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_c, eventually
 
 

@@ -16,6 +16,7 @@ import pytest
 import multilock
 from multilock import AsyncClient, BackendRejected, BackendUnavailable
 from multilock.aio.channels import MOST, Channels
+from multilock.aio.face import _Request
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import inner
 from multilock.testing.proxy import Fault
@@ -377,6 +378,67 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(
             assert not channels(ours).living
 
     run(main)
+
+
+def test_a_connection_that_comes_as_its_request_is_cancelled_is_closed(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the step that has the answer and the one that goes on with it."""
+    settle = _Request._settle
+
+    async def main() -> None:
+        async with client(server.url, request_timeout=5.0) as ours:
+            made, go_on = made_slowly(ours, monkeypatch)
+            task = asyncio.create_task(ours.lock("a").try_acquire())
+            await until(lambda: made)
+
+            def settle_and_cancel(request: _Request, result: Any, error: BaseException | None) -> None:
+                settle(request, result, error)
+                task.cancel()
+
+            monkeypatch.setattr(_Request, "_settle", settle_and_cancel)
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            monkeypatch.undo()
+            assert made[0].fileno() < 0
+            assert channels(ours).opening == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("closed_before", [True, False], ids=["closed before", "closed after"])
+def test_a_connection_that_a_loop_heard_of_as_it_ended_is_closed_with_the_client(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, closed_before: bool
+) -> None:
+    first = asyncio.new_event_loop()
+    ours = multilock.connect_async(server.url, ttl=TTL, request_timeout=5.0)
+    made, go_on = made_slowly(ours, monkeypatch)
+
+    async def begin() -> None:
+        task = asyncio.create_task(ours.lock("a").try_acquire())
+        await until(lambda: made)
+        task.cancel()
+        await asyncio.wait([task])
+
+    first.run_until_complete(begin())
+    told = threading.Event()
+    tell = first.call_soon_threadsafe
+
+    def noted(*words: Any, **more: Any) -> Any:
+        try:
+            return tell(*words, **more)
+        finally:
+            told.set()
+
+    monkeypatch.setattr(first, "call_soon_threadsafe", noted)
+    if closed_before:
+        first.close()
+    go_on.set()
+    assert told.wait(WITHIN)
+    first.close()
+    run(ours.close)
+    assert made[0].fileno() < 0
 
 
 def test_a_connection_that_is_made_while_the_client_is_closed_is_closed(

@@ -30,7 +30,7 @@ LAYERS = [
     {"cli", "testing", "contrib", "__main__"},
 ]
 
-CORE = [path for path in sources("multilock") if path.parent.name not in ("cli", "testing", "conformance", "contrib")]
+CORE = [path for path in sources("multilock") if not {"cli", "testing", "contrib"} & set(path.parts)]
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
 # What a backend may know of multilock: what everybody does, the interface, how options, names and values are written,

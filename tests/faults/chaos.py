@@ -39,13 +39,12 @@ import multilock
 from multilock import now
 from multilock.model import LockInfo, parse_owner
 from multilock.testing import FaultProxy, Helper
+from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
 from multilock.testing.conformance.faces import background
 from multilock.values import decode_value
 from tests.faults.contender import SHORT_HOLD
 from tests.faults.defects import DEFECTS
 from tests.faults.habits import HABITS
-from tests.faults.ledger import LedgerServer
-from tests.faults.oracles import Belief, Fault, Record
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer, etcdctl

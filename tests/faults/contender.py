@@ -1,19 +1,8 @@
 """A process of the chaos harness: contenders on threads and on a loop, who write down what they believe, and when.
 
-Each line leaves in one write to a pipe, so that a killed process has said everything it knew. Times are those of
-`multilock.now()`, a clock that all processes of a machine share::
+Each line is one of those of `multilock.testing.beliefs.witness`, or::
 
     habit NAME                       what this process does of tests/faults/habits.py
-    session ID SESSION               the lock which was just got lives in this session
-    renewal TIME ID                  … which is renewed next at TIME
-    got TIME NAME ID TOKEN HELD      acquire() returned, and is_held() said HELD after TIME
-    held TIME ID                     is_held() was asked at TIME, and said yes
-    over TIME ID                     it said no
-    lost TIME ID REASON LOST_AT      the callback began
-    release TIME ID                  release() was called
-    released TIME ID OURS            … and returned OURS
-    stall FROM TO                    this process did not run
-    wrong TEXT                       an exception nobody expected
     end THREADS SOCKETS              both clients are closed: what is left of them
 """
 
@@ -49,21 +38,15 @@ from multilock import (
 from multilock.kernel.holding import Holding
 from multilock.kernel.validity import lost_at
 from multilock.testing import hear
+from multilock.testing.beliefs import Account, note, watch_pulse
 from tests.faults.defects import DEFECTS
 from tests.faults.habits import ELSEWHERE, HABITS, UVLOOP
-from tests.faults.ledger import Account
 
-PULSE = 0.005  # seconds between two looks of the thread that finds out when the process does not run
-STALLED = 0.025
 SHORT_HOLD = 0.03  # seconds at most, for all the others
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
 AT_ONCE = 50  # acquires of one who keeps many locks
 LOOK_EVERY = 0.2  # seconds between two looks at all that he keeps
 LONG_HOLD = 0.2  # the share of leases that are held for so long that most faults meet one
-
-
-def note(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def contend(
@@ -76,7 +59,7 @@ def contend(
         note("habit", habit)
     if defect:
         DEFECTS[defect].seed()
-    threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
+    watch_pulse()
     crew = _Crew(url, float(ttl), names.split(","), ledger, random.Random(seed), elsewhere=ELSEWHERE in has)
     blocking, asynchronous = crew.open_clients()
     workers = [threading.Thread(target=crew.work, args=(blocking, number)) for number in range(int(threads))]
@@ -108,7 +91,7 @@ def _run(runner: asyncio.Runner, crew: _Crew, client: AsyncClient, tasks: int) -
 
 def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
     """One client that holds many locks until the harness says so, asked about all of them again and again."""
-    threading.Thread(target=_watch_pulse, name="pulse", daemon=True).start()
+    watch_pulse()
     client = multilock.connect(url, ttl=float(ttl))
     done = threading.Event()
 
@@ -384,16 +367,6 @@ def _tell_loss(loss: Loss) -> None:
     at = now()
     lease = loss.lease
     note("lost", at, lease.owner.partition("@")[0], loss.reason.value, lost_at(loss.valid_until, lease.ttl))
-
-
-def _watch_pulse() -> None:
-    last = now()
-    while True:
-        time.sleep(PULSE)
-        this = now()
-        if this - last > STALLED:
-            note("stall", last, this)
-        last = this
 
 
 def _note_end() -> None:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from multilock.testing.beliefs import Fault, LedgerServer, Record
 from tests.faults.chaos import overstays
-from tests.faults.ledger import LedgerServer
-from tests.faults.oracles import Fault, Record
 
 TTL = 0.75
 Ask = Callable[[Record], Iterable[str]]

@@ -13,9 +13,9 @@ import pytest
 
 from multilock import now
 from multilock.testing import Helper
+from multilock.testing.beliefs import Record
 from multilock.testing.conformance.base import eventually
 from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, ServerArena, ZooKeeperArena
-from tests.faults.oracles import Record
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Judges a chaos run from what its contenders wrote down. Only what is certain is called a violation.
+"""Judges a run from what its contenders wrote down. Only what is certain is called a violation.
 
 Nothing here reads a clock or talks to anybody: lines in, violations out. It may be asked again and again while lines
 still arrive; what it has called a violation stays one.
@@ -34,12 +34,13 @@ class Belief:
 
     name: str
     id: str
-    token: int
+    token: int | None  #: None: this lock gives none
     pid: int
     began: float  #: the clock after acquire() returned; is_held() was asked after that
     confirmed: bool  #: … and said yes
     until: float  #: the last time at which is_held() was asked and said yes
-    over: float | None = None  #: is_held() said no
+    over: float | None = None  #: is_held() was asked, and said no
+    over_by: float | None = None  #: … and had said it by then
     release: float | None = None  #: release() was called
     released: bool | None = None  #: what it returned
     losses: list[tuple[float, str, float]] = field(default_factory=list)  #: callback began, reason, lost_at
@@ -50,6 +51,8 @@ class Belief:
 
 
 class Record:
+    """What contenders wrote down, in the lines of `multilock.testing.beliefs.witness`."""
+
     def __init__(self, taken: Mapping[str, float] | None = None) -> None:
         self.taken = {} if taken is None else taken
         """Sessions that an operator ended, and when. Who holds a lock in one and cannot hear of it goes on until its
@@ -65,11 +68,14 @@ class Record:
         self._early_losses: dict[str, tuple[float, str, float]] = {}
 
     def feed(self, pid: int, line: str) -> None:
+        """One line of the process ``pid``; those that are not known are passed over."""
         what, *words = line.split(" ")
         match what, words:
             case "got", [at, name, id, token, held]:
                 began, yes = float(at), held == "1"
-                belief = Belief(name, id, int(token), pid, began, yes, began if yes else -math.inf)
+                belief = Belief(
+                    name, id, None if token == "-" else int(token), pid, began, yes, began if yes else -math.inf
+                )
                 self.beliefs[id] = belief
                 if early := self._early_losses.pop(id, None):
                     belief.losses.append(early)
@@ -79,8 +85,9 @@ class Record:
                 self.renewals[id] = float(at)
             case "held", [at, id]:
                 self.beliefs[id].until = float(at)
-            case "over", [at, id]:
-                self.beliefs[id].over = float(at)
+            case "over", [at, id, *answered]:
+                belief = self.beliefs[id]
+                belief.over, belief.over_by = float(at), float(answered[0] if answered else at)
             case "release", [at, id]:
                 self.beliefs[id].release = float(at)
             case "released", [_, id, ours]:
@@ -143,7 +150,7 @@ class Record:
         """O3: a later holder has a greater token."""
         for name, beliefs in self.by_name():
             for one, other in pairwise(beliefs):
-                if other.token <= one.token:
+                if one.token is not None and other.token is not None and other.token <= one.token:
                     yield f"O3 {name}: token {other.token} came after {one.token}"
 
     def late_callbacks(self, slack: float = CALLBACK_SLACK) -> Iterator[str]:

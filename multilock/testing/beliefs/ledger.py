@@ -1,6 +1,6 @@
-"""What the locks of the chaos harness protect: a counter for each name, guarded by fencing tokens.
+"""What the locks protect: a counter for each name, guarded by fencing tokens.
 
-It lives in the harness, which is never frozen or killed. A read registers its token; after that every older token is
+It lives in the test, which is never frozen or killed. A read registers its token; after that every older token is
 refused. So a read-modify-write that is accepted has seen all before it, and the counter loses nothing: if the tokens
 of the lock keep their order.
 """
@@ -27,7 +27,10 @@ class _Counter:
 
 
 class LedgerServer(socketserver.ThreadingUnixStreamServer):
-    """``read NAME TOKEN`` and ``write NAME TOKEN VALUE``, each answered with a value or ``refused``."""
+    """``read NAME TOKEN`` and ``write NAME TOKEN VALUE``, each answered with a value or ``refused``.
+
+    Serves on a Unix socket at ``path``, from threads of its own, until `close`.
+    """
 
     daemon_threads = True
     block_on_close = False
@@ -36,14 +39,16 @@ class LedgerServer(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), _Session)
         self.path = path
-        self.accepted = 0
-        self.refused = 0
+        self.accepted = 0  #: writes
+        self.refused = 0  #: reads and writes with a token older than one seen before
         self.lost: list[str] = []
+        """Writes that were accepted and had not seen the one before: O2 is broken."""
         self._counters: dict[str, _Counter] = defaultdict(_Counter)
         self._lock = threading.Lock()
         threading.Thread(target=self.serve_forever, name="ledger", daemon=True).start()
 
     def answer(self, what: str, name: str, token: int, *value: int) -> str:
+        """What a contender is told; a test may ask directly."""
         with self._lock:
             counter = self._counters[name]
             if token < counter.token:
@@ -72,7 +77,7 @@ class _Session(socketserver.StreamRequestHandler):
 
 
 class Account:
-    """A contender's connection to the ledger."""
+    """A contender's connection to the ledger at ``path``, for one thread at a time."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -84,6 +89,7 @@ class Account:
         return self._ask(f"read {name} {token}")
 
     def write(self, name: str, token: int, value: int) -> int | None:
+        """Set it to ``value``, one more than was read. None: refused."""
         return self._ask(f"write {name} {token} {value}")
 
     def close(self) -> None:

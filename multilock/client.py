@@ -13,7 +13,6 @@ from multilock import telling
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
-from multilock.errors import NotHeld
 from multilock.foreign import refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.face import BlockingFace, run
@@ -263,9 +262,7 @@ class Client(OfThisProcess):
         """The innermost lease of this thread, of ``name`` if given. Raises NotHeld if there is none."""
         lease = self._scope().newest(lambda lease: name is None or lease.name == name)
         if lease is None:
-            raise NotHeld(
-                f"this thread holds no lease{f' of {name!r}' if name else ''}", name=name, backend=self._kernel.scheme
-            )
+            raise self._kernel.none_current(name)
         return lease
 
     # What the backend knows

@@ -225,7 +225,7 @@ class Lock(LockOfAFace[HeldLease], DistributedLock):
     def release(self) -> bool:
         lease = self._client._scope().taken_through(self._want)
         if lease is None:
-            raise self._kernel.not_held(self.name, "thread")
+            raise self._kernel.not_held(self.name)
         return lease.release()
 
     def is_locked(self) -> bool:
@@ -257,7 +257,7 @@ class Lock(LockOfAFace[HeldLease], DistributedLock):
             frame = sys._getframe(1)
             entry = self._entered.leave(frame, self._client._scope())
             if entry is None:
-                raise self._kernel.not_held(self.name, "thread")
+                raise self._kernel.not_held(self.name)
             count = entry.lease._count
             entry.lease.__exit__(kind, error, trace)
         except MultilockError:

@@ -430,6 +430,6 @@ class LockSet(Lock):
     def release(self) -> bool:
         lease = newest_of(self._sets, self._client._scope())
         if lease is None:
-            raise self._kernel.not_held(self.name, "thread")
+            raise self._kernel.not_held(self.name)
         self._sets = [other for other in self._sets if other is not lease]
         return bool(lease.release())

@@ -20,7 +20,7 @@ from multilock.aio.many import AsyncLockSet
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
-from multilock.errors import BackendUnavailable, NotHeld
+from multilock.errors import BackendUnavailable
 from multilock.foreign import refuse
 from multilock.kernel.core import SOON, Kernel
 from multilock.kernel.process import OfThisProcess
@@ -234,9 +234,7 @@ class AsyncClient(OfThisProcess):
         scope = self._scope()
         lease = scope.newest(lambda lease: name is None or lease.name == name) if scope else None
         if lease is None:
-            raise NotHeld(
-                f"this task holds no lease{f' of {name!r}' if name else ''}", name=name, backend=self._kernel.scheme
-            )
+            raise self._kernel.none_current(name)
         return lease
 
     @property

@@ -262,7 +262,7 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
         scope = scope or self._client._scope()
         lease = scope.taken_through(self._want) if scope else None
         if lease is None:
-            raise self._kernel.not_held(self.name, "task")
+            raise self._kernel.not_held(self.name)
         return await lease.release()
 
     async def is_locked(self) -> bool:
@@ -281,7 +281,7 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
     ) -> None:
         entry = self._entered.leave(_frame_of_with(sys._getframe(1)), self._client._scope())
         if entry is None:
-            raise self._kernel.not_held(self.name, "task")
+            raise self._kernel.not_held(self.name)
         self._entered.discard(entry)
         await entry.lease._exit(entry.body, error)
 

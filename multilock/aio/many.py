@@ -87,6 +87,6 @@ class AsyncLockSet(AsyncLock):
         scope = scope or self._client._scope()
         lease = newest_of(self._sets, scope) if scope else None
         if lease is None:
-            raise self._kernel.not_held(self.name, "task")
+            raise self._kernel.not_held(self.name)
         self._sets = [other for other in self._sets if other is not lease]
         return bool(await lease.release())

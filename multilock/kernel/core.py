@@ -313,12 +313,16 @@ class Kernel:
 
     # For messages
 
+    @property
+    def who(self) -> str:
+        """What holds a lock of this client."""
+        return "task" if self.face.asynchronous else "thread"
+
     def still_taken(self, name: str, timeout: float | None, by_itself: bool) -> LockTimeout:
         """``by_itself``: the thread or task that asks holds it."""
         remedy = "see who holds it with inspect(), or wait for it with a timeout"
         if by_itself:
-            who = "task" if self.face.asynchronous else "thread"
-            remedy = f"this {who} holds it itself: release it first, or make the lock with reentrant=True"
+            remedy = f"this {self.who} holds it itself: release it first, or make the lock with reentrant=True"
         elif timeout:
             remedy = "wait longer, or see who holds it with inspect()"
         return LockTimeout(
@@ -329,11 +333,10 @@ class Kernel:
 
     def blocked_by_itself(self, want: Want, held: Holding) -> CapabilityMissing:
         """It would wait for itself, and two that read and want to write for each other."""
-        whose = "task" if self.face.asynchronous else "thread"
         verb, has = ("write", "read") if want.kind == "write" else ("read", "write")
         return CapabilityMissing(
-            f"this {whose} asks to {verb} {want.name!r}, of which it has a {has} lease, and neither is turned into the "
-            "other: release that first, and look anew at what it protects",
+            f"this {self.who} asks to {verb} {want.name!r}, of which it has a {has} lease, and neither is turned into "
+            "the other: release that first, and look anew at what it protects",
             name=held.name,
             backend=self.scheme,
         )
@@ -341,19 +344,24 @@ class Kernel:
     def warn_of_itself(self, name: str) -> None:
         logger.warning(
             "this %s waits for the lock %r, which it holds: make the lock with reentrant=True, or release it first",
-            "task" if self.face.asynchronous else "thread",
+            self.who,
             name,
             extra={"lock_name": name},
         )
 
-    def not_held(self, name: str, who: str) -> NotHeld:
-        """``who`` asked: "thread" or "task"."""
+    def not_held(self, name: str) -> NotHeld:
+        """By who asks, through the lock that is asked."""
         return NotHeld(
-            f"this {who} holds no lease of {name!r} through this lock: it was released, or taken elsewhere "
-            f"(lease.release() works from any {who})",
+            f"this {self.who} holds no lease of {name!r} through this lock: it was released, or taken elsewhere "
+            f"(lease.release() works from any {self.who})",
             name=name,
             backend=self.scheme,
         )
+
+    def none_current(self, name: str | None) -> NotHeld:
+        """None of that name; None: none at all."""
+        of = f" of {name!r}" if name else ""
+        return NotHeld(f"this {self.who} holds no lease{of}", name=name, backend=self.scheme)
 
     def name_error(self, error: MultilockError, name: str | None) -> None:
         error.name = error.name or name

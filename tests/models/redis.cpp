@@ -4,9 +4,12 @@
 // Every order of events is tried, with these at will: requests and answers are late, lost, or executed twice; a client
 // stops for ever (its subscription ends with it, or stays half open); a subscription breaks and comes back; an operator
 // deletes the key, which leaves `holders` behind, or forces a release; the server's clock is stepped back. Time is what
-// is left of each deadline, in ticks, so no run is bounded in time. A push is a hint after which a client asks; as it
-// may ask at any moment, pushes need no state. A client that is refused a subscription is one that always listens.
-// States are told apart by 64 bits of a hash.
+// is left of each deadline, in ticks, so no run is bounded in time. The push of a hand-over is a grant for as long as
+// the request whose deadline was used vouches for, counted from its sending: each request of a waiter carries its
+// time of sending, the server keeps it beside the deadline that this very request set, and the push brings it back
+// (`echo`). It comes at any moment until then, or never. A push without an echo is a hint after which a client asks;
+// as it may ask at any moment, those need no state. A client that is refused a subscription is one that always
+// listens. States are told apart by 64 bits of a hash.
 //
 //   redis <clients> <faults> <crashes> <deletes> <steps back> <ttl> <liveness> <permits> <looked at> <at once>
 //         <mistake or ->
@@ -14,6 +17,7 @@
 // <clients>: a word each, joined by commas; a letter for each attempt, two at most, one after the other:
 //   X  wants it alone (a lock, a leader, a writer)     R  reads beside other readers     P  takes one of the permits
 //   x r p  try once, without joining the queue         H L  as X and P, but let it rest (hold_at_least) at the end
+//   N C    as X and P, but each push is a hint: it is not renewed (renew=False), or an answer has to be waited for
 // <at once>: how many waiters one script makes holders; 0: as many as fit.
 // Prints what it found, and exits with 1 if that is a violation.
 //
@@ -27,8 +31,9 @@
 //   I8  who hold it at the server fit together
 //   I9  a rest ends when its first execution said, or earlier: nobody revives or lengthens it
 //   I10 what rests is nobody else's before the end that its holder asked for, but for an operator
-//   I11 what is handed over ends with a waiter's liveness, though the clock was stepped back
+//   I11 what is handed over ends with the deadline of the waiter's own request, though the clock was stepped back
 //   I12 nothing is handed over to who certainly does not listen
+//   I13 N and C hold by an answer only, so from the beginning for a whole ttl
 //   P   all who wait are served within ttl + liveness + clients + 1 ticks (and a rest for each H and L), though every
 //       push is lost
 #include <algorithm>
@@ -43,7 +48,7 @@
 #include <string_view>
 #include <vector>
 
-constexpr int kClients = 4, kIds = 2 * kClients, kQueue = kIds, kStrays = 6, kStepBack = 3, kRestFor = 3;
+constexpr int kClients = 4, kIds = 2 * kClients, kQueue = kIds, kStrays = 6, kPushes = 6, kStepBack = 3, kRestFor = 3;
 constexpr int kNobody = -1, kShared = -2;  // owners that are no id
 
 enum Phase : int8_t { kIdle, kWaiting, kHolding, kLeaving, kDone };
@@ -80,12 +85,29 @@ enum Mistake {
   kRenewsUnmarked,      // … at `holders`, not at the marker
   kMarkerEnds,          // the marker's end is not put off for who comes later
   kTokenOfTheWriter,    // a reader's token is that of the last writer
+  kPushForATtl,         // a push counts for a ttl from the sending of its request
+  kPushUncapped,        // … for a liveness, though the ttl is shorter: a confirmation makes it end earlier
+  kPushFromReceipt,     // … from when it came
+  kPushFromTheNewest,   // … from the sending of the newest request
+  kPushFromTheAnswered, // … from that of the newest one that was answered
+  kWholeLiveness,       // a hand-over lasts for a liveness from then on
+  kEchoAlone,           // a request that finds its place in the queue sets the echo, not the deadline
+  kPushInBetween,       // a push counts while a request is under way, which is forgotten
+  kPushSettles,         // after a push it is forgotten that a request has no answer
+  kPushIsAllowed,       // a push to N or C is a grant
+  kPushOfAnother,       // a push counts for whatever its client waits for
+  kPushRevives,         // a push counts after its claim was cancelled
+  kPushFirst,           // it is pushed before the key is written, which a full memory refuses
+  kTellsTheSkipped,     // who does not listen is told before it is skipped
+  kTokenBefore,         // the push carries the token of before
 };
 constexpr const char* kMistakes[] = {
     "-",         "nobody",    "nocap",     "publish",     "freestays",     "receipt",    "plaindelete", "queueonly",
     "notombstone", "newcomers", "deadstay", "wholettl",   "restkeepsid",   "restlengthens", "restpasses", "joinsreaders",
     "kindsmix",  "onemore",   "deletesall", "readerovertakes", "readersfirst", "onereader", "permitstays", "cancelstays",
-    "holderskept", "unlooked", "unmarked", "markerends",  "writerstoken"};
+    "holderskept", "unlooked", "unmarked", "markerends",  "writerstoken", "fullttl",    "uncapped",
+    "pushreceipt", "newestsent", "newestanswered", "srvwait", "echoalone", "inbetween",  "pushsettles", "pushallowed",
+    "pushofanother", "pushrevives", "pushfirst", "tellsskipped", "tokenbefore"};
 
 struct Client {
   int8_t attempt, phase, belief, alive;
@@ -94,12 +116,16 @@ struct Client {
   int8_t request, executed, age, answer, token;  // the one in flight; its age counts from its sending
   int8_t seconds;     // … and, if it asks for a rest, for how long
   int8_t rest, kept;  // what is left of the time for which it wants the name kept; it was told that it is
+  int8_t since;       // for two mistakes: how much longer a push is taken to count, whatever it says
 };
 struct Entry {
-  int8_t id, left;
+  int8_t id, left, echo;  // echo: what is left of the time for which the request that set `left` vouches; 0: a hint
 };
 struct Stray {  // a request that nobody waits for any more; it is executed at any moment, or never
-  int8_t request, id, tombstone, seconds;
+  int8_t request, id, tombstone, seconds, echo;
+};
+struct Push {  // a grant on its way; one that is lost is one that does not come until it is over
+  int8_t id, left, token;
 };
 struct State {
   int8_t owner, left;            // the lock: an id, or a marker; what is left of its key
@@ -107,10 +133,11 @@ struct State {
   int8_t rests_at_most[kIds];    // what was left when an id was first let rest, counted down
   uint8_t resting;               // ids whose place as a holder no request names any more
   uint8_t tombstones, finished, voided, deaf;  // voided: an operator ended its lease, and it has no other since
-  int8_t faults, crashes, deletes, steps, queued, strays, stepped;
+  int8_t faults, crashes, deletes, steps, queued, strays, pushes, stepped;
   int8_t counter, newest, newest_alone;  // tokens: the last issued, the greatest believed in, and of X; ranks only
   Entry queue[kQueue];
   Stray stray[kStrays];
+  Push push[kPushes];
   Client client[kClients];
 };
 static_assert(std::has_unique_object_representations_v<State>);
@@ -120,6 +147,7 @@ struct Violation {
 };
 
 int clients, ttl, liveness, permits, looked_at, at_once, deletes_at_all;
+bool full;  // the memory is: what would be the first write is refused
 std::vector<std::string> words;
 Mistake mistake;
 
@@ -129,8 +157,9 @@ bool joins(int id) { return std::isupper(letter(id)); }
 bool rests(int id) { return letter(id) == 'H' || letter(id) == 'L'; }
 char mode(int id) {  // X, R or P
   char wants = static_cast<char>(std::toupper(letter(id)));
-  return wants == 'H' ? 'X' : wants == 'L' ? 'P' : wants;
+  return wants == 'H' || wants == 'N' ? 'X' : wants == 'L' || wants == 'C' ? 'P' : wants;
 }
+bool confirms(int id) { return letter(id) == 'N' || letter(id) == 'C'; }
 bool listens(const State& s, int id) { return !(s.deaf >> client_of(id) & 1); }
 
 // ---- the server: each function is a script, or a part of one, and atomic
@@ -195,6 +224,10 @@ void put_off(State& s, int asked) {  // seldom: each change of the lock's key is
   if (s.left < asked && !(mistake == kMarkerEnds && s.left)) s.left = asked + (asked + 1) / 2;
 }
 
+bool promised(const State& s, int id) {  // a grant is on its way to it
+  return std::any_of(s.push, s.push + s.pushes, [id](const Push& p) { return p.id == id; });
+}
+
 void grant(State& s, int id, int left) {
   for (int i = 0; i < s.queued && s.queue[i].id != id; i++)
     if (s.queue[i].left > 0 && listens(s, s.queue[i].id)) throw Violation{"I4: a waiter was overtaken"};
@@ -216,8 +249,15 @@ void grant(State& s, int id, int left) {
     put_off(s, left);
   }
   s.voided &= ~(1 << id);
-  if (Client& c = s.client[client_of(id)]; left >= c.belief && !c.answer) c.deleted = 0;
+  if (Client& c = s.client[client_of(id)]; left >= c.belief && !c.answer && !promised(s, id)) c.deleted = 0;
   leave(s, id);
+}
+
+void tell(State& s, int id, int left) {
+  if (left <= 0 || !joins(id)) return;
+  if (s.pushes == kPushes) throw Violation{"the model has too few pushes"};
+  s.push[s.pushes++] = {static_cast<int8_t>(id), static_cast<int8_t>(left),
+                        static_cast<int8_t>(s.counter - (mistake == kTokenBefore))};
 }
 
 bool pass(State& s, int me) {  // false: somebody comes before `me`, or it is not known
@@ -230,24 +270,34 @@ bool pass(State& s, int me) {  // false: somebody comes before `me`, or it is no
     if (head.left <= 0 && mistake != kDeadStay) {
       leave_at(s, skipped);
     } else if (!listens(s, head.id) && mistake != kPublishCounts) {
+      if (mistake == kTellsTheSkipped) tell(s, head.id, head.echo);
       skipped++;
     } else if (!fits(s, head.id)) {
       if (mistake != kReadersFirst || mode(head.id) != 'X') return false;
       skipped++;
     } else {
       if (!listens(s, head.id)) throw Violation{"I12: it was handed over to the dead"};
-      int left = mistake == kWholeTtl ? ttl : mistake == kDeadStay ? std::max<int>(head.left, 1) : head.left;
-      if (left > liveness) throw Violation{"I11: a hand-over outlasts a liveness"};
-      bool alone = mode(head.id) == 'X';
-      grant(s, head.id, left);
-      if (alone || mistake == kOneReader) return false;
+      int left = mistake == kWholeTtl ? ttl : mistake == kWholeLiveness ? liveness : head.left;
+      if (mistake == kDeadStay) left = std::max(left, 1);
+      if (left > std::min<int>(head.left, liveness) && mistake != kDeadStay)
+        throw Violation{"I11: a hand-over outlasts its request"};
+      const Entry next = head;
+      bool alone = mode(next.id) == 'X';
+      if (full && mistake == kPushFirst) {
+        tell(s, next.id, next.echo);
+        return false;
+      }
+      grant(s, next.id, left);
+      if (!alone) next_token(s);
       given++;
+      if (alone || given < at_once) tell(s, next.id, next.echo);  // the last one confirms, and so goes on with the next
+      if (alone || mistake == kOneReader) return false;
     }
   }
   return mistake == kNobodyAtTheLimit;
 }
 
-int acquire(State& s, int id) {
+int acquire(State& s, int id, int echo) {
   bool alone = mode(id) == 'X';
   if (holds(s, id)) {
     if (alone) {
@@ -263,12 +313,14 @@ int acquire(State& s, int id) {
   if (s.tombstones >> id & 1) return -1;
   if (joins(id)) {
     int i = place(s, id);
-    if (i < 0) {
+    bool found = i >= 0;
+    if (!found) {
       if (s.queued == kQueue) throw Violation{"the queue of the model is too short"};
       i = s.queued++;
       s.queue[i].id = id;
     }
-    s.queue[i].left = liveness;
+    if (!found || mistake != kEchoAlone) s.queue[i].left = liveness;
+    s.queue[i].echo = echo;
   }
   if (s.owner >= 0) return 0;
   bool first = (mistake == kNewcomersFirst && alone) || (mistake == kReaderOvertakes && !alone && fits(s, id));
@@ -343,8 +395,8 @@ int rest(State& s, int id, bool tombstone, int seconds) {
   return 1;
 }
 
-int execute(State& s, int request, int id, bool tombstone, int seconds) {
-  if (request == kAcquire) return acquire(s, id);
+int execute(State& s, int request, int id, bool tombstone, int seconds, int echo) {
+  if (request == kAcquire) return acquire(s, id, echo);
   if (request == kRenew) return renew(s, id);
   if (request == kRest) return rest(s, id, tombstone, seconds);
   return release(s, id, tombstone);
@@ -354,17 +406,25 @@ int execute(State& s, int request, int id, bool tombstone, int seconds) {
 
 int id_of(const State& s, int i) { return 2 * i + s.client[i].attempt; }
 
+int echo_of(const State& s, int i) {  // what the request under way vouches for, if it is the one that sets a deadline
+  int id = id_of(s, i);
+  if (!joins(id) || (confirms(id) && mistake != kPushIsAllowed)) return 0;
+  int good = mistake == kPushForATtl ? ttl : mistake == kPushUncapped ? liveness : std::min(ttl, liveness);
+  return std::max(good - s.client[i].age, 0);
+}
+
 void forget_request(Client& c) { c.request = c.executed = c.age = c.answer = c.token = c.seconds = 0; }
 
 void send(Client& c, Request request) {
   forget_request(c);
+  if (mistake == kPushFromTheNewest && request == kAcquire) c.since = std::min(ttl, liveness);
   c.request = request == kRelease && c.rest ? kRest : request;
   c.seconds = c.request == kRest ? c.rest : 0;
 }
 
 void run(State& s, int i) {
   Client& c = s.client[i];
-  int answer = execute(s, c.request, id_of(s, i), c.unsure, c.seconds);
+  int answer = execute(s, c.request, id_of(s, i), c.unsure, c.seconds, echo_of(s, i));
   c.answer = answer;
   c.executed = 1;
   if (c.request == kAcquire && answer == 1)
@@ -375,7 +435,8 @@ void strand(State& s, int i) {  // nobody reads the answer any more; what was no
   Client& c = s.client[i];
   if (c.request && !c.executed) {
     if (s.strays == kStrays) throw Violation{"the model has too few strays"};
-    s.stray[s.strays++] = {c.request, static_cast<int8_t>(id_of(s, i)), c.unsure, c.seconds};
+    s.stray[s.strays++] = {c.request, static_cast<int8_t>(id_of(s, i)), c.unsure, c.seconds,
+                           static_cast<int8_t>(c.request == kAcquire ? echo_of(s, i) : 0)};
   }
   forget_request(c);
 }
@@ -383,7 +444,7 @@ void strand(State& s, int i) {  // nobody reads the answer any more; what was no
 void end_attempt(State& s, int i) {
   Client& c = s.client[i];
   s.finished |= 1 << id_of(s, i);
-  c.belief = c.unsure = c.deleted = 0;
+  c.belief = c.unsure = c.deleted = c.since = 0;
   if (!c.kept) c.rest = 0;
   bool again = c.attempt + 1 < static_cast<int>(words[i].size());
   c.attempt += again;
@@ -415,6 +476,7 @@ void believe(State& s, int i, int valid, int token) {
 void understand(State& s, int i) {
   Client& c = s.client[i];
   int request = c.request, answer = c.answer, token = c.token, valid = ttl - (mistake == kReceipt ? 0 : c.age);
+  if (mistake == kPushFromTheAnswered && request == kAcquire) c.since = std::max(std::min(ttl, liveness) - c.age, 0);
   forget_request(c);
   if (request == kRelease || request == kRest) {
     c.kept = request == kRest && answer == 1 && !c.deleted;
@@ -433,6 +495,21 @@ void understand(State& s, int i) {
   } else if (request == kRenew) {
     lose(c);
   }
+}
+
+void heed(State& s, int i, Push push) {
+  Client& c = s.client[i];
+  if (confirms(id_of(s, i))) throw Violation{"I13: a push is a hint to it"};
+  if (mistake == kPushInBetween) {
+    int unsure = c.unsure;
+    strand(s, i);
+    c.unsure = unsure;
+  }
+  if (mistake == kPushSettles) c.unsure = 0;
+  int valid = push.left;
+  if (mistake == kPushFromReceipt) valid = std::min(ttl, liveness);
+  if (mistake == kPushFromTheNewest || mistake == kPushFromTheAnswered) valid = c.since;
+  believe(s, i, valid, push.token);
 }
 
 // ---- invariants
@@ -477,7 +554,13 @@ void tick(State& s) {
     if (s.holder[id] > 0 && --s.holder[id] == 0) no_rest(s, id);
   }
   if (s.left > 0 && --s.left == 0) vacate(s);
-  for (int i = 0; i < s.queued; i++) s.queue[i].left -= s.queue[i].left > 0;
+  for (int i = 0; i < s.queued; i++) {
+    s.queue[i].left -= s.queue[i].left > 0;
+    s.queue[i].echo -= s.queue[i].echo > 0;
+  }
+  for (int i = 0; i < s.strays; i++) s.stray[i].echo -= s.stray[i].echo > 0;
+  for (int i = 0; i < s.pushes; i++) s.push[i].left -= s.push[i].left > 0;
+  for (int i = 0; i < clients; i++) s.client[i].since -= s.client[i].since > 0;
   for (int i = 0; i < clients; i++)
     if (s.client[i].rest > 0 && --s.client[i].rest == 0) s.client[i].kept = 0;
 }
@@ -499,10 +582,10 @@ void check_progress(State s) {
       int id = id_of(s, i);
       if (!c.alive) continue;
       if (c.phase == kHolding || c.phase == kLeaving) {
-        execute(s, c.rest ? kRest : kRelease, id, c.unsure, c.rest);
+        execute(s, c.rest ? kRest : kRelease, id, c.unsure, c.rest, 0);
         c.phase = kDone;
         c.belief = c.rest = 0;
-      } else if (c.phase == kWaiting && joins(id) && acquire(s, id) == 1) {
+      } else if (c.phase == kWaiting && joins(id) && acquire(s, id, 0) == 1) {
         c.phase = kHolding;
         if (rests(id)) c.rest = kRestFor;
         served++;
@@ -510,7 +593,7 @@ void check_progress(State s) {
     }
     if (served == waiting) return;
     tick(s);
-    s.counter = s.newest = s.newest_alone = 0;
+    s.counter = s.newest = s.newest_alone = s.pushes = 0;
   }
   throw Violation{"P: a waiter was not served in time"};
 }
@@ -562,8 +645,9 @@ std::deque<State> open;
 uint64_t steps_taken;
 
 void rank_tokens(State& s) {  // only their order counts
-  std::array<int8_t*, 3 + kClients> all{&s.counter, &s.newest, &s.newest_alone};
+  std::array<int8_t*, 3 + kClients + kPushes> all{&s.counter, &s.newest, &s.newest_alone};
   for (int i = 0; i < kClients; i++) all[3 + i] = &s.client[i].token;
+  for (int i = 0; i < kPushes; i++) all[3 + kClients + i] = &s.push[i].token;
   std::array<int8_t, all.size() + 1> values{};
   for (size_t i = 0; i < all.size(); i++) values[i] = *all[i];
   std::sort(values.begin(), values.end());
@@ -574,6 +658,7 @@ void rank_tokens(State& s) {  // only their order counts
 void tidy(State& s) {  // states that differ only in what nobody looks at any more are one
   present(s);
   uint8_t asked = 0;  // ids of which a request may yet be executed
+  uint8_t heed = 0;   // ids of which a push may yet be heeded
   for (int i = 0; i < s.strays; i++) asked |= 1 << s.stray[i].id;
   for (int i = 0; i < clients; i++) {
     Client& c = s.client[i];
@@ -586,10 +671,15 @@ void tidy(State& s) {  // states that differ only in what nobody looks at any mo
     } else if (c.phase == kIdle || c.phase == kDone) {
       s.deaf &= ~(1 << i);
     }
-    if (!c.belief) c.deleted &= c.request != kNone;
+    int id = id_of(s, i);
+    bool waits = c.alive && (c.phase == kWaiting || (c.phase == kLeaving && mistake == kPushRevives));
+    if (waits) heed |= 1 << id;
+    if (c.alive && mistake == kPushOfAnother) heed |= 3 << 2 * i;
+    if (!waits) c.since = 0;
+    if (!c.belief) c.deleted &= c.request || (waits && promised(s, id));
     if (c.request == kRelease) c.age = c.answer = 0;
     if (c.request == kRest) c.age = 0;
-    if (c.executed && c.answer != 1) c.age = 0;
+    if (c.executed && c.answer != 1 && mistake != kPushFromTheAnswered) c.age = 0;
     if ((c.alive && c.phase != kDone) || c.request) asked |= 1 << id_of(s, i);
   }
   for (int id = 0; id < kIds; id++)
@@ -606,12 +696,24 @@ void tidy(State& s) {  // states that differ only in what nobody looks at any mo
   }
   std::fill(s.stray + kept, s.stray + kStrays, Stray{});
   s.strays = kept;
+  for (int i = 0; i < s.strays; i++)
+    if (!(heed >> s.stray[i].id & 1)) s.stray[i].echo = 0;
+  for (int i = 0; i < s.queued; i++)
+    if (!(heed >> s.queue[i].id & 1)) s.queue[i].echo = 0;
+  bool timed = mistake != kPushFromReceipt && mistake != kPushFromTheNewest && mistake != kPushFromTheAnswered;
+  auto is_over = [&](const Push& p) { return (!p.left && timed) || !(heed >> p.id & 1); };
+  s.pushes = static_cast<int8_t>(std::remove_if(s.push, s.push + s.pushes, is_over) - s.push);
+  std::fill(s.push + s.pushes, s.push + kPushes, Push{});
   rank_tokens(s);
 }
 
-void sort_strays(State& s) {
+void sort(State& s) {  // what comes in any order
   std::sort(s.stray, s.stray + s.strays, [](const Stray& a, const Stray& b) {
-    return std::array{a.request, a.id, a.tombstone, a.seconds} < std::array{b.request, b.id, b.tombstone, b.seconds};
+    return std::array{a.request, a.id, a.tombstone, a.seconds, a.echo} <
+           std::array{b.request, b.id, b.tombstone, b.seconds, b.echo};
+  });
+  std::sort(s.push, s.push + s.pushes, [](const Push& a, const Push& b) {
+    return std::array{a.id, a.left, a.token} < std::array{b.id, b.left, b.token};
   });
 }
 
@@ -634,6 +736,7 @@ State renamed(const State& s, const std::array<int, kClients>& to) {
   r.owner = name(s.owner);
   for (int i = 0; i < s.queued; i++) r.queue[i].id = name(s.queue[i].id);
   for (int i = 0; i < s.strays; i++) r.stray[i].id = name(s.stray[i].id);
+  for (int i = 0; i < s.pushes; i++) r.push[i].id = name(s.push[i].id);
   return r;
 }
 
@@ -641,10 +744,10 @@ std::vector<std::array<int, kClients>> alike;  // how clients of one kind can ch
 
 State least_of_its_likes(const State& s) {
   State least = s;
-  sort_strays(least);
+  sort(least);
   for (const auto& to : alike) {
     State other = renamed(s, to);
-    sort_strays(other);
+    sort(other);
     if (std::memcmp(&other, &least, sizeof least) < 0) least = other;
   }
   return least;
@@ -665,7 +768,7 @@ void time_passes(State s) {
   tick(s);
   for (int i = 0; i < clients; i++) {
     Client& c = s.client[i];
-    if (c.request) c.age = std::min<int>(c.age + 1, ttl);
+    if (c.request) c.age = std::min(c.age + 1, std::max(ttl, mistake == kPushUncapped ? liveness : 0));
     if (c.belief > 0 && --c.belief == 0 && c.phase == kHolding) {
       c.unsure |= c.request != kNone;
       lose(c);
@@ -694,14 +797,27 @@ void client_acts(const State& from, int i) {
       c.unsure = 1;
     });
   }
-  if (!from.client[i].alive) return;
   const Client was = from.client[i];
+  if (mistake == kPushFirst && was.request == kAcquire && !was.executed && from.faults) next([&] {
+    s.faults--;
+    full = true;
+    run(s, i);
+    full = false;
+  });
+  if (!was.alive) return;
   if (was.phase == kIdle) next([&] {
     c.phase = kWaiting;
     send(c, kAcquire);
   });
-  if (!was.request && was.phase >= kWaiting && was.phase <= kLeaving)
+  bool renews = was.phase != kHolding || !confirms(id_of(from, i));
+  if (!was.request && was.phase >= kWaiting && was.phase <= kLeaving && renews)
     next([&] { send(c, was.phase == kWaiting ? kAcquire : was.phase == kHolding ? kRenew : kRelease); });
+  bool heeds = was.phase == kWaiting && (!was.request || mistake == kPushInBetween);
+  for (int n = 0; n < from.pushes && (heeds || (was.phase == kLeaving && mistake == kPushRevives)); n++) {
+    Push push = from.push[n];
+    bool ours = push.id == id_of(from, i) || (mistake == kPushOfAnother && client_of(push.id) == i);
+    if (ours) next([&] { heed(s, i, push); });
+  }
   if (!was.request && (was.phase == kWaiting || was.phase == kHolding)) next([&] { leave_it(c); });
   if (was.executed) next([&] { understand(s, i); });
   if (was.request && from.faults) next([&] {  // no answer in time
@@ -735,7 +851,7 @@ void others_act(const State& from) {
     Stray t = s.stray[i];
     std::copy(s.stray + i + 1, s.stray + s.strays, s.stray + i);
     s.stray[--s.strays] = {};
-    execute(s, t.request, t.id, t.tombstone, t.seconds);
+    execute(s, t.request, t.id, t.tombstone, t.seconds, t.echo);
     reach(s);
   }
   for (int force = 0; force < 2 && from.deletes && from.owner != kNobody; force++) {
@@ -745,7 +861,7 @@ void others_act(const State& from) {
       if (s.owner != id && !(s.owner == kShared && s.holder[id])) continue;
       Client& c = s.client[client_of(id)];
       s.voided |= 1 << id;
-      c.deleted = c.deleted || (id == id_of(s, client_of(id)) && (c.belief > 0 || c.request));
+      c.deleted = c.deleted || (id == id_of(s, client_of(id)) && (c.belief > 0 || c.request || promised(s, id)));
       if (c.kept && id == id_of(s, client_of(id))) c.kept = c.rest = 0;
     }
     if (force && s.owner == kShared) std::fill(s.holder, s.holder + kIds, 0);

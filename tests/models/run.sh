@@ -36,6 +36,13 @@ if [ "${1-}" = long ]; then
     holds L,P,X 0 1 0 0 2 1 2 1 0
     holds R,R,R,X 0 0 0 0 2 1 2 1 1
     holds R,X,R,X 0 1 0 0 2 1 2 1 0
+    holds X,X,X 0 1 1 1 2 1 2 1 0
+    holds H,X 1 1 1 1 2 1 2 1 0
+    holds R,X 1 1 1 1 2 1 2 1 0
+    holds X,X,X 1 1 0 0 3 2 2 1 0
+    holds X,X,X 1 1 0 0 1 2 2 1 0
+    holds XX,X,X 1 0 0 0 2 1 2 1 0
+    holds P,P,P 1 0 0 0 3 2 1 1 0
     exit
 fi
 
@@ -43,17 +50,21 @@ holds X,X 1 1 1 1 3 2 2 1 0
 holds XX,XX 1 1 0 0 2 1 2 1 0
 holds X,X,x 0 1 0 1 2 1 2 1 0
 holds X,X,X 1 1 0 0 2 1 2 1 0
-holds X,X,X 0 1 1 1 2 1 2 1 0
 holds X,X,X 0 1 1 0 3 2 2 1 0
-holds H,X 1 1 1 1 2 1 2 1 0
+holds X,X 1 1 0 0 1 3 2 1 0
+holds XX,X 1 0 0 0 3 2 2 1 0
+holds N,X,X 1 0 0 0 2 1 2 1 0
+holds C,P,P 0 0 0 0 2 1 1 1 0
+holds H,X 1 1 1 0 2 1 2 1 0
 holds H,H,X 0 0 0 0 2 1 2 1 0
 holds L,P,R 0 0 0 0 2 1 2 1 0
-holds R,X 1 1 1 1 2 1 2 1 0
+holds R,X 1 1 1 0 2 1 2 1 0
 holds RX,XR 1 1 0 0 2 1 2 1 0
 holds r,r,X 0 1 0 0 2 1 2 1 0
 holds R,X,P 0 1 0 0 2 1 2 1 0
 holds R,R,X 0 1 0 0 3 2 2 1 0
 holds R,R,X 0 0 1 0 2 1 2 1 0
+holds R,R,X 0 0 0 0 3 2 2 1 1
 holds P,P,P 1 0 0 0 2 1 2 1 0
 holds P,P,X 0 0 0 1 2 1 2 1 0
 
@@ -73,6 +84,17 @@ done
 for mistake in onemore permitstays; do
     found P,P,P 0 0 0 0 2 1 2 1 0 $mistake
 done
+for mistake in fullttl pushreceipt newestsent newestanswered srvwait echoalone inbetween pushsettles pushrevives \
+    pushofanother tellsskipped tokenbefore notombstone; do
+    found XX,X 1 0 0 0 3 2 2 1 0 $mistake
+done
+for mistake in fullttl pushreceipt newestanswered inbetween pushsettles; do
+    found P,P 1 0 0 0 3 2 1 1 0 $mistake
+done
+found X,X 1 0 0 0 1 3 2 1 0 uncapped
+found X,X,x 1 0 0 0 3 2 2 1 0 pushfirst
+found N,X 0 0 0 0 2 1 2 1 0 pushallowed
+found C,P 0 0 0 0 2 1 1 1 0 pushallowed
 found XX,X,X 0 1 0 0 2 1 2 1 0 nobody
 found X,X,X 0 0 0 0 2 1 2 1 0 plaindelete
 found R,P 0 0 0 0 2 1 2 1 0 kindsmix

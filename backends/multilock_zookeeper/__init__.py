@@ -1,4 +1,4 @@
-"""Locks on ZooKeeper 3.5 and later, in the queues of kazoo's Lock or of Curator's InterProcessMutex.
+"""Locks on ZooKeeper 3.5 and later, in the queues of kazoo's locks or of Curator's.
 
 See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` the nodes of a name and their order, `places` where
 each claim of ours stands, `sessions` for how long a session certainly lives. `transport` carries the requests through
@@ -86,6 +86,8 @@ class ZooKeeperBackend:
             ttl_step=0.001,
             takeover_bound=max(ttl, TTL_MIN) + TICK,
             ttl_floor=TTL_FLOOR,
+            read_write=True,
+            semaphore=True,
         )
 
     def __repr__(self) -> str:

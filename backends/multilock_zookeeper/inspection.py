@@ -7,12 +7,15 @@ from dataclasses import replace
 
 from multilock.backend import LockInfo
 from multilock.values import decode_value
-from multilock_zookeeper.keys import Nodes
-from multilock_zookeeper.transport import NodeMissing, Transport
+from multilock_zookeeper.keys import Contender, Nodes
+from multilock_zookeeper.recipe import holding
+from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 
 __all__ = ["Inspection"]
 
 LISTED_AT_ONCE = 100  # names asked about at once when all locks are listed
+DELETED_AT_ONCE = 250  # holders of one name
+SHOWN = 100  # … of whom inspect() tells
 
 
 class Inspection:
@@ -24,7 +27,7 @@ class Inspection:
     def inspect(self, name: str, within: float) -> LockInfo | None:
         deadline = self._now() + within
         self._transport.session(deadline)
-        return self._look([name], deadline).get(name)
+        return self._look([name], SHOWN, deadline).get(name)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         deadline = self._now() + within
@@ -33,38 +36,65 @@ class Inspection:
         found = (self._nodes.name(child) for child in children)
         names = sorted(name for name in found if name is not None and name.startswith(prefix))
         for start in range(0, len(names), LISTED_AT_ONCE):
-            yield from self._look(names[start : start + LISTED_AT_ONCE], self._now() + within).values()
+            yield from self._look(names[start : start + LISTED_AT_ONCE], 1, self._now() + within).values()
 
     def force_release(self, name: str, within: float) -> bool:
         deadline = self._now() + within
         self._transport.session(deadline)
         parent = self._nodes.parent(name)
-        while queue := self._queues([name], deadline)[name]:
-            if self._transport.deleted(f"{parent}/{queue[0]}", deadline):
+        while holders := holding(self._queues([name], deadline)[name]):
+            taken = 0
+            for start in range(0, len(holders), DELETED_AT_ONCE):
+                some = holders[start : start + DELETED_AT_ONCE]
+                answers = [self._transport.delete(f"{parent}/{one.node}") for one in some]
+                taken += sum(self._is_done(answer, deadline) for answer in answers)
+            if taken:
                 return True
         return False
 
-    def _look(self, names: Sequence[str], deadline: float) -> Mapping[str, LockInfo]:
-        """Who holds each of these names; those that are free are left out."""
+    def _is_done(self, answer: Answer, deadline: float) -> bool:
+        try:
+            self._transport.wait(answer, deadline)
+        except NodeMissing:
+            return False
+        return True
+
+    def _look(self, names: Sequence[str], shown: int, deadline: float) -> Mapping[str, LockInfo]:
+        """Who holds each of these names, so many of them; those that are free are left out."""
         infos: dict[str, LockInfo] = {}
         open_names = list(names)
         while open_names:
             queues = {name: queue for name, queue in self._queues(open_names, deadline).items() if queue}
-            asked = [
-                (name, self._transport.get(f"{self._nodes.parent(name)}/{queue[0]}")) for name, queue in queues.items()
-            ]
+            asked = {name: self._ask(name, holding(queue)[:shown]) for name, queue in queues.items()}
             open_names = []
-            for name, answer in asked:
-                try:
-                    value, stat = self._transport.wait(answer, deadline)
-                except NodeMissing:  # it was released meanwhile
+            for name, answers in asked.items():
+                first, *others = (self._told(name, one, answer, deadline) for one, answer in answers)
+                if first is None:  # it was released meanwhile
                     open_names.append(name)
                     continue
-                waiting = len(queues[name]) - 1
-                infos[name] = replace(decode_value(value or b""), name=name, token=stat.czxid, waiting=waiting)
+                queue, holders = queues[name], len(holding(queues[name]))
+                infos[name] = replace(
+                    first,
+                    waiting=len(queue) - holders,
+                    holders=None if queue[0].mode == "x" else holders,
+                    others=tuple(other for other in others if other),
+                )
         return infos
 
-    def _queues(self, names: Sequence[str], deadline: float) -> dict[str, list[str]]:
+    def _ask(self, name: str, holders: Sequence[Contender]) -> list[tuple[Contender, Answer]]:
+        return [(one, self._transport.get(f"{self._nodes.parent(name)}/{one.node}")) for one in holders]
+
+    def _told(self, name: str, one: Contender, answer: Answer, deadline: float) -> LockInfo | None:
+        """None: it is there no more."""
+        try:
+            value, stat = self._transport.wait(answer, deadline)
+        except NodeMissing:
+            return None
+        info = decode_value(value or b"")
+        kind = info.kind or {"r": "read", "x": None}.get(one.mode, "permit")  # kazoo's readers do not say
+        return replace(info, name=name, kind=kind, token=stat.czxid, permits=one.permits or None)
+
+    def _queues(self, names: Sequence[str], deadline: float) -> dict[str, list[Contender]]:
         """Who stands for each of these names, asked about at once."""
         asked = [(name, self._transport.children(self._nodes.parent(name))) for name in names]
         return {name: self._nodes.queue(self._transport.listed(answer, deadline) or ()) for name, answer in asked}

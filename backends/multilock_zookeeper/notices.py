@@ -1,10 +1,10 @@
 """What ZooKeeper pushes: nodes that are deleted, for waiters and holders; names that are followed; the session's fate.
 
 A node is watched by a watch on its children: it has none, so that fires when the node is deleted, and not when a
-renewal writes to it. Watches fire once, and end with the connection: after a reconnect everything is looked at, and
-watched, again. kazoo calls us on its callback thread and, for the session, on its connection thread, which must not
-send; so what needs a request is done by threads of our own, which start when they are first needed: one sets watches,
-the other tells losses, which wait for no look.
+renewal writes to it. Who waits for one of many nodes watches the children of their parent. Watches fire once, and end
+with the connection: after a reconnect everything is looked at, and watched, again. kazoo calls us on its callback
+thread and, for the session, on its connection thread, which must not send; so what needs a request is done by threads
+of our own, which start when they are first needed: one sets watches, the other tells losses, which wait for no look.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ LOOK_WITHIN = 2.0
 REASON_WITHIN = 0.1  # seconds that a loss may wait for its reason
 LOOK_AGAIN = 1.0  # seconds after a look that failed although the connection is there
 AT_ONCE = 250  # nodes looked at in one go: a renewal waits behind no more
+ONE_BY_ONE = 16  # nodes that a waiter watches each by itself; of more, it is woken by whatever changes beside it
 
 
 class Watcher:
@@ -44,7 +45,7 @@ class Watcher:
         self._transport: Transport
         self._lock = threading.Lock()
         self._connection = 0  # counts them: a watch answered on the one before is none
-        self._waiting: dict[str, tuple[str, str]] = {}  # claim id -> its predecessor's path and its own
+        self._waiting: dict[str, tuple[str, ...]] = {}  # claim id -> the paths of those ahead, or the parent's; its own
         self._waiters: dict[str, set[str]] = {}  # path -> the claims that it wakes
         self._holding: dict[str, str] = {}  # path -> claim id
         self._covered: set[str] = set()  # paths held whose watch is set
@@ -60,19 +61,22 @@ class Watcher:
 
     # ---- waiters
 
-    def wait(self, claim_id: str, ahead: str, own: str, deadline: float) -> bool:
+    def wait(self, claim_id: str, ahead: Sequence[str], own: str, deadline: float) -> bool:
         """Wake this claim when one of these nodes is deleted. False: one is already."""
+        parent = own.rpartition("/")[0]
+        paths = (*ahead, own) if len(ahead) <= ONE_BY_ONE else (parent, own)
         with self._lock:
-            if self._waiting.get(claim_id) == (ahead, own):
+            if self._waiting.get(claim_id) == paths:
                 return True
             self._drop(claim_id)
-            self._waiting[claim_id] = (ahead, own)
-            for path in (ahead, own):
+            self._waiting[claim_id] = paths
+            for path in paths:
                 self._waiters.setdefault(path, set()).add(claim_id)
         try:
-            answers = [self._transport.children(path, self._event) for path in (ahead, own)]
-            for answer in answers:
-                self._transport.wait(answer, deadline)
+            answers = [self._transport.children(path, self._event) for path in paths]
+            first, *_ = [self._transport.wait(answer, deadline) for answer in answers]
+            if paths[0] == parent and not {path.rpartition("/")[2] for path in ahead} <= set(first):
+                raise NodeMissing
         except BaseException as error:
             self.stop(claim_id)
             if isinstance(error, NodeMissing):
@@ -135,18 +139,23 @@ class Watcher:
         return there, missing, unanswered
 
     def _deleted(self, path: str) -> None:
+        self._wake(path)
         with self._lock:
             self._covered.discard(path)
             claim_id = self._holding.pop(path, None)
-            wake = self._waiters.pop(path, set())
-            for waiter in wake:
-                self._waiting.pop(waiter, None)
             if claim_id:
                 self._lost.append((claim_id, self._transport.present()))
-        for waiter in wake:
-            self._notices.wake(waiter)
         if claim_id:
             self._losses.submit(self._tell_losses)
+
+    def _wake(self, path: str) -> None:
+        """Whoever waits for this node, or for what is below it."""
+        with self._lock:
+            wake = self._waiters.pop(path, set())
+            for waiter in wake:
+                self._drop(waiter)
+        for waiter in wake:
+            self._notices.wake(waiter)
 
     def _tell_losses(self) -> None:
         """Deleted alone, or with their session? A server that ends a session deletes its nodes, then hangs up. One
@@ -259,6 +268,8 @@ class Watcher:
         path = self._transport.stripped(event.path)
         if event.type == EventType.DELETED:
             self._deleted(path)
+        elif event.type == EventType.CHILD:
+            self._wake(path)
         if path in self._followed:
             self._unwatch([path])
             self._plan_look()

@@ -1,10 +1,14 @@
 """The lock on ZooKeeper: ephemeral sequential nodes, the lowest of which holds; each waits for the one before it.
 
-The recipe is ZooKeeper's own ("Recipes: Locks" in its documentation), in the layout of kazoo's Lock or of Curator's
-InterProcessMutex, whose clients stand in the same queue:
+The recipes are ZooKeeper's own ("Recipes: Locks" and "Shared Locks" in its documentation), in the layout of kazoo's
+Lock, ReadLock and WriteLock, or of Curator's, whose clients stand in the same queue:
 
-1. create an ephemeral sequential node; 2. list its siblings; 3. if ours is the lowest, we hold the lock; 4. else watch
-the one just before ours; 5. when that is deleted, go to 2. To release is to delete the node.
+1. create an ephemeral sequential node; 2. list its siblings; 3. if nobody is ahead of ours who does not fit beside it,
+we hold the lock; 4. else watch the last such one; 5. when that is deleted, go to 2. To release is to delete the node.
+
+Readers fit beside readers; permits beside permits, as long as fewer than their number are ahead; nobody else beside
+anybody. A permit that has only permits ahead watches as many nodes before its own as there are permits: holders leave
+in any order, so whichever leaves, one of these is gone by the time that there is room.
 
 What is done here beyond it:
 
@@ -20,18 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 
 from multilock import BackendRejected, BackendUnavailable, LossReason
-from multilock.backend import Busy, Claim, Granted, Held, Notices
+from multilock.backend import Busy, Claim, Granted, Held, Notices, other_number
 from multilock.values import encode_value
-from multilock_zookeeper.keys import Nodes
+from multilock_zookeeper.keys import Contender, Nodes
 from multilock_zookeeper.notices import AT_ONCE, ENDED, Watcher
 from multilock_zookeeper.places import Place, Places
 from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMissing, Transport
 
-__all__ = ["Recipe"]
+__all__ = ["Recipe", "holding"]
 
 SAFETY_TIMER = 5.0  # seconds, or the session timeout if that is more: a waiter looks again although no watch fired
 UNWATCHED = 1.0  # seconds until a waiter whose watches were not answered looks again
@@ -113,30 +117,33 @@ class Recipe:
     def _judge(
         self, claim: Claim, place: Place, session: Session, children: Sequence[str], join: bool, deadline: float
     ) -> Granted | Busy | None:
-        """3 and 4: are we the first? Else whom do we stand behind?"""
+        """3 and 4: does nobody keep us out? Else whom do we stand behind?"""
         assert place.path is not None
-        parent, _, own = place.path.rpartition("/")
-        if refusal := self._nodes.refusal(parent, own, children):
-            self._withdraw(claim, place, deadline)
-            raise refusal
+        parent, _, node = place.path.rpartition("/")
         queue = self._nodes.queue(children)
-        if own not in queue:
+        position = next((at for at, one in enumerate(queue) if one.node == node), None)
+        if position is None:
             place.path = None
             return None
-        position = queue.index(own)
-        if position == 0:
+        ahead = queue[:position]
+        if refusal := self._nodes.refusal(parent, queue[position], queue, children) or _other_number(claim, ahead):
+            self._withdraw(claim, place, deadline)
+            raise refusal
+        awaited = _awaited(claim, ahead)
+        if not awaited:
             self._watcher.stop(claim.id)
             return self._granted(claim, place, session)
         if not join:
             self._withdraw(claim, place, deadline)
             return _busy(claim)
-        return self._stand_behind(claim, place, f"{parent}/{queue[position - 1]}", deadline)
+        return self._stand_behind(claim, place, [f"{parent}/{one.node}" for one in awaited], deadline)
 
-    def _stand_behind(self, claim: Claim, place: Place, ahead: str, deadline: float) -> Busy | None:
-        """4: watch the one before us, not the first: its end wakes one waiter and no herd. None: it is gone already."""
+    def _stand_behind(self, claim: Claim, place: Place, awaited: Sequence[str], deadline: float) -> Busy | None:
+        """4: watch those just before us, not the first: their end wakes few waiters and no herd. None: one is gone
+        already."""
         assert place.path is not None
         try:
-            watched = self._watcher.wait(claim.id, ahead, place.path, deadline)
+            watched = self._watcher.wait(claim.id, awaited, place.path, deadline)
         except BackendUnavailable:
             return Busy(UNWATCHED)  # that it is taken was answered
         return _busy(claim) if watched else None
@@ -270,6 +277,34 @@ class Recipe:
             self._transport.deleted(place.path, self._now() + END_WITHIN)
         except BackendUnavailable:
             self._plan_end(claim, place, self._now() + END_AGAIN)
+
+
+# ---- who keeps whom out
+
+
+def _awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
+    """Of those ahead, those of whom one must go before the claim can hold the name; none: it does."""
+    for one in reversed(ahead):
+        if one.mode != claim.mode or claim.mode == "x":
+            return [one]
+    return ahead[-claim.permits :] if claim.permits and len(ahead) >= claim.permits else ()
+
+
+def _other_number(claim: Claim, ahead: Sequence[Contender]) -> BackendRejected | None:
+    """The first permit says how many there are; whoever came later with another number is just leaving."""
+    first = next((one.permits for one in ahead if one.permits), claim.permits)
+    return other_number(claim, first, "zookeeper") if claim.permits not in (0, first) else None
+
+
+def holding(queue: Sequence[Contender]) -> Sequence[Contender]:
+    """Those of a queue who hold the name."""
+    if not queue or queue[0].mode == "x":
+        return queue[:1]
+    equals = list(takewhile(lambda one: one.mode == queue[0].mode, queue))
+    return equals[: queue[0].permits or None]
+
+
+# ---- what they are answered
 
 
 def _busy(claim: Claim) -> Busy:

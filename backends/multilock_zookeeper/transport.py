@@ -32,6 +32,7 @@ __all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "Listener", "NodeExists", "NodeM
 
 PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
 ANY_VERSION = -1
+NO_LEASES = b"0"  # data of a parent: kazoo's Semaphore, which does not see who else is there, keeps off by it
 SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the connection is given up for another
 STOPPED = 0.05  # seconds; who wakes up that much too late did not run
 CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
@@ -360,8 +361,9 @@ class Transport:
 
     def _create_parent(self, path: str, *, container: bool) -> Answer:
         """``path`` with the chroot, which may be missing as well."""
-        kind, flags = (_CreateContainer, CONTAINER) if container else (Create2, PERSISTENT)
-        return self._send(kind(path, b"", self._ensemble.acl, flags))
+        if container:
+            return self._send(_CreateContainer(path, NO_LEASES, self._ensemble.acl, CONTAINER))
+        return self._send(Create2(path, b"", self._ensemble.acl, PERSISTENT))
 
     def delete(self, path: str) -> Answer:
         return self._send(Delete(self._full(path), ANY_VERSION))

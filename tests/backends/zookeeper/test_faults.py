@@ -427,7 +427,7 @@ def test_sequence_numbers_are_compared_as_numbers() -> None:
     from multilock_zookeeper.keys import Nodes
 
     queue = Nodes("multilock/", "kazoo").queue(["b__lock__0000000002", "a__lock__-000000001", "c", "a-lock-0000000001"])
-    assert queue == ["a__lock__-000000001", "a-lock-0000000001", "b__lock__0000000002"]
+    assert [one.node for one in queue] == ["a__lock__-000000001", "a-lock-0000000001", "b__lock__0000000002"]
 
 
 def test_a_timeout_that_is_not_granted_in_full_is_what_the_lease_has(connect: Connect) -> None:

@@ -1,16 +1,18 @@
-"""Our lock and those of kazoo and of Curator on the same name: each waits for the other, in one queue."""
+"""Our locks and those of kazoo and of Curator on the same name: each waits for the other, in one queue, but for those
+of theirs that do not look at all of ours, or at all of their own: these limits are shown as well."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multilock import BackendRejected, Client
+from multilock import BackendRejected, Client, DistributedLock
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from tests.backends.zookeeper.conftest import Connect, Operator
@@ -20,7 +22,8 @@ WITHIN = 10.0
 
 
 class Curator:
-    """An InterProcessMutex of the real Curator, in a process of its own."""
+    """Locks of the real Curator in a process of its own: a "mutex" (InterProcessMutex), and the "read" and "write" lock
+    of an InterProcessReadWriteLock."""
 
     def __init__(self, server: ZooKeeperServer, path: str) -> None:
         jars = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
@@ -34,10 +37,10 @@ class Curator:
         )
         assert background(self._line).result(30) == "ready"
 
-    def tell(self, word: str) -> Future[str]:
+    def tell(self, word: str, lock: str = "mutex") -> Future[str]:
         """What it answers."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.write(f"{word} {lock}\n")
         self._process.stdin.flush()
         return background(self._line)
 
@@ -67,8 +70,8 @@ def curator_style(connect: Connect, shared: ZooKeeperServer, prefix: str) -> Cli
 
 @pytest.fixture
 def kazoo(operator: Operator, shared: ZooKeeperServer, prefix: str) -> Callable[..., Any]:
-    """Makes a kazoo.Lock for a name, on a session of its own."""
-    return lambda name, **words: operator(shared.endpoint).Lock(f"/{prefix}{name}", **words)
+    """Makes a kazoo.Lock, or another recipe of kazoo's, for a name, on a session of its own."""
+    return lambda name, recipe="Lock", **words: getattr(operator(shared.endpoint), recipe)(f"/{prefix}{name}", **words)
 
 
 @pytest.fixture
@@ -175,3 +178,143 @@ def test_a_name_with_a_slash_is_one_escaped_name(client: Client, kazoo: Callable
     with client.lock("a/b"):
         assert kazoo("a/b").acquire(blocking=False)  # another lock, by its unescaped name
         assert not kazoo("a%2Fb").acquire(blocking=False)
+
+
+# ---- readers, writers and permits beside kazoo's
+
+
+OURS: dict[str, Callable[[Client], DistributedLock]] = {
+    "lock": lambda client: client.lock("job", fair=True),
+    "reader": lambda client: client.read_write_lock("job").reader(),
+    "writer": lambda client: client.read_write_lock("job").writer(),
+    "permit": lambda client: client.semaphore("job", 3),
+}
+TOGETHER = {("reader", "ReadLock")}
+BLIND = {("reader", "Lock")}  # kazoo's Lock does not look at readers, its own neither
+
+
+@pytest.mark.parametrize("theirs", ["Lock", "ReadLock", "WriteLock"])
+@pytest.mark.parametrize("ours", OURS)
+def test_kazoos_locks_and_each_of_ours_exclude_each_other(
+    client: Client, kazoo: Callable[..., Any], ours: str, theirs: str
+) -> None:
+    """But for two readers, and for kazoo's Lock beside ours: who needs it to wait for readers uses its WriteLock."""
+    mine, their = OURS[ours](client), kazoo("job", theirs)
+    with mine:
+        assert their.acquire(blocking=False) is ((ours, theirs) in TOGETHER | BLIND)
+        their.release()
+        if (ours, theirs) not in TOGETHER | BLIND:
+            waits = background(their.acquire)
+            eventually(lambda: waiting(client, "job") == 1)
+            assert not waits.done()
+    if (ours, theirs) in TOGETHER | BLIND:
+        their.acquire()
+    else:
+        assert waits.result(WITHIN)
+    assert (mine.try_acquire() is not None) is ((ours, theirs) in TOGETHER)
+    if (ours, theirs) not in TOGETHER:
+        lease = background(lambda: mine.acquire(timeout=WITHIN))
+        eventually(lambda: waiting(client, "job") == 1)
+        assert not lease.done()
+        their.release()
+        assert lease.result(WITHIN).is_held()
+
+
+def test_kazoos_lock_enters_beside_its_own_reader_too(kazoo: Callable[..., Any]) -> None:
+    assert kazoo("job", "ReadLock").acquire()
+    assert kazoo("job", "Lock").acquire(blocking=False)
+
+
+def test_a_waiting_writer_of_kazoo_keeps_our_readers_out_and_ours_its_readers(
+    client: Client, kazoo: Callable[..., Any]
+) -> None:
+    first = OURS["reader"](client).acquire()
+    writing = kazoo("job", "WriteLock")
+    taken = background(writing.acquire)
+    eventually(lambda: waiting(client, "job") == 1)
+    assert OURS["reader"](client).try_acquire() is None
+    first.release()
+    assert taken.result(WITHIN)
+    ours = background(lambda: OURS["writer"](client).acquire(timeout=WITHIN))
+    eventually(lambda: waiting(client, "job") == 1)
+    assert not kazoo("job", "ReadLock").acquire(blocking=False)
+    writing.release()
+    assert ours.result(WITHIN).is_held()
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_kazoos_semaphore_keeps_off_a_name_of_ours_and_we_off_its(
+    client: Client, kazoo: Callable[..., Any], ours: str
+) -> None:
+    """It would count our nodes as its own, whatever they are."""
+    with OURS[ours](client):
+        pass
+    with pytest.raises(ValueError, match="Inconsistent max leases: 0, expected: 3"):
+        kazoo("job", "Semaphore", max_leases=3).acquire(blocking=False)
+    theirs = kazoo("another", "Semaphore", max_leases=3)
+    assert theirs.acquire()
+    lock = client.semaphore("another", 3) if ours == "permit" else client.lock("another")
+    with pytest.raises(BackendRejected, match="semaphore of kazoo or of Curator"):
+        lock.acquire(timeout=WITHIN)
+    assert len(theirs.lease_holders()) == 1
+    theirs.release()
+    with lock:
+        assert theirs.lease_holders() != []
+
+
+# ---- … and Curator's
+
+
+def test_curators_read_write_lock_and_ours_exclude_each_other(
+    curator_style: Client, curator: Callable[[str], Curator]
+) -> None:
+    theirs = curator("job")
+    for ours, kind in product(("reader", "writer"), ("read", "write")):
+        mine, together = OURS[ours](curator_style), (ours, kind) == ("reader", "read")
+        with mine:
+            assert theirs.tell("try", kind).result(WITHIN) == ("held" if together else "taken")
+            if together:
+                theirs.tell("release", kind).result(WITHIN)
+            held = theirs.tell("acquire", kind)
+            if not together:
+                eventually(lambda: waiting(curator_style, "job") == 1)
+                assert not held.done()
+        assert held.result(WITHIN) == "held"
+        lease = background(lambda lock=mine: lock.acquire(timeout=WITHIN))  # type: ignore[misc]
+        if not together:
+            eventually(lambda: waiting(curator_style, "job") == 1)
+            assert not lease.done()
+            theirs.tell("release", kind).result(WITHIN)
+        assert lease.result(WITHIN).release()
+        if together:
+            theirs.tell("release", kind).result(WITHIN)
+
+
+def test_curators_mutex_waits_for_our_permits_but_it_does_not_see_read_write_locks_nor_they_it(
+    curator_style: Client, curator: Callable[[str], Curator]
+) -> None:
+    """Not its own either. We wait for all of them."""
+    theirs, permit = curator("job"), OURS["permit"](curator_style)
+    with permit:
+        assert theirs.tell("try").result(WITHIN) == "taken"
+    blind = [("reader", "mutex"), ("writer", "mutex"), *product(("lock", "permit"), ("read", "write"))]
+    for ours, kind in blind:
+        with OURS[ours](curator_style):
+            assert theirs.tell("try", kind).result(WITHIN) == "held"
+        assert OURS[ours](curator_style).try_acquire() is None
+        assert permit.try_acquire() is None
+        if kind != "mutex":
+            assert theirs.tell("try", "mutex").result(WITHIN) == "held"
+            theirs.tell("release", "mutex").result(WITHIN)
+        theirs.tell("release", kind).result(WITHIN)
+
+
+def test_a_semaphore_of_curator_is_refused_and_nothing_of_us_stays(
+    curator_style: Client, shared: ZooKeeperServer, operator: Operator, prefix: str
+) -> None:
+    """Its layout: two folders below its path."""
+    by = operator(shared.endpoint)
+    by.ensure_path(f"/{prefix}job/leases")
+    with pytest.raises(BackendRejected, match="semaphore of kazoo or of Curator"):
+        OURS["permit"](curator_style).acquire(timeout=WITHIN)
+    assert by.get_children(f"/{prefix}job") == ["leases"]

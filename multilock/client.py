@@ -101,6 +101,7 @@ class Client(OfThisProcess):
         fair: bool = False,
         hold_at_least: float = 0.0,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> DistributedLock:
         """A lock with this name. No I/O; everything that can be wrong with the arguments is said here.
@@ -111,7 +112,10 @@ class Client(OfThisProcess):
         arrival among those that ask for it. ``hold_at_least`` (seconds; may exceed the ttl): a release before that time
         since the grant leaves the name taken until then, by the server's own clock and whatever becomes of this
         process, so that a short job does not run again on a host whose clock is behind; not after a loss.
-        ``on_lost(loss)`` is called once for each lease that is lost.
+        ``on_lost(loss)`` is called once for each lease that is lost. ``hard_fence`` (Linux): the operating system kills
+        this process (SIGKILL) when the validity of a lease passes without a renewal, even while it is stopped or its
+        interpreter is stuck; so too after a loss, unless `release` or the end of ``with`` says before that the work has
+        ended.
 
         Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
         """
@@ -126,6 +130,7 @@ class Client(OfThisProcess):
             fair=fair,
             hold_at_least=hold_at_least,
             on_lost=on_lost,
+            hard_fence=hard_fence,
         )
 
     def read_write_lock(
@@ -137,6 +142,7 @@ class Client(OfThisProcess):
         reentrant: bool = False,
         fair: bool | None = None,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> ReadWriteLock:
         """Many readers, or one writer. No I/O. The options are those of `lock`, for both.
@@ -151,7 +157,9 @@ class Client(OfThisProcess):
         """
         if theirs:
             raise refuse("read_write_lock", theirs)
-        return ReadWriteLock(self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost)
+        return ReadWriteLock(
+            self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost, hard_fence=hard_fence
+        )
 
     def semaphore(
         self,
@@ -164,6 +172,7 @@ class Client(OfThisProcess):
         fair: bool | None = None,
         hold_at_least: float = 0.0,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> Semaphore:
         """A lock that up to ``permits`` (1 to 1,000,000) may hold, each with a lease of its own. No I/O.
@@ -186,6 +195,7 @@ class Client(OfThisProcess):
             fair=fair,
             hold_at_least=hold_at_least,
             on_lost=on_lost,
+            hard_fence=hard_fence,
         )
 
     def lock_all(
@@ -198,6 +208,7 @@ class Client(OfThisProcess):
         fair: bool = False,
         hold_at_least: float = 0.0,
         on_lost: Callable[[Loss[Lease]], object] | None = None,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> DistributedLock:
         """All locks of these names, or none. No I/O. The options are those of `lock`, for each.
@@ -212,7 +223,15 @@ class Client(OfThisProcess):
         if theirs:
             raise refuse("lock_all", theirs)
         return LockSet(
-            self, names, on_lost, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, hold_at_least=hold_at_least
+            self,
+            names,
+            on_lost,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            hold_at_least=hold_at_least,
+            hard_fence=hard_fence,
         )
 
     @overload

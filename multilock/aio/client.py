@@ -100,6 +100,7 @@ class AsyncClient(OfThisProcess):
         hold_at_least: float = 0.0,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncDistributedLock:
         """See `multilock.Client.lock`. ``on_lost`` may be ``async def``. ``cancel_on_lost``: the body of ``async with``
@@ -116,6 +117,7 @@ class AsyncClient(OfThisProcess):
             fair=fair,
             hold_at_least=hold_at_least,
             on_lost=on_lost,
+            hard_fence=hard_fence,
         )
 
     def read_write_lock(
@@ -128,13 +130,22 @@ class AsyncClient(OfThisProcess):
         fair: bool | None = None,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncReadWriteLock:
         """See `multilock.Client.read_write_lock`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
         if theirs:
             raise refuse("read_write_lock", theirs)
         return AsyncReadWriteLock(
-            self, name, cancel_on_lost, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost
+            self,
+            name,
+            cancel_on_lost,
+            ttl=ttl,
+            renew=renew,
+            reentrant=reentrant,
+            fair=fair,
+            on_lost=on_lost,
+            hard_fence=hard_fence,
         )
 
     def semaphore(
@@ -149,6 +160,7 @@ class AsyncClient(OfThisProcess):
         hold_at_least: float = 0.0,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncSemaphore:
         """See `multilock.Client.semaphore`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
@@ -166,6 +178,7 @@ class AsyncClient(OfThisProcess):
             fair=fair,
             hold_at_least=hold_at_least,
             on_lost=on_lost,
+            hard_fence=hard_fence,
         )
 
     def lock_all(
@@ -179,6 +192,7 @@ class AsyncClient(OfThisProcess):
         hold_at_least: float = 0.0,
         on_lost: Callable[[Loss[AsyncLease]], object] | None = None,
         cancel_on_lost: bool = True,
+        hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncDistributedLock:
         """See `multilock.Client.lock_all`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
@@ -194,6 +208,7 @@ class AsyncClient(OfThisProcess):
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            hard_fence=hard_fence,
         )
 
     @overload

@@ -27,6 +27,7 @@ from multilock.errors import (
 from multilock.kernel import process, validity
 from multilock.kernel.callbacks import check_callback
 from multilock.kernel.ending import End
+from multilock.kernel.fence import Fence
 from multilock.kernel.gate import Gate
 from multilock.kernel.giving_back import Cancels, GivingBack
 from multilock.kernel.holding import HELD, RELEASING, Holding
@@ -107,6 +108,7 @@ class Kernel:
         self.lock = threading.RLock()  # a finalizer may come while its thread is inside; see `release`
         self.held: dict[str, Holding] = {}
         self.ticker: Ticker | None = None
+        self.fence: Fence | None = None  # of those with hard_fence=True
         self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
         self.identity = self.settings.identity or default_identity()
         self._host, self._pid = os.uname().nodename, os.getpid()
@@ -128,6 +130,20 @@ class Kernel:
 
     def request_timeout(self, ttl: float | None = None) -> float:
         return validity.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
+
+    def hard_fence(self) -> Fence:
+        """Raises CapabilityMissing where the process cannot be ended so."""
+        with self.lock:
+            if self.fence is None:
+                self.fence = Fence(self.runtime.killer())
+            return self.fence
+
+    def lift_fences(self) -> None:
+        """The client ends, and with it all that was held through it."""
+        with self.lock:
+            fence, self.fence = self.fence, None
+        if fence:
+            fence.close()
 
     # The life of a lease
 

@@ -111,6 +111,7 @@ class GivingBack:
                 return None
         if lease._state == HELD:
             kernel.monitor.expire(lease)
+        lease._lift_fence()
         lease._leave_scope()
         return False
 
@@ -189,6 +190,7 @@ class GivingBack:
         else:
             try:
                 if lease._state != HELD or kernel.now() >= lease._lost_at:
+                    lease._lift_fence()
                     return False
                 if lease._count_down():
                     return True

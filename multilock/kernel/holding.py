@@ -160,6 +160,8 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         self._granted = granted
         self._valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
         self._lost_at = validity.lost_at(until, ttl)
+        if self._want.hard_fence:
+            self._kernel.hard_fence().keep(self._claim.id, until)
         self._failures = 0  # renewals since this proof
         self._renew_at: float | None = None  # the watchdog's; planned when it first looks
 
@@ -184,6 +186,7 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         if self._state != HELD:
             return False
         self._state = RELEASING
+        self._lift_fence()
         return True
 
     def _end_release(self) -> bool:
@@ -217,6 +220,7 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         if self._state not in (NEW, HELD, RELEASING):
             return False
         self._state = RELEASED
+        self._lift_fence()
         return True
 
     def _reset_in_child(self) -> None:
@@ -320,6 +324,13 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
                 self._callbacks = [*callbacks, want.on_lost]
             self._count += 1
             return True
+
+    def _lift_fence(self) -> None:
+        """Its holder says that its work has ended; a lease that was lost goes on to be fenced until then."""
+        if self._want.hard_fence:
+            with self._kernel.lock:
+                if fence := self._kernel.fence:
+                    fence.lift(self._claim.id)
 
     def _over(self) -> bool:
         return self._state in (LOST, RELEASED)

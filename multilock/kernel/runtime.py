@@ -17,6 +17,7 @@ from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
 from multilock.errors import BackendUnavailable
+from multilock.kernel.fence import Killer, KillingTimer
 from multilock.kernel.workers import ThreadWorkers
 
 __all__ = [
@@ -96,6 +97,8 @@ class Runtime(Protocol):
     def spawn(self, run: Callable[[], None], name: str) -> None: ...
     def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers: ...
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker: ...
+    def killer(self) -> Killer:
+        """Raises CapabilityMissing."""
 
 
 inside: set[int] = set()
@@ -150,6 +153,9 @@ class Threads:
 
     def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers:
         return ThreadWorkers(self.spawn, name, limit, later)
+
+    def killer(self) -> Killer:
+        return KillingTimer(_CLOCK)
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
         return _ThreadTicker(self, step, died, name)

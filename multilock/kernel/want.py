@@ -46,6 +46,7 @@ class Want:
     queues: bool  #: each takes a place of its own at the backend, and none at the local gate
     hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
     on_lost: Callable[[Loss[Any]], object] | None
+    hard_fence: bool  #: the process ends with the validity of its leases
     identity: str | None
     outage_timeout: float
     request_timeout: float
@@ -66,6 +67,7 @@ def want(
     fair: bool | None = False,
     hold_at_least: float = 0.0,
     on_lost: Callable[[Loss[Any]], object] | None = None,
+    hard_fence: bool = False,
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:
@@ -80,7 +82,8 @@ def want(
         _check_kind(backend, name, *needs)
         fair = backend.capabilities.fair if fair is None else fair
     seconds = settings.ttl if ttl is None else check_seconds(ttl, "ttl")
-    for option, value in (("renew", renew), ("reentrant", reentrant), ("fair", fair)):
+    booleans = {"renew": renew, "reentrant": reentrant, "fair": fair, "hard_fence": hard_fence}
+    for option, value in booleans.items():
         if not isinstance(value, bool):
             raise TypeError(f"{option} must be True or False, not {value!r:.60}")
     kernel.check_callback("on_lost", on_lost)
@@ -94,6 +97,8 @@ def want(
     rest = check_hold_at_least(backend, hold_at_least, name)
     if identity is not None:
         check_identity(identity)
+    if hard_fence:
+        kernel.hard_fence()
     patience = check_timeout(settings.outage_timeout)
     grant = _grantable(seconds, backend.capabilities, backend.scheme)
     return Want(
@@ -107,6 +112,7 @@ def want(
         fair or kind in SHARED,
         rest,
         on_lost,
+        hard_fence,
         identity,
         math.inf if patient or patience is None else patience,
         kernel.request_timeout(grant),

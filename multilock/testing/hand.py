@@ -31,6 +31,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from multilock.kernel.fence import Killer
 from multilock.kernel.runtime import Event, ThreadBell, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
@@ -58,6 +59,7 @@ class HandRuntime:
         self._threads = threads
         self._driver = threading.current_thread()
         self._tickers: list[_HandTicker] = []
+        self._killers: list[_HandKiller] = []
         self._spawned: deque[Callable[[], None]] = deque()  # what waits for the end of a step: threads of their own …
         self._deferred: deque[Callable[[], None]] = deque()  # … before the jobs of workers, which may take time
         self._held: deque[Callable[[], None]] | None = None
@@ -90,12 +92,21 @@ class HandRuntime:
     def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers:
         return HandWorkers(self)
 
+    def killer(self) -> Killer:
+        self._killers.append(killer := _HandKiller())
+        return killer
+
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
         ticker = _HandTicker(self, step, died)
         self._tickers.append(ticker)
         return ticker
 
     # The hand
+
+    @property
+    def kills_at(self) -> float:
+        """When ``hard_fence`` would end the process, unless it is told otherwise before; ``math.inf``: never."""
+        return min((killer.when for killer in self._killers), default=math.inf)
 
     def advance(self, seconds: float) -> None:
         """Let ``seconds`` pass; every step that comes due runs at its exact time, in order."""
@@ -186,6 +197,16 @@ class HandRuntime:
                 if not self._moved.wait(limit - time.monotonic()):
                     raise RuntimeError(f"nobody set the event or moved the clock for {REAL_LIMIT:g} real seconds")
         return event.is_set()
+
+
+class _HandKiller:
+    when = math.inf
+
+    def at(self, when: float) -> None:
+        self.when = when
+
+    def close(self) -> None:
+        self.when = math.inf
 
 
 class _HandEvent:

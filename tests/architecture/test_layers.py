@@ -18,7 +18,10 @@ from tests.architecture.imports import imports_of, module_name, sources
 LAYERS = [
     {"errors", "model", "lease", "names", "foreign", "values", "events", "backend"},
     {"telling"},
-    {"kernel", *(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts", "process"))},
+    {
+        "kernel",
+        *(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts", "process", "fence")),
+    },
     {"kernel.holding", "kernel.want"},
     {*(f"kernel.{name}" for name in ("watchdog", "sessions", "monitor", "callbacks", "subscribers", "tell", "scopes"))},
     {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "giving_back", "ending"))},

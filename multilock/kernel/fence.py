@@ -1,0 +1,109 @@
+"""``hard_fence``: the operating system ends this process when the validity of a lease passes.
+
+A POSIX timer of the process that sends SIGKILL (timer_create(2)), set anew by each proof that the lease is ours. So it
+needs neither the interpreter nor a thread of ours: it ends a process that is stopped, swapped out, or stuck in an
+extension. It counts on the clock of all deadlines, which goes on while the machine sleeps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from multilock.errors import CapabilityMissing
+
+if TYPE_CHECKING:
+    from ctypes import PyDLL
+
+__all__ = ["Fence", "Killer", "KillingTimer"]
+
+SIGKILL = 9
+SIGEV_SIGNAL, TIMER_ABSTIME = 0, 1  # <signal.h>, <time.h>
+SIGEVENT = struct.Struct("Pii48x")  # a value for the handler, the signal, how to notify
+ITIMERSPEC = struct.Struct("llll")  # the period and the time, each in seconds and nanoseconds
+NEVER = ITIMERSPEC.pack(0, 0, 0, 0)
+
+
+class Killer(Protocol):
+    """What ends this process at a time on the runtime's clock."""
+
+    def at(self, when: float) -> None:
+        """At this time, and not at the one that was set before. ``math.inf``: not at all."""
+
+    def close(self) -> None: ...
+
+
+class KillingTimer:
+    """A `Killer`. A forked child has none of its parent's timers."""
+
+    def __init__(self, clock: int) -> None:
+        """Raises CapabilityMissing where there is no such timer, or where it would not kill."""
+        if not sys.platform.startswith("linux"):
+            raise CapabilityMissing("hard_fence=True needs Linux: leave it out, and look at lease.is_held() instead")
+        if os.getpid() == 1:
+            raise CapabilityMissing(
+                "hard_fence=True has no effect in process 1 of a container, which its own timer cannot kill: start the "
+                "container with an init (docker run --init), or leave it out"
+            )
+        import ctypes  # late: few programs need it
+
+        self._libc = _with_timers()
+        self._timer = ctypes.c_void_p()
+        event = SIGEVENT.pack(0, SIGKILL, SIGEV_SIGNAL)
+        if self._libc.timer_create(clock, event, ctypes.byref(self._timer)):
+            error = os.strerror(ctypes.get_errno())
+            raise CapabilityMissing(f"hard_fence=True: the operating system gives this process no timer: {error}")
+
+    def at(self, when: float) -> None:
+        times = NEVER
+        if when < math.inf:
+            part, seconds = math.modf(when)
+            times = ITIMERSPEC.pack(0, 0, int(seconds), int(part * 1e9))
+        self._libc.timer_settime(self._timer, TIMER_ABSTIME, times, None)
+
+    def close(self) -> None:
+        self._libc.timer_delete(self._timer)
+
+
+def _with_timers() -> PyDLL:
+    """The C library. These calls keep the interpreter's lock: they take a microsecond, and to get it back may take five
+    thousand."""
+    import ctypes
+
+    library = ctypes.PyDLL(None, use_errno=True)
+    if not hasattr(library, "timer_create"):  # glibc before 2.34
+        library = ctypes.PyDLL("librt.so.1", use_errno=True)
+    return library
+
+
+class Fence:
+    """Of one client: this process lives no longer than each of these leases is valid. Used under the client's lock.
+
+    A signal handler or a finalizer may come between any two lines, and release a lease here.
+    """
+
+    def __init__(self, killer: Killer) -> None:
+        self._killer = killer
+        self._until: dict[str, float] = {}  # by claim id
+
+    def keep(self, claim_id: str, until: float) -> None:
+        """A new proof of this lease."""
+        self._until[claim_id] = until
+        self._set()
+
+    def lift(self, claim_id: str) -> None:
+        """Its holder has ended what it did under it."""
+        if self._until.pop(claim_id, None) is not None:
+            self._set()
+
+    def close(self) -> None:
+        self._until.clear()
+        self._killer.close()
+
+    def _set(self) -> None:
+        at: float | None = None
+        while at != (at := min(self._until.values(), default=math.inf)):
+            self._killer.at(at)

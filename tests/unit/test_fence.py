@@ -1,0 +1,222 @@
+"""``hard_fence``: when the operating system would end this process; and that it does, by processes that end so."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import CapabilityMissing, Client, LeaseState, LockLost, LossReason
+from multilock.kernel.fence import Fence, KillingTimer
+from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
+from tests.unit.kit import Scripted, silence
+
+NEVER = float("inf")
+
+
+def valid_until(lease: multilock.Lease) -> float:
+    return inner(lease)._valid_until
+
+
+def test_the_process_lives_as_long_as_its_lease_is_proved(client: Client, runtime: HandRuntime) -> None:
+    lease = client.lock("n", ttl=10, hard_fence=True).acquire()
+    first = runtime.kills_at
+    assert first == valid_until(lease) <= runtime.now() + 10
+    runtime.advance(6)
+    assert lease.is_held()
+    assert first < runtime.kills_at == valid_until(lease)
+    lease.release()
+    assert runtime.kills_at == NEVER
+
+
+def test_a_lease_without_it_ends_no_process(client: Client, runtime: HandRuntime) -> None:
+    client.lock("n").acquire()
+    assert runtime.kills_at == NEVER
+
+
+def test_the_first_of_several_counts(client: Client, runtime: HandRuntime) -> None:
+    short = client.lock("short", ttl=5, renew=False, hard_fence=True).acquire()
+    long = client.lock("long", ttl=50, renew=False, hard_fence=True).acquire()
+    assert runtime.kills_at == valid_until(short)
+    short.release()
+    assert runtime.kills_at == valid_until(long)
+    long.release()
+    assert runtime.kills_at == NEVER
+
+
+def test_a_reentrant_lease_is_fenced_until_the_last_release(client: Client, runtime: HandRuntime) -> None:
+    lock = client.lock("n", reentrant=True, hard_fence=True)
+    with lock, lock as lease:
+        pass
+    assert runtime.kills_at == NEVER
+    with lock as lease:
+        with lock:
+            pass
+        assert runtime.kills_at == valid_until(lease)
+
+
+def test_a_release_ends_it_before_the_server_answers(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    lease = client.lock("n", hard_fence=True).acquire()
+    backend.script("release", silence())
+    lease.release()
+    assert runtime.kills_at == NEVER
+
+
+@pytest.mark.parametrize("how", ["release", "release of the lock", "with", "close"])
+def test_what_was_lost_is_fenced_until_its_holder_says_that_its_work_has_ended(
+    client: Client, backend: Scripted, runtime: HandRuntime, how: str
+) -> None:
+    lock = client.lock("n", hard_fence=True)
+    lease = lock.__enter__()
+    until = valid_until(lease)
+    [call] = backend.called("attempt")
+    backend.notices.gone(call.claims[0].id, LossReason.TAKEN, "taken")
+    assert lease.state is LeaseState.LOST
+    runtime.advance(1)
+    assert runtime.kills_at == until
+    match how:
+        case "release":
+            assert not lease.release()
+        case "release of the lock":
+            assert not lock.release()
+        case "with":
+            with pytest.raises(LockLost):
+                lock.__exit__(None, None, None)
+        case "close":
+            client.close()
+    assert runtime.kills_at == NEVER
+
+
+def test_an_acquire_that_was_refused_or_interrupted_leaves_no_fence(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lock = client.lock("n", hard_fence=True)
+    backend.holders["n"] = "another"
+    assert lock.try_acquire() is None
+    assert runtime.kills_at == NEVER
+    del backend.holders["n"]
+    lease = lock.acquire()
+    client._kernel.abandon(inner(lease)._claim)
+    assert runtime.kills_at == NEVER
+
+
+def test_each_part_of_several_locks_is_fenced(client: Client, runtime: HandRuntime) -> None:
+    with client.lock_all(["a", "b"], ttl=9, hard_fence=True) as both:
+        assert runtime.kills_at == min(map(valid_until, both.leases))
+    assert runtime.kills_at == NEVER
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_it_is_true_or_false(client: Client, value: Any) -> None:
+    with pytest.raises(TypeError, match="hard_fence must be True or False"):
+        client.lock("n", hard_fence=value)
+
+
+def test_a_release_in_the_middle_of_another_is_not_forgotten() -> None:
+    """By a signal handler, or a finalizer."""
+
+    class Interrupted:
+        set_to = NEVER
+
+        def at(self, when: float) -> None:
+            if when == 5.0:
+                fence.lift("b")
+            self.set_to = when
+
+        def close(self) -> None: ...
+
+    killer = Interrupted()
+    fence = Fence(killer)
+    fence.keep("b", 5.0)
+    assert killer.set_to == NEVER
+
+
+def test_where_it_could_not_kill_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with multilock.connect("memory://test-fence") as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            with pytest.raises(CapabilityMissing, match="docker run --init"):
+                client.lock("n", hard_fence=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "platform", "darwin")
+            with pytest.raises(CapabilityMissing, match="needs Linux"):
+                client.lock("n", hard_fence=True)
+        with pytest.raises(CapabilityMissing, match="gives this process no timer"):
+            KillingTimer(-1)
+
+
+# ---- real processes
+
+HOLDER = """
+import os, re, signal, sys, time
+import multilock
+
+ttl = {ttl}
+client = multilock.connect("memory://holder", ttl=ttl)
+lease = client.lock("n", renew={renew}, hard_fence=True).acquire()
+print(lease._valid_until, flush=True)
+{body}
+"""
+TTL = 1.0
+WITHIN = 20.0
+
+STUCK = {
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "the interpreter is stuck": "re.match('(a+)+$', 'a' * 50 + 'b')",
+    "at work in another thread": "import threading; threading.Thread(target=time.sleep, args=[60]).start()",
+}
+
+
+def holder(body: str, renew: bool = True, ttl: float = TTL) -> subprocess.Popen[str]:
+    program = HOLDER.format(ttl=ttl, renew=renew, body=body)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("why", STUCK)
+def test_a_process_that_cannot_prove_its_lease_is_killed(why: str) -> None:
+    renewed = why != "at work in another thread"  # one that is healthy renews
+    with holder(STUCK[why], renew=renewed) as process:
+        assert process.stdout is not None
+        granted_until = float(process.stdout.readline())
+        assert process.wait(WITHIN) == -signal.SIGKILL
+        assert multilock.now() >= granted_until
+
+
+def test_a_process_that_renews_or_has_released_lives_on() -> None:
+    body = "time.sleep(1.5 * ttl); assert lease.release(); time.sleep(1.5 * ttl); print('ended')"
+    with holder(body, ttl=3.0) as process:
+        assert process.communicate(timeout=WITHIN)[0].splitlines()[1:] == ["ended"]
+        assert process.returncode == 0
+
+
+def test_a_forked_child_outlives_the_lease_of_its_parent() -> None:
+    body = "\n".join(
+        [
+            "if os.fork():",
+            "    os.kill(os.getpid(), signal.SIGSTOP)",
+            "time.sleep(3 * ttl)",
+            "print('child', flush=True)",
+        ]
+    )
+    with holder(body) as process:
+        assert process.wait(WITHIN) == -signal.SIGKILL
+        assert process.stdout is not None
+        assert re.sub(r"^\S+\n", "", process.stdout.read()) == "child\n"
+
+
+def test_a_timer_that_was_taken_back_kills_nobody() -> None:
+    timer = KillingTimer(time.CLOCK_BOOTTIME)
+    timer.at(multilock.now() + 0.2)
+    timer.at(NEVER)
+    time.sleep(0.5)
+    timer.at(multilock.now() + 0.2)
+    timer.close()
+    time.sleep(0.5)

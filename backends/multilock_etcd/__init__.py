@@ -29,7 +29,7 @@ from multilock.options import (
 )
 from multilock_etcd.diagnosis import diagnose
 from multilock_etcd.inspection import Inspection
-from multilock_etcd.keys import Keyspace, end_of
+from multilock_etcd.keys import Keyspace
 from multilock_etcd.notices import Watcher
 from multilock_etcd.recipe import Recipe
 from multilock_etcd.sessions import Sessions
@@ -77,6 +77,8 @@ class EtcdBackend:
             ttl_step=1.0,
             takeover_bound=max(ttl, TTL_MIN) + EXPIRY,
             hold_at_least=True,
+            read_write=True,
+            semaphore=True,
         )
 
     def open(self, notices: Notices) -> None:
@@ -110,7 +112,7 @@ class EtcdBackend:
     def follow(self, names: frozenset[str], within: float) -> bool:
         queues = {name: self._keys.queue(name) for name in names}
         start = present_revision(self._requests, within) + 1 if names else 0
-        self._watcher.follow({name: (queue, end_of(queue)) for name, queue in queues.items()}, start)
+        self._watcher.follow(queues, start)
         return True
 
     def inspect(self, name: str, within: float) -> LockInfo | None:

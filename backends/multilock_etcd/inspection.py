@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -11,14 +11,16 @@ from multilock.backend import LockInfo
 from multilock.names import escape
 from multilock.values import decode_value
 from multilock_etcd import wire as m
-from multilock_etcd.keys import Keyspace, end_of, rests
+from multilock_etcd.keys import SHARED, Keyspace, end_of, rests
 from multilock_etcd.sessions import Sessions
-from multilock_etcd.transactions import Transactions, created, delete
+from multilock_etcd.transactions import Transactions, created, delete, in_order, read_key
 from multilock_etcd.transport import Transport, calls
 
 __all__ = ["Inspection"]
 
 PAGE = 500  # keys read at once when all locks are listed
+SHOWN = 100  # holders that inspect() tells of one name
+TAKEN_AT_ONCE = 60  # keys compared and deleted in a transaction; etcd takes 128 of both together
 
 
 class Inspection:
@@ -37,36 +39,79 @@ class Inspection:
         self._now = now
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        first, count = self._transactions.first_of(self._keys.queue(name), self._now() + within)
-        return self._info(name, first, count - 1) if first is not None else None
+        queue, deadline = self._keys.queue(name), self._now() + within
+        rows, count = self._transactions.first_of(queue, 1, deadline)
+        if not self._shared(rows):
+            return self._info(name, rows, rows, count)
+        said = self._transactions.execute([], [in_order(queue, SHOWN), in_order(queue, keys_only=True)], [], deadline)
+        shown, all_ = (answer.response_range.kvs for answer in said.responses)
+        return self._info(name, shown, all_, len(all_))
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         # A name that is all dots is escaped otherwise than the beginning of a longer one.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)).encode()
         for name, rows in groupby(self._rows(begin, within), lambda row: self._keys.name(row.key)):
-            below = list(rows)
-            first = min(below, key=lambda row: row.create_revision)
-            if name is not None and name.startswith(prefix) and (info := self._info(name, first, len(below) - 1)):
+            if name is None or not name.startswith(prefix):
+                continue
+            queue = sorted(rows, key=lambda row: row.create_revision)
+            if info := self._info(name, queue[:1], queue, len(queue)):
                 yield info
 
     def force_release(self, name: str, within: float) -> bool:
-        deadline = self._now() + within
+        queue, deadline = self._keys.queue(name), self._now() + within
         while True:
-            first, _ = self._transactions.first_of(self._keys.queue(name), deadline)
-            if first is None or not self._keys.contends(first):
-                return False
-            still = created(first.key, first.create_revision)
-            if self._transactions.execute([still], [delete(first.key)], [], deadline).succeeded:
-                if rests(first):
-                    self._sessions.end_rest(first.lease, deadline - self._now())
-                return True
+            rows, _ = self._transactions.first_of(queue, 1, deadline)
+            if self._shared(rows):
+                rows, _ = self._transactions.first_of(queue, 0, deadline)
+            holders = self._keys.holders(rows)
+            taken = [
+                row
+                for start in range(0, len(holders), TAKEN_AT_ONCE)
+                for row in self._take(holders[start : start + TAKEN_AT_ONCE], deadline)
+            ]
+            for row in taken:
+                if rests(row):
+                    self._sessions.end_rest(row.lease, deadline - self._now())
+            if taken or not holders:
+                return bool(taken)
 
-    def _info(self, name: str, first: Any, others: int) -> LockInfo | None:
-        """Of the first key below a name, for which all others wait, whatever it is: if it is no contender, nobody holds
-        the lock."""
-        if not self._keys.contends(first):
+    def _take(self, rows: list[Any], deadline: float) -> list[Any]:
+        """Delete these keys; those of them that were still there as they were."""
+        while rows:
+            still = [created(row.key, row.create_revision) for row in rows]
+            said = self._transactions.execute(
+                still, [delete(row.key) for row in rows], [read_key(row.key) for row in rows], deadline
+            )
+            if said.succeeded:
+                break
+            found = {(row.key, row.create_revision) for answer in said.responses for row in answer.response_range.kvs}
+            rows = [row for row in rows if (row.key, row.create_revision) in found]
+        return rows
+
+    def _shared(self, queue: Sequence[Any]) -> bool:
+        """Whether who came first may hold the name together with others."""
+        kind = self._keys.kind(queue[0]) if queue else None
+        return kind is not None and kind[0] in SHARED
+
+    def _info(self, name: str, shown: Sequence[Any], queue: Sequence[Any], count: int) -> LockInfo | None:
+        """Of the keys below a name in order of arrival: all others wait for the first, whatever it is. If it is no
+        contender, nobody holds the lock."""
+        holders = len(self._keys.holders(queue))
+        if not holders:
             return None
-        return replace(decode_value(first.value), name=name, token=first.create_revision, waiting=others)
+        first, *others = (self._holder(name, row) for row in shown[:holders])
+        return replace(
+            first,
+            waiting=count - holders,
+            holders=holders if self._shared(queue) else None,
+            others=tuple(others),
+        )
+
+    def _holder(self, name: str, row: Any) -> LockInfo:
+        info = replace(decode_value(row.value), name=name, token=row.create_revision)
+        kind, permits = self._keys.kind(row) or (None, 0)
+        # Another program's says nothing of its kind, but where it stands.
+        return info if kind == "lock" else replace(info, kind=kind, permits=permits or None)
 
     def _rows(self, begin: bytes, within: float) -> Iterator[Any]:
         """All keys with this beginning, page by page in their order, which keeps the keys of one name together."""

@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -21,6 +21,7 @@ from multilock import BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Notices
 from multilock.telling import logger
 from multilock_etcd import wire as m
+from multilock_etcd.keys import Range
 from multilock_etcd.sessions import ENDED, Sessions
 from multilock_etcd.transactions import AT_ONCE, missing, present_revision
 from multilock_etcd.transport import Transport
@@ -35,23 +36,23 @@ IN_A_ROW = 1.0  # … which is what comes within so many seconds
 
 
 class _Watch:
-    """``tell`` is called with each event; with ``once`` the first one ends the watch."""
+    """``tell`` is called with each event; with ``once`` the first deletion ends the watch, and nothing else counts."""
 
-    __slots__ = ("confirmed", "end", "id", "key", "once", "start", "tell")
+    __slots__ = ("confirmed", "id", "once", "start", "tell", "what")
 
-    def __init__(self, number: int, key: bytes, end: bytes, start: int, tell: Callable[[Any], None]) -> None:
+    def __init__(self, number: int, what: Range, start: int, tell: Callable[[Any], None], once: bool) -> None:
         self.id = number
-        self.key = key
-        self.end = end
+        self.what = what
         self.start = start
         self.tell = tell
-        self.once = not end
+        self.once = once
         self.confirmed = False
 
     def request(self) -> Any:
         filters = [m.NOPUT] if self.once else []
+        key, end = self.what
         create = m.WatchCreateRequest(
-            key=self.key, range_end=self.end, start_revision=self.start, filters=filters, watch_id=self.id
+            key=key, range_end=end, start_revision=self.start, filters=filters, watch_id=self.id
         )
         return m.WatchRequest(create_request=create)
 
@@ -77,7 +78,7 @@ class Watcher:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
         self._holding: dict[str, _Holder] = {}
-        self._followed: dict[str, tuple[bytes, bytes]] = {}
+        self._followed: dict[str, Range] = {}
         self._following: dict[str, _Watch] = {}
         self._watches: dict[int, _Watch] = {}  # those that the present stream has, or the next one begins with
         self._outbox: SimpleQueue[Any] | None = None
@@ -91,15 +92,15 @@ class Watcher:
 
     # ---- what is watched
 
-    def wait(self, claim_id: str, keys: tuple[bytes, ...], start: int) -> None:
-        """Wake this claim when one of the keys is deleted, at ``start`` or later."""
+    def wait(self, claim_id: str, ranges: Collection[Range], start: int) -> None:
+        """Wake this claim when a key in one of these is deleted, at ``start`` or later."""
+        wake = partial(self._notices.wake, claim_id)
         with self._lock:
-            watches = self._waiting.get(claim_id, [])
-            if [watch.key for watch in watches if watch.id in self._watches] == list(keys):
-                return
-            self._drop(watches)
-            wake = partial(self._notices.wake, claim_id)
-            self._waiting[claim_id] = [self._add(key, b"", start, lambda _: wake()) for key in keys]
+            watched = {watch.what: watch for watch in self._waiting.get(claim_id, []) if watch.id in self._watches}
+            self._drop([watched.pop(what) for what in watched.keys() - set(ranges)])
+            self._waiting[claim_id] = [
+                watched.get(what) or self._add(what, start, lambda _: wake(), once=True) for what in ranges
+            ]
         self._start()
 
     def hold(self, claim_id: str, key: bytes, revision: int, lease: Hashable) -> None:
@@ -126,7 +127,7 @@ class Watcher:
             watch = holder.watch if holder else None
             return watch is not None and watch.confirmed and watch.id in self._watches
 
-    def follow(self, ranges: Mapping[str, tuple[bytes, bytes]], start: int) -> None:
+    def follow(self, ranges: Mapping[str, Range], start: int) -> None:
         """Report each change in these ranges of keys, from ``start`` on; in no others."""
         with self._lock:
             for name in self._followed.keys() - ranges.keys():
@@ -145,19 +146,20 @@ class Watcher:
             if self._call:
                 self._call.cancel()
 
-    def _add(self, key: bytes, end: bytes, start: int, tell: Callable[[Any], None]) -> _Watch:
-        watch = _Watch(next(self._numbers), key, end, start, tell)
+    def _add(self, what: Range, start: int, tell: Callable[[Any], None], once: bool) -> _Watch:
+        watch = _Watch(next(self._numbers), what, start, tell, once)
         self._watches[watch.id] = watch
         if self._outbox:
             self._outbox.put(watch.request())
         return watch
 
     def _arm(self, claim_id: str, holder: _Holder, start: int) -> None:
-        holder.watch = self._add(holder.key, b"", start, lambda event: self._lost(claim_id, event.kv.mod_revision))
+        lost = partial(self._lost, claim_id)
+        holder.watch = self._add((holder.key, b""), start, lambda event: lost(event.kv.mod_revision), once=True)
 
     def _arm_followed(self, name: str, start: int) -> None:
         changed = partial(self._notices.changed, name)
-        self._following[name] = self._add(*self._followed[name], start, lambda _: changed())
+        self._following[name] = self._add(self._followed[name], start, lambda _: changed(), once=False)
 
     def _drop(self, watches: list[_Watch]) -> None:
         for watch in watches:

@@ -7,10 +7,14 @@ service): a contender is a key ``<prefix><name>/<id>`` on a lease, and the one w
 1. put our key; 2. if no key there was created before it, we hold the lock; 3. else watch the one created just before
 ours; 4. when that is deleted, go to 2. To release is to delete the key.
 
+Readers, writers and permits stand in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name, the
+first two as in etcd's own read-write lock. For a reader only those count who do not read, for a permit those who have
+none of the same number; and where n of its like are before it, the n newest of these are watched.
+
 What those recipes lack and is done here:
 
 * one request joins, or takes a free lock, and shows the predecessor;
-* nobody holds before its own key was seen, at its own revision, in the same transaction that saw no predecessor;
+* nobody holds before its own key was put or seen, at its own revision, in the transaction that saw no predecessor;
 * a cancel is final: it leaves ``<prefix>!gone/<id>`` on the same lease, and a join compares that to be absent, so a
   request that a stopped server executes after its cancel finds that it is too late;
 * validity is that of the lease, from the sending of its last acknowledged keep-alive: a put moves nothing;
@@ -23,10 +27,10 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Busy, Claim, Granted, Held, Notices
+from multilock.backend import Busy, Claim, Granted, Held, Notices, other_number
 from multilock.telling import logger
 from multilock.values import encode_resting
-from multilock_etcd.keys import Keyspace, rests
+from multilock_etcd.keys import Ahead, Keyspace, Range, rests
 from multilock_etcd.notices import Watcher
 from multilock_etcd.places import Place, Places
 from multilock_etcd.sessions import ENDED, RENEWALS, REVOKE_WITHIN, Session, Sessions
@@ -52,6 +56,7 @@ __all__ = ["Recipe"]
 CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
 FRESH = 0.05  # of the ttl: an own lease older than that is renewed before its claim looks again
 TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
+WATCHED = 16  # keys that one permit waits for, each by itself; more of them are watched as one range
 SAFETY_TIMER = 5.0  # seconds, or the ttl if that is more: a waiter looks again although no watch fired
 
 
@@ -113,24 +118,23 @@ class Recipe:
             place.lease = None
             return None
         except (BackendUnavailable, BackendRejected) as error:
-            if not getattr(error, "unknown", False):
+            if not getattr(error, "unknown", False) and not place.revision:
                 place.lease = before
             raise
 
     def _join(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy | None:
-        """1 and 2: put our key at the end of the queue, and see whom it stands behind. Sent again, it finds what it
+        """1 and 2: see whom our key will stand behind, and put it at the end of the queue. Sent again, it finds what it
         did."""
-        own, queue = self._keys.own(claim), self._keys.queue(claim.name)
+        own = self._keys.own(claim)
         said = self._transactions.execute(
             [absent(own), absent(self._keys.gone(claim))],
-            [put(own, claim, session.lease), last_of(queue, 2)],
+            [*_last_of(self._keys.ahead(claim)), put(own, claim, session.lease)],
             [read_key(own)],
             deadline,
         )
         if said.succeeded:
-            rows = said.responses[1].response_range.kvs
             place.revision = said.header.revision
-            return _granted(place) if len(rows) == 1 else self._wait(claim, rows[1].key, said)
+            return self._hold_or_wait(claim, place, said, said.responses[:-1], deadline)
         found = said.responses[0].response_range.kvs
         if not found:
             return _busy(claim)  # it was cancelled
@@ -139,35 +143,87 @@ class Recipe:
 
     def _stand(self, claim: Claim, place: Place, deadline: float) -> Granted | Busy | None:
         """2: with our key still there at its revision, whom does it stand behind? None: it is not there."""
-        own, queue = self._keys.own(claim), self._keys.queue(claim.name)
         assert place.revision is not None
         said = self._transactions.execute(
-            [created(own, place.revision)], [last_of(queue, 1, before=place.revision)], [], deadline
+            [created(self._keys.own(claim), place.revision)],
+            _last_of(self._keys.ahead(claim), before=place.revision),
+            [],
+            deadline,
         )
         if not said.succeeded:
             place.revision = None
             return None
-        before = said.responses[0].response_range.kvs
-        return self._wait(claim, before[0].key, said) if before else _granted(place)
+        return self._hold_or_wait(claim, place, said, said.responses, deadline)
 
     def _take_if_free(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy:
-        """1 without a queue: put our key only where nobody stands. Refused, it leaves nothing."""
-        own, queue = self._keys.own(claim), self._keys.queue(claim.name)
+        """1 without a queue: put our key only where nobody stands who does not fit. Refused, it leaves nothing. Whether
+        there is room among its like no comparison tells: a permit puts its key, and takes it back."""
+        own, ahead = self._keys.own(claim), self._keys.ahead(claim)
+        look = _last_of(ahead) if ahead.like else []
         said = self._transactions.execute(
-            [nobody(queue), absent(self._keys.gone(claim))], [put(own, claim, session.lease)], [read_key(own)], deadline
+            [*map(nobody, ahead.others), absent(own), absent(self._keys.gone(claim))],
+            [*look, put(own, claim, session.lease)],
+            [*look, read_key(own)],
+            deadline,
         )
         if said.succeeded:
             place.revision = said.header.revision
-            return _granted(place)
-        if found := said.responses[0].response_range.kvs:  # sent again: it was free the first time
+            answer: Granted | Busy | None = self._hold_or_wait(claim, place, said, said.responses[:-1], deadline)
+        elif found := said.responses[-1].response_range.kvs:  # sent again: it was free the first time
             place.revision = found[0].create_revision
-            return self._stand(claim, place, deadline) or _busy(claim)
+            answer = self._stand(claim, place, deadline)
+        else:
+            self._behind(claim, place, said.responses[:-1], deadline)  # may be another number
+            return _busy(claim)
+        if isinstance(answer, Busy):
+            self._take_back(claim, place, deadline)
+        return answer or _busy(claim)
+
+    def _hold_or_wait(
+        self, claim: Claim, place: Place, said: Any, last: Sequence[Any], deadline: float
+    ) -> Granted | Busy:
+        """2 and 3: wait from the revision on at which they were seen, or their end in between would be missed."""
+        behind = self._behind(claim, place, last, deadline)
+        if not behind:
+            return _granted(place)
+        self._watcher.wait(claim.id, [*behind, (self._keys.own(claim), b"")], said.header.revision + 1)
         return _busy(claim)
 
-    def _wait(self, claim: Claim, predecessor: bytes, said: Any) -> Busy:
-        """3: from the revision on at which it was seen, or its end in between would be missed."""
-        self._watcher.wait(claim.id, (predecessor, self._keys.own(claim)), said.header.revision + 1)
-        return _busy(claim)
+    def _behind(self, claim: Claim, place: Place, last: Sequence[Any], deadline: float) -> list[Range]:
+        """What to watch of those whom our key stands behind: the ``last`` who came before it. Nothing: it holds.
+
+        Of those who do not fit it is the newest. Of its like, who leave in any order, as many as hold the name
+        together: while all of them are there, there is no room, and it comes with the first of them that goes.
+        """
+        ahead = self._keys.ahead(claim)
+        found = [answer.response_range.kvs for answer in last]
+        others = [rows[0] for rows in found[: len(ahead.others)] if rows]
+        if claim.permits:
+            self._refuse_another_number(claim, place, others, deadline)
+        if others:
+            return [(max(others, key=lambda row: row.create_revision).key, b"")]
+        like = [(row.key, b"") for rows in found[len(ahead.others) :] for row in rows]
+        if len(like) < ahead.room:
+            return []
+        return like if len(like) <= WATCHED else list(ahead.like)
+
+    def _refuse_another_number(self, claim: Claim, place: Place, others: Sequence[Any], deadline: float) -> None:
+        for row in others:
+            kind, permits = self._keys.kind(row) or (None, 0)
+            if kind == "permit" and permits != claim.permits:
+                self._take_back(claim, place, deadline)
+                raise other_number(claim, permits, "etcd")
+
+    def _take_back(self, claim: Claim, place: Place, deadline: float) -> None:
+        """Our key is not to wait."""
+        if not place.revision:
+            return
+        self._watcher.stop(claim.id)
+        try:
+            self._transactions.delete(self._keys.own(claim), self._left(deadline))
+        except MultilockError as error:  # it was put: a cancel has to delete it
+            raise BackendUnavailable(f"a refused claim may be left behind: {error}") from error
+        place.revision = None
 
     def _attempted(self, claim: Claim, place: Place, answer: Granted | Busy | None, deadline: float) -> None:
         if place.cancelled:
@@ -360,6 +416,12 @@ class Recipe:
 
 def _busy(claim: Claim) -> Busy:
     return Busy(max(SAFETY_TIMER, claim.ttl) if claim.renew else claim.ttl / RENEWALS)
+
+
+def _last_of(ahead: Ahead, before: int = 0) -> list[Part]:
+    """Those who came last, of all for whom a claim may have to wait."""
+    others = [last_of(each, 1, before) for each in ahead.others]
+    return others + [last_of(each, ahead.room, before) for each in ahead.like]
 
 
 def _granted(place: Place) -> Granted:

@@ -12,7 +12,7 @@ from typing import Any
 from multilock.backend import Claim
 from multilock.values import encode_value
 from multilock_etcd import wire as m
-from multilock_etcd.keys import end_of
+from multilock_etcd.keys import Range
 from multilock_etcd.transport import Transport, calls
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "absent",
     "created",
     "delete",
+    "in_order",
     "last_of",
     "missing",
     "modified",
@@ -59,14 +60,11 @@ class Transactions:
         said, _ = self._transport.call(calls.DELETE, m.DeleteRangeRequest(key=key), within)
         return bool(said.deleted)
 
-    def first_of(self, queue: bytes, deadline: float) -> tuple[Any, int]:
-        """Who came first there, and so holds the lock, if it is a contender; and how many keys there are. None, 0:
-        nobody."""
-        request = m.RangeRequest(
-            key=queue, range_end=end_of(queue), limit=1, sort_order=m.ASCEND, sort_target=m.SORT_BY_CREATION
-        )
+    def first_of(self, queue: Range, limit: int, deadline: float) -> tuple[Sequence[Any], int]:
+        """Who came first there, in order of arrival, ``limit`` of them (0: all); and how many keys there are."""
+        request = m.RangeRequest(**_sorted(queue, m.ASCEND, limit))
         said, _ = self._transport.call(calls.RANGE, request, deadline - self._now())
-        return (said.kvs[0], said.count) if said.kvs else (None, 0)
+        return said.kvs, said.count
 
 
 def present_revision(transport: Transport, within: float) -> int:
@@ -99,9 +97,9 @@ def absent(key: bytes) -> Part:
     return {"target": m.CREATE, "key": key}
 
 
-def nobody(queue: bytes) -> Part:
-    """No key begins so."""
-    return {**absent(queue), "range_end": end_of(queue)}
+def nobody(there: Range) -> Part:
+    """No key is in this range."""
+    return {**absent(there[0]), "range_end": there[1]}
 
 
 def created(key: bytes, at: int) -> Part:
@@ -132,16 +130,23 @@ def read(key: bytes) -> Part:
     return {"request_range": {"key": key}}
 
 
-def last_of(queue: bytes, limit: int, before: int = 0) -> Part:
-    """The contenders who came last, those who came ``before`` a revision."""
+def in_order(queue: Range, limit: int = 0, keys_only: bool = False) -> Part:
+    """The contenders in order of arrival."""
+    return {"request_range": {**_sorted(queue, m.ASCEND, limit), "keys_only": keys_only}}
+
+
+def last_of(there: Range, limit: int, before: int = 0) -> Part:
+    """The contenders who came last, those who came ``before`` a revision; without their values."""
+    ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
+    return {"request_range": {**_sorted(there, m.DESCEND, limit), **ahead}}
+
+
+def _sorted(there: Range, order: int, limit: int) -> Part:
+    begin, end = there
     return {
-        "request_range": {
-            "key": queue,
-            "range_end": end_of(queue),
-            "limit": limit,
-            "sort_order": m.DESCEND,
-            "sort_target": m.SORT_BY_CREATION,
-            "keys_only": True,
-            "max_create_revision": before - 1 if before else 0,
-        }
+        "key": begin,
+        "range_end": end,
+        "limit": limit,
+        "sort_order": order,
+        "sort_target": m.SORT_BY_CREATION,
     }

@@ -250,9 +250,9 @@ class ReadWriteConformance(Conformance):
 
     def test_nothing_is_left_behind(self, client: Client, other: Client, place: Place) -> None:
         with reader(client), reader(other):
-            assert other.lock(NAME).try_acquire(timeout=0.05) is None
+            assert other.lock(NAME).try_acquire(timeout=1.0) is None
         with writer(other):
-            assert reader(client).try_acquire(timeout=0.05) is None
+            assert reader(client).try_acquire(timeout=1.0) is None
         eventually(lambda: place.leftovers() == [])
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from multilock import Client
+from multilock import Client, DistributedLock
 from multilock.testing.conformance.base import eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
-from tests.servers_etcd import EtcdServer
+from tests.servers_etcd import EtcdServer, etcdctl
 
 
 class Tool:
@@ -63,6 +63,14 @@ def client(connect: Connect, shared: EtcdServer, request: pytest.FixtureRequest)
 def start(tools: list[Tool], server: EtcdServer, *words: str) -> Tool:
     tools.append(Tool(server, *words))
     return tools[-1]
+
+
+def shared_locks(client: Client) -> dict[str, DistributedLock]:
+    both = client.read_write_lock("job")
+    return {"reader": both.reader(), "writer": both.writer(), "permit": client.semaphore("job", 2)}
+
+
+KINDS = ["reader", "writer", "permit"]
 
 
 def words_for(verb: str, key: str) -> tuple[str, ...]:
@@ -146,3 +154,68 @@ def test_a_tools_unescaped_name_below_ours_makes_us_wait_as_it_does_in_go(
     assert client.lock("a").try_acquire() is None
     stranger.end()
     assert client.lock("a").acquire(timeout=10).is_held()
+
+
+# ---- readers, writers and permits, which etcdctl does not know
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_etcdctl_waits_for_our_readers_writers_and_permits(
+    kind: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    lease = shared_locks(client)[kind].acquire()
+    tool = start(tools, shared, "lock", f"{request.node.name}/job")
+    eventually(lambda: queued(client, "job") == 1)
+    assert not tool.holds()
+    assert lease.release()
+    eventually(tool.holds)
+    assert shared_locks(client)[kind].try_acquire() is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_readers_writers_and_permits_wait_for_etcdctl(
+    kind: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    tool = start(tools, shared, "lock", f"{request.node.name}/job")
+    tool.key()
+    assert shared_locks(client)[kind].try_acquire() is None
+    ours = background(lambda: shared_locks(client)[kind].acquire(timeout=20))
+    eventually(lambda: queued(client, "job") == 1)
+    tool.end()
+    assert ours.result(20).is_held()
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+def test_nobody_overtakes_an_etcdctl_that_waits(
+    kind: str, client: Client, shared: EtcdServer, tools: list[Tool], request: pytest.FixtureRequest
+) -> None:
+    lease = shared_locks(client)[kind].acquire()
+    tool = start(tools, shared, "lock", f"{request.node.name}/job")
+    eventually(lambda: queued(client, "job") == 1)
+    assert shared_locks(client)[kind].try_acquire() is None
+    ours = background(lambda: shared_locks(client)[kind].acquire(timeout=20))
+    eventually(lambda: queued(client, "job") == 2)
+    lease.release()
+    tool.key()
+    assert not ours.done()
+    tool.end()
+    assert ours.result(20).is_held()
+
+
+def test_the_keys_of_gos_read_write_recipe_are_readers_and_writers_to_us(
+    client: Client, shared: EtcdServer, request: pytest.FixtureRequest
+) -> None:
+    """It is experimental there, and has no tool: its keys are put by hand."""
+    below = f"{request.node.name}/job"
+    lease = etcdctl(shared.endpoint, "lease", "grant", "60").split()[1]
+    locks = shared_locks(client)
+    etcdctl(shared.endpoint, "put", f"--lease={lease}", f"{below}/read/{lease}", "")
+    assert locks["reader"].acquire(timeout=0).release()
+    assert locks["writer"].try_acquire() is None
+    info = client.inspect("job")
+    assert info is not None
+    assert (info.kind, info.holders) == ("read", 1)
+    etcdctl(shared.endpoint, "put", f"--lease={lease}", f"{below}/write/{lease}", "")
+    assert locks["reader"].try_acquire() is None
+    etcdctl(shared.endpoint, "lease", "revoke", lease)
+    assert locks["writer"].acquire(timeout=20).release()

@@ -1,0 +1,71 @@
+"""A backend without a kernel, and what it was told."""
+
+from __future__ import annotations
+
+import os
+
+from multilock.backend import Busy, Claim, Granted, LossReason
+from multilock.model import owner_text
+from multilock.testing.conformance.spi import Ear
+from multilock_etcd import open_backend
+
+__all__ = ["WITHIN", "Ours"]
+
+WITHIN = 5.0
+TTL = 60.0  # no lease ends within a test
+
+
+class Ours:
+    """One client of one name."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.ear = Ear()
+        self.backend = open_backend(url, {"prefix": prefix})
+        self.backend.open(self.ear)
+
+    def claim(self, kind: str = "lock", permits: int = 0) -> Claim:
+        claim_id = f"{self.ear.client}.{os.urandom(16).hex()}"
+        owner = owner_text(claim_id, kind, "host", os.getpid(), "me", TTL)
+        return Claim("job", kind, claim_id, owner, TTL, True, True, "me", permits)
+
+    def reader(self) -> Claim:
+        return self.claim("read")
+
+    def writer(self) -> Claim:
+        return self.claim("write")
+
+    def permit(self, permits: int) -> Claim:
+        return self.claim("permit", permits)
+
+    def attempt(self, claim: Claim, *, join: bool = False) -> Granted | Busy:
+        return self.backend.attempt(claim, join, WITHIN)
+
+    def take(self, claim: Claim, *, join: bool = False) -> Granted:
+        granted = self.attempt(claim, join=join)
+        assert isinstance(granted, Granted), granted
+        return granted
+
+    def wait(self, claim: Claim) -> Claim:
+        """A place in the queue of a name that is taken."""
+        assert isinstance(self.attempt(claim, join=True), Busy)
+        return claim
+
+    def release(self, claim: Claim, *, unsure: bool = False) -> bool:
+        return self.backend.release(claim, None, unsure, WITHIN).ours
+
+    def renew(self, *held: tuple[Claim, Granted]) -> list[bool]:
+        return [answer is not None for answer in self.backend.renew(held[0][1].group, held, WITHIN)]
+
+    def watch(self, *held: tuple[Claim, Granted]) -> None:
+        self.backend.watch(held[0][1].group, held, WITHIN)
+
+    def woken(self) -> set[str]:
+        """The waiters who were; each wake-up is told once."""
+        wakes, self.ear.wakes = self.ear.wakes, []
+        return {claim_id for claim_id in wakes if claim_id}
+
+    def hears_a_wake_for(self, claim: Claim) -> None:
+        assert self.ear.wait(lambda: claim.id in self.ear.wakes, WITHIN)
+
+    def hears_of_the_loss_of(self, claim: Claim) -> None:
+        assert self.ear.wait(lambda: (claim.id, LossReason.TAKEN) in self.ear.losses, WITHIN)

@@ -1,0 +1,440 @@
+"""Readers and permits: who holds a name together, who waits for whom, what is lost, and what each costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from multilock import BackendRejected, BackendUnavailable
+from multilock.backend import Busy, Claim
+from multilock.testing.conformance.base import eventually
+from multilock_etcd.recipe import WATCHED
+from multilock_etcd.transactions import Transactions
+from multilock_etcd.transport import Method, Transport, calls
+from tests.backends.etcd.kit import WITHIN, Ours
+from tests.backends.etcd.test_faults import keys
+from tests.backends.etcd.test_rest import Mishap
+from tests.servers_etcd import EtcdServer, etcdctl
+
+Make = Callable[[Ours], Claim]
+
+each = pytest.mark.parametrize(
+    "make", [Ours.reader, lambda ours: ours.permit(2), Ours.writer], ids=["reader", "permit", "writer"]
+)
+joining = pytest.mark.parametrize("join", [True, False], ids=["joins", "tries"])
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}/"
+
+
+@pytest.fixture
+def clients(shared: EtcdServer, prefix: str) -> Iterator[tuple[Ours, Ours]]:
+    both = Ours(shared.url, prefix), Ours(shared.url, prefix)
+    yield both
+    for ours in both:
+        ours.backend.close()
+
+
+@pytest.fixture
+def us(clients: tuple[Ours, Ours]) -> Ours:
+    return clients[0]
+
+
+@pytest.fixture
+def them(clients: tuple[Ours, Ours]) -> Ours:
+    return clients[1]
+
+
+@pytest.fixture
+def standing(shared: EtcdServer, prefix: str) -> Callable[[], list[str]]:
+    """The keys below the name."""
+    return lambda: [key.removeprefix(f"{prefix}job/") for key in keys(shared, f"{prefix}job/")]
+
+
+Standing = Callable[[], list[str]]
+
+
+# ---- where they stand, and who fits
+
+
+def test_each_kind_has_its_keys_where_etcds_own_recipe_has_them(us: Ours, standing: Standing) -> None:
+    for claim, key in (
+        (us.claim(), "{}"),
+        (us.claim("leader"), "{}"),
+        (us.writer(), "write/{}"),
+        (us.reader(), "read/{}"),
+        (us.permit(3), "permit/3/{}"),
+    ):
+        us.take(claim)
+        assert standing() == [key.format(claim.id)]
+        us.release(claim)
+        assert standing() == []
+
+
+@joining
+def test_only_readers_and_permits_of_one_number_hold_a_name_together(us: Ours, them: Ours, join: bool) -> None:
+    kinds: dict[str, Make] = {
+        "lock": Ours.claim,
+        "write": Ours.writer,
+        "read": Ours.reader,
+        "permit": lambda ours: ours.permit(3),
+    }
+    for first, make in kinds.items():
+        for second, make_another in kinds.items():
+            held, asking = make(us), make_another(them)
+            us.take(held)
+            together = not isinstance(them.attempt(asking, join=join), Busy)
+            assert together == (first == second and first in ("read", "permit")), (first, second)
+            us.release(held)
+            them.release(asking)
+
+
+def test_nobody_overtakes_a_writer_that_waits_nor_does_a_writer_overtake_readers(us: Ours, them: Ours) -> None:
+    reading = us.reader()
+    us.take(reading)
+    writer = them.wait(them.writer())
+    assert isinstance(us.attempt(us.reader()), Busy)
+    behind = [us.wait(us.reader()), them.wait(them.reader())]
+    last = them.wait(them.claim())
+    assert us.release(reading)
+    them.take(writer)
+    assert all(isinstance(us.attempt(claim, join=True), Busy) for claim in behind)
+    them.release(writer)
+    for claim in behind:
+        us.take(claim)
+    assert isinstance(them.attempt(last, join=True), Busy)
+
+
+def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
+    held = [us.permit(2), us.permit(2)]
+    for claim in held:
+        us.take(claim)
+    first = them.wait(them.permit(2))
+    us.release(held[0])
+    assert isinstance(us.attempt(us.permit(2)), Busy)
+    them.take(first)
+    us.release(held[1])
+    us.take(us.permit(2))
+
+
+@joining
+@pytest.mark.parametrize("between", ["lock", "read", "write"])
+def test_another_number_is_refused_also_behind_somebody_else_who_waits(
+    us: Ours, them: Ours, standing: Standing, between: str, join: bool
+) -> None:
+    us.take(us.permit(3))
+    them.wait(them.claim(between))
+    before = standing()
+    for number in (2, 5):
+        with pytest.raises(BackendRejected, match=f"has 3 permits here, {number} were asked for"):
+            them.attempt(them.permit(number), join=join)
+    assert standing() == before
+
+
+def test_another_number_that_comes_second_is_refused_although_nobody_holds_a_permit_yet(us: Ours, them: Ours) -> None:
+    alone = us.claim()
+    us.take(alone)
+    first = us.wait(us.permit(3))
+    with pytest.raises(BackendRejected, match="has 3 permits"):
+        them.attempt(them.permit(5), join=True)
+    us.release(alone)
+    us.take(first)
+
+
+def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
+    us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us.take(us.permit(1))
+
+    def no_time(*_: object) -> bool:
+        raise BackendUnavailable("no time was left to ask etcd", unknown=False)
+
+    claim = them.permit(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Transactions, "delete", no_time)
+        with pytest.raises(BackendUnavailable) as silence:
+            them.attempt(claim)
+    assert silence.value.unknown
+    assert len(standing()) == 2
+    assert them.release(claim, unsure=True)
+    assert len(standing()) == 1
+
+
+# ---- who is woken
+
+
+@pytest.mark.parametrize("permits", [1, 3, WATCHED + 4])
+def test_whoever_leaves_first_somebody_who_waits_is_woken_and_enters_and_nobody_sleeps_on(
+    us: Ours, them: Ours, permits: int
+) -> None:
+    """With no timer: only who is woken asks."""
+    order = random.Random(8)
+    holding: list[Claim] = []
+    waiting: dict[str, Claim] = {}
+    for claim in [us.permit(permits) for _ in range(permits + 30)]:
+        if isinstance(us.attempt(claim, join=True), Busy):
+            waiting[claim.id] = claim
+        else:
+            holding.append(claim)
+    while holding:
+        us.release(holding.pop(order.randrange(len(holding))))
+        while len(holding) < min(permits, len(holding) + len(waiting)):
+            assert us.ear.wait(lambda: us.ear.wakes, WITHIN), "they sleep on"
+            for claim_id in us.woken() & waiting.keys():
+                if not isinstance(us.attempt(waiting[claim_id], join=True), Busy):
+                    holding.append(waiting.pop(claim_id))
+        assert len(holding) <= permits
+    assert not waiting
+
+
+def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits(us: Ours, them: Ours) -> None:
+    held = [us.permit(2) for _ in range(2)]
+    for claim in held:
+        us.take(claim)
+    waiting = [them.wait(them.permit(2)) for _ in range(6)]
+    us.release(held[1])
+    for claim in waiting[:2]:
+        them.hears_a_wake_for(claim)
+    them.take(waiting[0])
+    assert isinstance(them.attempt(waiting[1], join=True), Busy)
+    assert them.woken() == {claim.id for claim in waiting[:2]}
+
+
+def test_readers_enter_when_the_last_writer_before_them_has_given_up(us: Ours, them: Ours) -> None:
+    us.take(us.reader())
+    older, newer = them.wait(them.writer()), them.wait(them.claim())
+    behind = us.wait(us.reader())
+    for leaving, answer in ((newer, Busy), (older, object)):
+        us.woken()
+        them.release(leaving)
+        us.hears_a_wake_for(behind)
+        assert isinstance(us.attempt(behind, join=True), answer)
+    us.take(behind)
+
+
+def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours) -> None:
+    held = [us.permit(3) for _ in range(3)]
+    for claim in held:
+        us.take(claim)
+    *_, last = (them.wait(them.permit(3)) for _ in range(3))
+
+    def watched() -> dict[bytes, int]:
+        return {watch.what[0]: watch.id for watch in them.backend._watcher._waiting[last.id]}
+
+    before = watched()
+    us.release(held[2])
+    them.hears_a_wake_for(last)
+    assert isinstance(them.attempt(last, join=True), Busy)
+    kept = before.items() & watched().items()
+    assert len(kept) == 3  # the two directly ahead of it, and its own
+    assert len(watched()) == 4
+
+
+# ---- lost and late
+
+
+@each
+@joining
+def test_a_request_whose_answer_is_lost_is_found_again_with_its_token(
+    us: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, make: Make, join: bool
+) -> None:
+    claim = make(us)
+    with monkeypatch.context() as patched:
+        Mishap(patched, calls.TXN, claim.id.encode())
+        with pytest.raises(BackendUnavailable):
+            us.attempt(claim, join=join)
+    granted = us.take(claim, join=join)
+    assert us.take(claim, join=join).token == granted.token
+    assert us.renew((claim, granted)) == [True]
+    assert len(standing()) == 1
+    assert us.release(claim)
+
+
+def test_a_permit_s_lost_try_that_found_no_room_is_refused_when_it_is_sent_again_and_leaves_nothing(
+    us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us.take(us.permit(1))
+    claim = them.permit(1)
+    with monkeypatch.context() as patched:
+        Mishap(patched, calls.TXN, claim.id.encode())
+        with pytest.raises(BackendUnavailable):
+            them.attempt(claim)
+    assert len(standing()) == 2
+    assert isinstance(them.attempt(claim), Busy)
+    assert len(standing()) == 1
+
+
+@each
+@joining
+def test_a_request_that_is_executed_after_its_cancel_takes_nothing(
+    us: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, make: Make, join: bool
+) -> None:
+    claim = make(us)
+    with monkeypatch.context() as patched:
+        late = Mishap(patched, calls.TXN, claim.id.encode(), executed=False)
+        with pytest.raises(BackendUnavailable):
+            us.attempt(claim, join=join)
+    assert us.release(claim, unsure=True) is False
+    assert not late.send().succeeded
+    assert standing() == []
+
+
+def test_a_waiting_permit_whose_key_was_deleted_joins_again(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str
+) -> None:
+    held = us.permit(1)
+    us.take(held)
+    waiting = them.wait(them.permit(1))
+    etcdctl(shared.endpoint, "del", f"{prefix}job/permit/1/{waiting.id}")
+    us.release(held)
+    them.hears_a_wake_for(waiting)
+    granted = them.take(waiting, join=True)
+    assert them.renew((waiting, granted)) == [True]
+
+
+# ---- losses and operators
+
+
+def test_the_end_of_one_reader_is_told_to_nobody_else(us: Ours, them: Ours, shared: EtcdServer, prefix: str) -> None:
+    claims = [us.reader(), us.reader(), them.reader()]
+    lost, *kept = [(claim, ours.take(claim)) for claim, ours in zip(claims, (us, us, them), strict=True)]
+    us.watch(lost, kept[0])
+    them.watch(kept[1])
+    etcdctl(shared.endpoint, "del", f"{prefix}job/read/{lost[0].id}")
+    us.hears_of_the_loss_of(lost[0])
+    assert us.renew(lost, kept[0]) == [False, True]
+    assert them.renew(kept[1]) == [True]
+    assert (len(us.ear.losses), them.ear.losses) == (1, [])
+
+
+def test_force_release_takes_it_from_all_who_hold_it_and_from_nobody_who_waits(
+    us: Ours, them: Ours, standing: Standing
+) -> None:
+    """More than one transaction takes."""
+    held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(130)]]
+    us.watch(*held)
+    writer = them.wait(them.writer())
+    behind = us.wait(us.reader())
+    assert them.backend.force_release("job", WITHIN) is True
+    for claim, _ in held:
+        us.hears_of_the_loss_of(claim)
+    assert sorted(standing()) == sorted([f"write/{writer.id}", f"read/{behind.id}"])
+    them.hears_a_wake_for(writer)
+    them.take(writer)
+
+
+def test_force_release_takes_those_who_are_left_when_some_leave_meanwhile(
+    us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, staying = us.reader(), us.reader()
+    for claim in (leaving, staying):
+        us.take(claim)
+    execute = Transactions.execute
+
+    def leave_first(self: Transactions, *asked: Any) -> Any:
+        if leaving.id in str(asked):
+            us.release(leaving)
+            us.take(us.reader())
+        return execute(self, *asked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transactions, "execute", leave_first)
+        assert them.backend.force_release("job", WITHIN) is True
+    assert staying.id not in str(standing())
+    assert len(standing()) == 1  # who came after it had asked who holds it
+
+
+def test_inspect_tells_the_oldest_holder_how_many_there_are_and_a_hundred_of_them(us: Ours, them: Ours) -> None:
+    held = [us.reader() for _ in range(120)]
+    tokens = [us.take(claim).token for claim in held]
+    them.wait(them.writer())
+    us.wait(us.reader())
+    info = us.backend.inspect("job", WITHIN)
+    assert info is not None
+    assert (info.kind, info.owner, info.token, info.holders, info.waiting) == ("read", held[0].owner, tokens[0], 120, 2)
+    assert [other.token for other in info.others] == tokens[1:100]
+    assert {other.name for other in info.others} == {"job"}
+    [listed] = us.backend.inspect_all("", WITHIN)
+    assert (listed.owner, listed.holders, listed.waiting, listed.others) == (held[0].owner, 120, 2, ())
+
+
+def test_inspect_counts_as_many_permits_as_there_are_and_others_as_waiters(us: Ours) -> None:
+    held = [us.permit(2) for _ in range(2)]
+    for claim in held:
+        us.take(claim)
+    us.wait(us.permit(2))
+    info = us.backend.inspect("job", WITHIN)
+    assert info is not None
+    assert (info.kind, info.permits, info.holders, info.waiting) == ("permit", 2, 2, 1)
+    assert [other.owner for other in info.others] == [held[1].owner]
+
+
+def test_a_permit_that_rests_counts_until_an_operator_ends_it(us: Ours, them: Ours, standing: Standing) -> None:
+    claim, other = us.permit(2), us.permit(2)
+    held, kept = (claim, us.take(claim)), (other, us.take(other))
+    assert us.backend.rest(*held, False, 60.0, WITHIN).ours
+    assert us.renew(held, kept) == [False, True]
+    assert us.release(claim) is False
+    assert isinstance(them.attempt(them.permit(2)), Busy)
+    info = them.backend.inspect("job", WITHIN)
+    assert info is not None
+    assert (info.holders, info.resting_until is None, info.others[0].resting_until) == (2, False, None)
+    assert them.backend.force_release("job", WITHIN)
+    assert standing() == []
+    assert us.backend.rest(*held, True, 60.0, WITHIN).ours is False
+
+
+# ---- many
+
+
+@pytest.mark.timeout(90)
+def test_a_reader_asks_and_reads_as_much_beside_a_thousand_as_beside_one(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    really = Transport.call
+
+    def count(transport: Transport, method: Method, request: Any, within: float) -> Any:
+        said = really(transport, method, request, within)
+        asked.append((request.ByteSize(), sum(len(r.response_range.kvs) for r in getattr(said[0], "responses", ()))))
+        return said
+
+    def cost() -> list[tuple[int, int]]:
+        asked.clear()
+        for join in (True, False):
+            claim = them.reader()
+            held = claim, them.take(claim, join=join)
+            assert them.renew(held) == [True]
+            them.release(claim)
+        return list(asked)
+
+    us.take(us.reader())
+    cost()  # makes the session
+    monkeypatch.setattr(Transport, "call", count)
+    beside_one = cost()
+    for _ in range(1000):
+        us.take(us.reader())
+    beside_thousand = cost()
+    assert [rows for _, rows in beside_thousand] == [rows for _, rows in beside_one]
+    assert max(size for size, _ in beside_thousand) <= max(size for size, _ in beside_one) + 8  # greater revisions
+
+
+def test_thousands_of_readers_of_a_client_are_renewed_by_one_request(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(300)]]
+    us.watch(*held)
+    eventually(lambda: all(us.backend._watcher.covers(claim.id) for claim, _ in held), WITHIN)
+    asked: list[Method] = []
+    really = Transport.call
+
+    def count(transport: Transport, method: Method, request: Any, within: float) -> Any:
+        asked.append(method)
+        return really(transport, method, request, within)
+
+    monkeypatch.setattr(Transport, "call", count)
+    assert us.renew(*held) == [True] * 300
+    assert asked == [calls.KEEP_ALIVE]

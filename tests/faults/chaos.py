@@ -4,6 +4,7 @@ python -m tests.faults.chaos                              a minute on a Redis of
 python -m tests.faults.chaos --backend sqlite --seconds 20
 python -m tests.faults.chaos --backend etcd              or etcd-late, consul, zookeeper
 python -m tests.faults.chaos --habits uvloop             every process does that; else most have one habit each
+python -m tests.faults.chaos --mixed                     readers, writers, permits and plain locks of the same names
 python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in, on its backend: ends when it is seen
 """
 
@@ -181,7 +182,8 @@ class RedisArena(ServerArena):
         self.mishaps = {"connections cut": (4, self.cut), "SCRIPT FLUSH": (2, lambda _: self.operator.script_flush())}
 
     def held(self) -> list[LockInfo]:
-        return [parse_owner(owner.decode()) for owner in self.operator.mget(KEYS) if owner]
+        together = itertools.chain(*(self.operator.zrange(f"{{{key}}}:holders", 0, -1) for key in KEYS))
+        return [parse_owner(owner.decode()) for owner in (*self.operator.mget(KEYS), *together) if owner]
 
     def cut(self, dice: random.Random) -> None:
         operator = self.operator
@@ -295,13 +297,22 @@ class ConsulArena(ServerArena):
             raise
         yield from ((entry.get("Session", ""), decode_value(base64.b64decode(entry["Value"]))) for entry in entries)
 
+    def keys(self) -> list[str]:
+        try:
+            keys: list[str] = self.server.ask("GET", "kv/multilock/?keys&consistent", within=5.0)
+        except HTTPError as error:
+            if error.code == 404:
+                return []
+            raise
+        return keys
+
     def held(self) -> Iterator[LockInfo]:
         with suppress(OSError):
             yield from (info for _, info in self.entries())
 
     def destroy(self, dice: random.Random) -> None:
         with suppress(OSError):
-            holding = [id for id, _ in self.entries()]
+            holding = [id for id, _ in self.entries() if id]
             chosen = dice.choice(holding or [session["ID"] for session in self.server.sessions()])
             self.taken.setdefault(chosen, now())  # whether it is answered or not: a stopped server may do it later
             self.server.ask("PUT", f"session/destroy/{chosen}", within=1.0)
@@ -310,7 +321,7 @@ class ConsulArena(ServerArena):
         until = now() + 2 * self.ttl + 5.0  # the server ends a session at twice its ttl
         while True:
             sessions = self.server.sessions()
-            keys = [entry["Key"] for name in NAMES if (entry := self.server.key(f"multilock/{name}/.lock"))]
+            keys = self.keys()
             if not keys and not sessions:
                 return
             if now() > until:
@@ -426,8 +437,10 @@ class _Stream:
 class Chaos:
     """The processes, the faults that are under way, and how each is undone."""
 
-    def __init__(self, arena: Arena, ledger: LedgerServer, seed: int, habits: Sequence[str], defect: str) -> None:
-        self.arena, self.ledger, self.habits, self.defect = arena, ledger, habits, defect
+    def __init__(
+        self, arena: Arena, ledger: LedgerServer, seed: int, habits: Sequence[str], defect: str, mixed: bool
+    ) -> None:
+        self.arena, self.ledger, self.habits, self.defect, self.mixed = arena, ledger, habits, defect, mixed
         self.dice = random.Random(seed)
         self.seed = seed
         self.helpers: dict[int, Helper] = {}  # by place
@@ -448,7 +461,7 @@ class Chaos:
         self.helpers[place] = Helper(
             "tests.faults.contender:contend",
             self.arena.url_for(place), self.arena.ttl, ",".join(NAMES), threads - 2, 2, self.ledger.path,
-            f"{self.seed}.{next(self._starts)}", ";".join(habits), self.defect,
+            f"{self.seed}.{next(self._starts)}", ";".join(habits), self.defect, "mixed" if self.mixed else "",
         )  # fmt: skip
 
     def close(self) -> None:
@@ -672,6 +685,10 @@ class Report:
         return len(self.record.beliefs)
 
     @property
+    def by_mode(self) -> Counter[str]:
+        return Counter(belief.mode for belief in self.record.beliefs.values())
+
+    @property
     def acquired_with(self) -> Counter[str]:
         """How often, by the habits of who acquired."""
         return Counter(
@@ -700,6 +717,8 @@ class Report:
         console = Console()
         console.print(table)
         console.print(", ".join(f"{habit}: {times}" for habit, times in self.acquired_with.most_common()))
+        if len(self.by_mode) > 1:
+            console.print(", ".join(f"mode {mode}: {times}" for mode, times in self.by_mode.most_common()))
         losses = sum(bool(belief.losses) for belief in self.record.beliefs.values())
         console.print(
             f"{self.acquisitions} acquisitions, {losses} losses ({self.record.judged_callbacks} of them noticed by a "
@@ -710,12 +729,12 @@ class Report:
 
 
 @contextmanager
-def _chaos(arena: type[Arena], seed: int, habits: Sequence[str], defect: str) -> Iterator[Chaos]:
+def _chaos(arena: type[Arena], seed: int, habits: Sequence[str], defect: str, mixed: bool) -> Iterator[Chaos]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
         ledger = LedgerServer(Path(folder, "ledger"))
         stack.callback(ledger.close)
-        chaos = Chaos(arena(stack), ledger, seed, habits, defect)
+        chaos = Chaos(arena(stack), ledger, seed, habits, defect, mixed)
         stack.callback(chaos.close)
         for place in range(PROCESSES):
             chaos.start(place)
@@ -731,11 +750,12 @@ def run(
     seed: int = 0,
     habits: Sequence[str] = (),
     defect: str = "",
+    mixed: bool = False,
     enough: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
     """Chaos for so many seconds, or until the first violation. For up to twice as long where not ``enough`` happens in
-    that time: on a busy machine."""
-    with _chaos(arena, seed, habits, defect) as chaos:
+    that time: on a busy machine. ``mixed``: for locks of every kind."""
+    with _chaos(arena, seed, habits, defect, mixed) as chaos:
         record, ledger = chaos.record, chaos.ledger
         started, look_at, streams = now(), now() + LOOK_EVERY, chaos.streams()
         until = started + seconds
@@ -781,13 +801,14 @@ def main() -> int:
     parser.add_argument("--outage", type=float, default=0.0, help="seconds of etcd's long ones: 75 outlast a clean-up")
     parser.add_argument("--habits", choices=HABITS, nargs="+", default=(), metavar="HABIT", help=", ".join(HABITS))
     parser.add_argument("--defect", choices=DEFECTS, default="")
+    parser.add_argument("--mixed", action="store_true")
     given = parser.parse_args()
     defect = DEFECTS.get(given.defect)
     arena = ARENAS[given.backend or (defect.arena if defect else "redis")]
     habits = given.habits or (defect.habits if defect else ())
     EtcdArena.outage = given.outage
     print(f"seed {given.seed}")
-    report = run(arena, given.seconds, seed=given.seed, habits=habits, defect=given.defect)
+    report = run(arena, given.seconds, seed=given.seed, habits=habits, defect=given.defect, mixed=given.mixed)
     report.show()
     return bool(report.violations)
 

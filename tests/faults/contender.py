@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Any
 
 import multilock
 from multilock import (
@@ -46,11 +47,22 @@ SHORT_HOLD = 0.03  # seconds at most, for all the others
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
 AT_ONCE = 50  # acquires of one who keeps many locks
 LOOK_EVERY = 0.2  # seconds between two looks at all that he keeps
+PERMITS = 3
+PLAIN, WRITERS = 0.15, 0.15  # shares of those who want a name of readers or permits alone
 LONG_HOLD = 0.2  # the share of leases that are held for so long that most faults meet one
 
 
 def contend(
-    url: str, ttl: str, names: str, threads: str, tasks: str, ledger: str, seed: str, habits: str, defect: str
+    url: str,
+    ttl: str,
+    names: str,
+    threads: str,
+    tasks: str,
+    ledger: str,
+    seed: str,
+    habits: str,
+    defect: str,
+    mixed: str,
 ) -> None:
     """Contend until the harness says so."""
     has = set(filter(None, habits.split(";")))
@@ -60,7 +72,8 @@ def contend(
     if defect:
         DEFECTS[defect].seed()
     watch_pulse()
-    crew = _Crew(url, float(ttl), names.split(","), ledger, random.Random(seed), elsewhere=ELSEWHERE in has)
+    places = names.split(",")
+    crew = _Crew(url, float(ttl), places, ledger, random.Random(seed), mixed=bool(mixed), elsewhere=ELSEWHERE in has)
     blocking, asynchronous = crew.open_clients()
     workers = [threading.Thread(target=crew.work, args=(blocking, number)) for number in range(int(threads))]
     on_loop = asyncio.Runner(loop_factory=_uvloop() if UVLOOP in has else None)
@@ -127,9 +140,10 @@ class _Crew:
     """The contenders of this process; each has its own dice."""
 
     def __init__(
-        self, url: str, ttl: float, names: list[str], ledger: str, dice: random.Random, *, elsewhere: bool
+        self, url: str, ttl: float, names: list[str], ledger: str, dice: random.Random, *, mixed: bool, elsewhere: bool
     ) -> None:
         self.url, self.ttl, self.names, self.ledger, self.dice = url, ttl, names, ledger, dice
+        self.mixed = mixed
         self.done = threading.Event()
         self.elsewhere = ThreadPoolExecutor(4) if elsewhere else None
         self.lost: dict[str, deque[tuple[Lease, ExitStack]]] = defaultdict(deque)
@@ -155,6 +169,19 @@ class _Crew:
     def _dice(self, number: int) -> random.Random:
         return random.Random(f"{self.dice.random()} {number}")
 
+    def _lock(self, client: Any, dice: random.Random) -> Any:
+        """What to contend for next, of either face. Every other of the mixed names has readers and writers, the rest
+        permits, and all of them plain locks too."""
+        name, kind = dice.choice(self.names), dice.random()
+        if not self.mixed:
+            return client.lock(name, fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss)
+        if kind < PLAIN:
+            return client.lock(name, on_lost=_tell_loss)
+        if self.names.index(name) % 2:
+            return client.semaphore(name, PERMITS, on_lost=_tell_loss)
+        both = client.read_write_lock(name, on_lost=_tell_loss)
+        return both.writer() if kind < PLAIN + WRITERS else both.reader()
+
     # ---- the blocking face
 
     def work(self, client: Client, number: int) -> None:
@@ -165,9 +192,7 @@ class _Crew:
                     leave = dice.choice((self._leave_elsewhere, self._leave_a_stack))
                     leave(self.elsewhere, self.shared[dice.choice(self.names)], account, dice)
                     continue
-                lock = client.lock(
-                    dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
-                )
+                lock: DistributedLock = self._lock(client, dice)
                 if lease := lock.try_acquire(timeout=_patience(dice)):
                     for pause in _hold(lease, account, dice):
                         time.sleep(pause)
@@ -227,9 +252,7 @@ class _Crew:
                     leave = dice.choice((self._leave_in_another_task, self._leave_an_async_stack))
                     await leave(self.async_shared[dice.choice(self.names)], account, dice)
                     continue
-                lock = client.lock(
-                    dice.choice(self.names), fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss
-                )
+                lock: AsyncDistributedLock = self._lock(client, dice)
                 patience = _patience(dice)
                 if dice.random() < 0.2:  # one that is cancelled leaves nothing either
                     async with asyncio.timeout(patience):
@@ -334,9 +357,10 @@ def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> I
     if session := lease._kernel.watchdog.sessions.of.get(lease._granted.group):
         note("session", _id(lease), lease._granted.group)
         note("renewal", session.due, _id(lease))
-    note("got", began, lease.name, _id(lease), lease.token, int(held))
+    mode = lease._claim.mode
+    note("got", began, lease.name, _id(lease), lease.token, int(held), mode)
     assert lease.token is not None
-    value = account.read(lease.name, lease.token)
+    value = account.read(lease.name, lease.token) if mode == "x" else None
     long = dice.random() < LONG_HOLD
     until = began + (lease.ttl * dice.uniform(0.4, 1.3) if long else dice.uniform(0.0, SHORT_HOLD))
     noted = 0.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 import pytest
 
@@ -33,7 +34,13 @@ def nothing(report: Report) -> list[str]:
 
 
 def missing(
-    report: Report, *, acquisitions: int = 0, faults: int = 0, outliving: int = 0, of_each_habit: int = 0
+    report: Report,
+    *,
+    acquisitions: int = 0,
+    faults: int = 0,
+    outliving: int = 0,
+    of_each_habit: int = 0,
+    of_each_mode: Mapping[str, int] = MappingProxyType({}),
 ) -> list[str]:
     """What happened too seldom for the run to say much."""
     counts = {
@@ -41,6 +48,7 @@ def missing(
         "faults": (len(report.faults), faults),
         "faults that outlived a lease": (report.outliving, outliving),
         **{f"acquisitions with: {habit}": (report.acquired_with[habit], of_each_habit) for habit in HABITS},
+        **{f"acquisitions of mode {mode}": (report.by_mode[mode], least) for mode, least in of_each_mode.items()},
     }
     return [f"{times} {what}, less than {least}" for what, (times, least) in counts.items() if times < least]
 
@@ -49,9 +57,13 @@ def missing(
 def chaos(capsys: pytest.CaptureFixture[str]) -> Chaos:
     """`run`, whose table is seen also when the test passes."""
 
-    def run_and_show(arena: type[Arena], seconds: float, defect: str = "", missing: Missing = nothing) -> Report:
+    def run_and_show(
+        arena: type[Arena], seconds: float, defect: str = "", missing: Missing = nothing, *, mixed: bool = False
+    ) -> Report:
         habits = DEFECTS[defect].habits if defect else ()
-        report = run(arena, seconds, habits=habits, defect=defect, enough=lambda report: not missing(report))
+        report = run(
+            arena, seconds, habits=habits, defect=defect, mixed=mixed, enough=lambda report: not missing(report)
+        )
         with capsys.disabled():
             print()
             report.show()
@@ -93,6 +105,23 @@ def test_half_a_minute_of_holders_cut_off_before_a_renewal_breaks_no_promise(cha
     report = chaos(LateEtcdArena, 30.0, missing=too_seldom)
     assert report.violations == []
     assert too_seldom(report) == []
+
+
+@pytest.mark.timeout(140)
+@pytest.mark.parametrize("arena", [RedisArena, SqliteArena, EtcdArena, ZooKeeperArena], ids=lambda arena: arena.scheme)
+def test_chaos_among_readers_writers_permits_and_plain_locks_breaks_no_promise(
+    chaos: Chaos, arena: type[Arena]
+) -> None:
+    too_seldom = partial(missing, outliving=5, of_each_mode={"x": 20, "r": 20, "p3": 20})
+    report = chaos(arena, 25.0, missing=too_seldom, mixed=True)
+    assert report.violations == []
+    assert too_seldom(report) == []
+
+
+@pytest.mark.timeout(150)
+def test_the_same_chaos_among_them_sees_a_defect(chaos: Chaos) -> None:
+    report = chaos(RedisArena, 60.0, defect="cached is_held", mixed=True)
+    assert any(violation.startswith("O1") for violation in report.violations)
 
 
 @pytest.mark.timeout(150)

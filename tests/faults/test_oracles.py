@@ -54,6 +54,32 @@ def takeovers(one: Record) -> Iterable[str]:
         (takeovers, ["1 got 1 n a 1 1", "1 release 2 a", "1 released 2 a 1", "2 got 3.1 n b 2 1"], 1),
         (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.7 n b 2 1"], 0),
         (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.8 n b 2 1"], 1),
+        # Several holders: readers, and of two permits.
+        (Record.overlaps, ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "2 held 9 b"], 0),
+        (Record.overlaps, ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "3 got 3 n c 3 1"], 1),
+        (Record.overlaps, ["1 got 1 n a 1 1", "1 held 3 a", "2 got 2 n b 2 1 r"], 1),
+        (Record.overlaps, ["1 got 1 n a 1 1 r", "1 held 3 a", "2 got 2 n b 2 1 p2"], 1),
+        (Record.overlaps, ["1 got 1 n a 1 1 p2", "1 held 9 a", "2 got 2 n b 2 1 p2", "3 got 3 n c 3 1 p2"], 0),
+        (
+            Record.overlaps,
+            ["1 got 1 n a 1 1 p2", "1 held 9 a", "2 got 2 n b 2 1 p2", "2 held 9 b", "3 got 3 n c 3 1 p2"],
+            1,
+        ),
+        (Record.token_regressions, ["1 got 1 n a 7 1 r", "2 got 2 n b 6 1 r", "3 got 3 n c 8 1"], 0),
+        (Record.token_regressions, ["1 got 1 n a 7 1 r", "2 got 2 n b 5 1 r", "3 got 3 n c 6 1"], 1),
+        (Record.token_regressions, ["1 got 1 n a 7 1", "2 got 2 n b 8 1 r", "3 got 3 n c 7 1 r"], 1),
+        (Record.late_callbacks, ["1 got 1 n a 1 1 r", "1 lost 2.03 a expired 2", "2 got 2.02 n b 2 1 r"], 0),
+        (Record.late_callbacks, ["1 got 1 n a 1 1 r", "1 lost 2.03 a expired 2", "2 got 2.02 n b 2 1"], 1),
+        (
+            takeovers,
+            ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "2 released 3 b 1", "3 got 10.7 n c 3 1"],
+            0,
+        ),
+        (
+            takeovers,
+            ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "2 released 3 b 1", "3 got 10.8 n c 3 1"],
+            1,
+        ),
     ],
 )
 def test_an_oracle_counts_violations(ask: Ask, lines: list[str], number: int) -> None:

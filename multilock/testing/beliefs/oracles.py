@@ -44,10 +44,24 @@ class Belief:
     release: float | None = None  #: release() was called
     released: bool | None = None  #: what it returned
     losses: list[tuple[float, str, float]] = field(default_factory=list)  #: callback began, reason, lost_at
+    mode: str = "x"  #: as of `multilock.model.Claim`: alone; "r" with other readers; "p3" as one of three
 
     @property
     def ended_well(self) -> bool:
         return self.released is True
+
+    @property
+    def alone(self) -> bool:
+        return self.mode == "x"
+
+    @property
+    def most(self) -> float:
+        """How many of its mode may hold a name together."""
+        return 1 if self.alone else int(self.mode[1:] or 0) or math.inf
+
+    def fits(self, other: Belief) -> bool:
+        """Whether both may hold a name, if there is room."""
+        return not self.alone and self.mode == other.mode
 
 
 class Record:
@@ -71,11 +85,12 @@ class Record:
         """One line of the process ``pid``; those that are not known are passed over."""
         what, *words = line.split(" ")
         match what, words:
-            case "got", [at, name, id, token, held]:
+            case "got", [at, name, id, token, held, *mode]:
                 began, yes = float(at), held == "1"
                 belief = Belief(
                     name, id, None if token == "-" else int(token), pid, began, yes, began if yes else -math.inf
                 )
+                belief.mode = mode[0] if mode else "x"
                 self.beliefs[id] = belief
                 if early := self._early_losses.pop(id, None):
                     belief.losses.append(early)
@@ -134,30 +149,40 @@ class Record:
     # ---- the oracles
 
     def overlaps(self) -> Iterator[str]:
-        """O1: of two holders of one name, the first never believes still when the second begins to."""
+        """O1: of two holders of one name, the first never believes still when the second begins to; but readers hold it
+        together, and so many permits as there are."""
         for name, beliefs in self.by_name():
-            latest: Belief | None = None
-            believed = -math.inf
+            believed: list[tuple[float, Belief]] = []
             for belief in beliefs:
-                if latest and believed > belief.began:
-                    overlap = (believed - belief.began) * 1000
-                    yield f"O1 {name}: two holders for {overlap:.0f} ms, tokens {latest.token} and {belief.token}"
-                until = min(belief.until, self.taken_at(belief))
-                if until > believed:
-                    latest, believed = belief, until
+                believed = [(until, one) for until, one in believed if until > belief.began]
+                strangers = [(until, one.token) for until, one in believed if not one.fits(belief)]
+                if strangers:
+                    until, token = max(strangers)
+                    overlap = (until - belief.began) * 1000
+                    yield f"O1 {name}: two holders for {overlap:.0f} ms, tokens {token} and {belief.token}"
+                elif len(believed) >= belief.most:
+                    yield f"O1 {name}: {len(believed) + 1} holders of {belief.most} permits, the last {belief.token}"
+                believed.append((min(belief.until, self.taken_at(belief)), belief))
 
     def token_regressions(self) -> Iterator[str]:
-        """O3: a later holder has a greater token."""
+        """O3: a later holder has a greater token; of two that may hold together it says nothing."""
         for name, beliefs in self.by_name():
-            for one, other in pairwise(beliefs):
-                if one.token is not None and other.token is not None and other.token <= one.token:
-                    yield f"O3 {name}: token {other.token} came after {one.token}"
+            greatest = greatest_alone = -math.inf
+            for belief in beliefs:
+                if belief.token is None:
+                    continue
+                before = greatest if belief.alone else greatest_alone
+                if belief.token <= before:
+                    yield f"O3 {name}: token {belief.token} came after {before}"
+                greatest = max(greatest, belief.token)
+                if belief.alone:
+                    greatest_alone = max(greatest_alone, belief.token)
 
     def late_callbacks(self, slack: float = CALLBACK_SLACK) -> Iterator[str]:
-        """O4: a callback starts at ``lost_at`` at the latest, and before the next holder. Time in which its process did
-        not run does not count."""
+        """O4: a callback starts at ``lost_at`` at the latest, and before the next holder that may not be beside it.
+        Time in which its process did not run does not count."""
         self.judged_callbacks = 0
-        starts = {name: [belief.began for belief in beliefs] for name, beliefs in self.by_name()}
+        holders = dict(self.by_name())
         for belief in self.beliefs.values():
             for at, reason, lost_at in belief.losses:
                 stalled = _within(self.stalls[belief.pid], lost_at - CALLBACK_SLACK, at)
@@ -167,10 +192,11 @@ class Record:
                 if stalled or self.taken_at(belief) < math.inf:
                     continue
                 self.judged_callbacks += 1
-                began = starts.get(belief.name, [])
-                following = bisect_right(began, belief.began)
-                if following < len(began) and began[following] < at:
-                    yield f"O4 {belief.name}: the callback came {at - began[following]:.3f} s after the next holder"
+                others = holders.get(belief.name, [])
+                after = bisect_right(others, belief.began, key=lambda other: other.began)
+                following = next((other for other in others[after:] if not other.fits(belief)), None)
+                if following and following.began < at:
+                    yield f"O4 {belief.name}: the callback came {at - following.began:.3f} s after the next holder"
 
     def miscounted_callbacks(self, ended: set[int]) -> Iterator[str]:
         """O6: one callback for a loss, none for a release. Only of processes that came to their own end is it certain
@@ -192,8 +218,12 @@ class Record:
         """
         times = sorted(time for fault in faults for time in (fault.start, fault.end))
         for name, beliefs in self.by_name():
+            together: list[Belief] = []
             for one, other in pairwise(beliefs):
-                free_from = max(one.until, one.release or 0.0) + (0.0 if one.ended_well else ttl)
+                together = [*together, one] if together and one.fits(together[0]) else [one]
+                free_from = max(
+                    max(each.until, each.release or 0.0) + (0.0 if each.ended_well else ttl) for each in together
+                )
                 disturbed = times[: bisect_right(times, other.began)]
                 since, end = max([free_from, *disturbed[-1:]]), min(other.began, until)
                 late = end - since - _within(self.stalls[other.pid], since, end) - bound

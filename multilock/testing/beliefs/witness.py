@@ -3,7 +3,9 @@
 Each line leaves in one write to stdout, so that a killed process has said everything it knew. Times are those of
 `multilock.now()`, a clock that all processes of a machine share::
 
-    got TIME NAME ID TOKEN HELD      acquire() returned, and is_held() said HELD (1 or 0) after TIME; TOKEN may be "-"
+    got TIME NAME ID TOKEN HELD [MODE]
+                                     acquire() returned, and is_held() said HELD (1 or 0) after TIME; TOKEN may be "-";
+                                     without the MODE of its claim it is a mutex's
     session ID SESSION               the lock which was just got lives in this session
     renewal TIME ID                  … which is renewed next at TIME
     held TIME ID                     is_held() was asked at TIME, and said yes

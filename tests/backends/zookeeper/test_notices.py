@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
 from multilock import now
 from multilock.testing.conformance.spi import Ear
@@ -26,6 +27,7 @@ class Server:
     def __init__(self) -> None:
         self.before_answer: Callable[[], None] = lambda: None
         self.missing: set[str] = set()
+        self.below: dict[str, list[str]] = {}
         self.asked: list[str] = []
         self.session = Session(1, 6.0, now())
 
@@ -33,7 +35,10 @@ class Server:
         return self.session
 
     def children(self, path: str, watch: Any = None) -> Answer:
-        return self._answer(path, GONE if path in self.missing else [])
+        return self._answer(path, GONE if path in self.missing else self.below.get(path, []))
+
+    def stripped(self, path: str) -> str:
+        return path
 
     def exists(self, path: str, watch: Any = None) -> Answer:
         return self._answer(path, None if path in self.missing else object())
@@ -107,3 +112,37 @@ def test_a_thread_that_was_refused_is_started_by_the_next_notice(
     assert ear.wait(lambda: {claim for claim, _ in ear.losses} == {"claim-0", "claim-1"})
     assert server.asked.count("/") == 1
     watcher.close()
+
+
+@pytest.mark.parametrize("many", [3, 40])
+def test_one_of_those_awaited_that_went_before_the_watch_was_set_is_noticed(
+    server: Server, watcher: Watcher, many: int
+) -> None:
+    ahead = [f"/job/{number}" for number in range(many)]
+    server.below["/job"] = [*(str(number) for number in range(1, many)), "own"]
+    server.missing = {"/job/0"}
+    assert not watcher.wait("claim", ahead, "/job/own", now() + 1)
+    assert watcher.wait("claim", ahead[1:], "/job/own", now() + 1)
+
+
+def test_who_waits_for_one_of_many_watches_two_nodes_and_hears_of_each_change(
+    server: Server, watcher: Watcher, ear: Ear
+) -> None:
+    ahead = [f"/job/{number}" for number in range(40)]
+    server.below["/job"] = [*(str(number) for number in range(40)), "own"]
+    for turn in range(2):
+        assert watcher.wait("claim", ahead[turn:], "/job/own", now() + 1)
+        assert server.asked[2 * turn :] == ["/job", "/job/own"]
+        watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))
+        assert ear.wakes == ["claim"] * (turn + 1)
+    watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))  # it has not asked again
+    assert len(ear.wakes) == 2
+
+
+def test_nobody_is_woken_by_what_it_has_ceased_to_wait_for(server: Server, watcher: Watcher, ear: Ear) -> None:
+    """The others of several nodes whose first to go has woken it."""
+    assert watcher.wait("claim", ["/job/0", "/job/1"], "/job/own", now() + 1)
+    for path in ("/job/0", "/job/1", "/job/own"):
+        watcher._event(WatchedEvent(EventType.DELETED, KeeperState.CONNECTED, path))
+    assert ear.wakes == ["claim"]
+    assert (watcher._waiters, watcher._waiting) == ({}, {})

@@ -281,6 +281,7 @@ def test_force_takes_it_from_all_who_hold_it_and_from_no_waiter(us: Ours, them: 
         us.take(claim)
     writing, behind = them.wait(them.writer()), them.wait(them.reader())
     assert them.backend.force_release(NAME, WITHIN) is True
+    assert len(below.nodes()) == 2
     assert them.woken(writing)
     assert them.holds(writing)
     assert not them.holds(behind, join=True)

@@ -1,8 +1,9 @@
 """Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul handed over.
 
-`recipe` is the algorithm, `keys` the key of a name and what it says, `sessions` what keeps a lock, `sweep` what a
-renewal looks after. `transactions` and `transport` carry the requests, `wire` reads HTTP; `notices` is what is pushed.
-`inspection` is for operators, `diagnosis` says what these servers take away.
+`recipe` is the algorithm, `readers` and `semaphore` what of it is theirs, `keys` the keys of a name and what they say,
+`sessions` what keeps a lock, `sweep` what a renewal looks after. `transactions` and `transport` carry the requests,
+`wire` reads HTTP; `notices` is what is pushed. `inspection` is for operators, `diagnosis` says what these servers take
+away.
 """
 
 from __future__ import annotations
@@ -205,6 +206,8 @@ class ConsulBackend:
             lock_delay=lock_delay(ttl),
             ttl_floor=TTL_FLOOR,
             hold_at_least=True,
+            read_write=True,
+            semaphore=True,
         )
 
     def __repr__(self) -> str:
@@ -220,6 +223,7 @@ class ConsulBackend:
         self._listener = Listener(self._agents, keys, notices, self._session_exists, self._session_ended)
         self._sessions = Sessions(
             self._agents,
+            keys,
             notices,
             who=self._identity,
             lock_delay=self._lock_delay,
@@ -249,7 +253,7 @@ class ConsulBackend:
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         for claim, granted in held:
             self._listener.hold(claim, cast("str", granted.key), granted.token or 0)
-        if group != OWN:
+        if group != OWN:  # what has a session of its own hears of its end by its key
             self._listener.watch_session(cast("str", group))
 
     def follow(self, names: frozenset[str], within: float) -> bool:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from urllib.parse import quote
 
+from multilock import BackendRejected
 from multilock.backend import LockInfo
 from multilock.names import escape
 from multilock.values import decode_value
 from multilock_consul.keys import Entry, Keys, listed
+from multilock_consul.semaphore import Semaphore, State
 from multilock_consul.sessions import Sessions
-from multilock_consul.transactions import Transactions
+from multilock_consul.transactions import Refused, Transactions, operation
 from multilock_consul.transport import Agents
 
 __all__ = ["Inspection"]
 
 TRIES = 3  # an operator who writes a key again and again must not keep a call for ever
+TAKEN_AT_ONCE = 32  # readers, of one transaction
+OTHERS_MAX = 99
 
 
 class Inspection:
@@ -25,10 +30,14 @@ class Inspection:
         self._keys = keys
         self._transactions = transactions
         self._sessions = sessions
+        self._semaphore = Semaphore(keys, transactions)
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        entry, _ = self._transactions.read(name, self._agents.now() + within)
-        return _info(name, entry) if entry else None
+        until = self._agents.now() + within
+        found, _ = self._transactions.read_folder(name, until)
+        if not found:  # a list leaves out what the token may not read; a question for one key is refused
+            self._transactions.read(self._keys.of(name), until)
+        return self._info(name, found)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         # A name that is all dots is escaped otherwise than the beginning of a longer one.
@@ -39,27 +48,89 @@ class Inspection:
         if response.status == 404 and begin:
             # A list leaves out what the token may not read; a question for one key is refused.
             self._agents.call("GET", self._agents.target(f"/v1/kv/{quote(begin)}"), until - self._agents.now())
-        for key, entry in [] if response.status == 404 else listed(response, begin):
-            name = self._keys.name(key)
-            if name is not None and name.startswith(prefix) and (info := _info(name, entry)):
-                yield info
+        entries = [] if response.status == 404 else listed(response, begin)
+        # Keys come in order, so that those of one name come together.
+        for name, keys in groupby(entries, key=lambda each: self._keys.name(each[0])):
+            if name is not None and name.startswith(prefix) and (info := self._info(name, dict(keys))):
+                yield replace(info, others=())
+
+    def _info(self, name: str, found: Mapping[str, Entry]) -> LockInfo | None:
+        state = self._state(name, found)
+        alone = [state.lock] if state.lock and state.lock.session else []
+        if readers := [entry for entry in state.readers.values() if entry.session]:
+            waiting = sum(entry.claim_id is not None for entry in (*alone, *state.living.values()))
+            return _together(name, readers, "read", waiting=waiting or None)
+        if alone:
+            return _holder(name, alone[0])
+        if state.living:
+            return _together(name, list(state.living.values()), "permit", permits=state.limit)
+        return None
+
+    def _state(self, name: str, found: Mapping[str, Entry]) -> State:
+        try:
+            return self._semaphore.state(name, found)
+        except BackendRejected:  # in use by something else: nobody holds it
+            return State(None, {}, 0)
 
     def force_release(self, name: str, within: float) -> bool:
         until = self._agents.now() + within
         for _ in range(TRIES):
-            entry, _ = self._transactions.read(name, until)
-            if entry is None or not entry.session:
+            found, _ = self._transactions.read_folder(name, until)
+            held = self._held(name, self._state(name, found))
+            if not held:
                 return False
-            if self._transactions.delete(name, entry.session, entry.index, until):
-                if entry.rests:
-                    self._sessions.end_rest(entry.session, until - self._agents.now())
+            if taken := self._take_away(held, until):
+                self._end_rests(taken, until)
                 return True
-        raise self._transactions.restless(name)
+        raise self._transactions.restless(self._keys.of(name))
+
+    def _held(self, name: str, state: State) -> Mapping[str, Entry]:
+        """The keys of those who hold it now, and not of who waits for readers to leave: he is next."""
+        lock = {self._keys.of(name): state.lock} if state.lock and state.lock.session else {}
+        if readers := {key: entry for key, entry in state.readers.items() if entry.session}:
+            return {**readers, **{key: entry for key, entry in lock.items() if entry.claim_id is None}}
+        folder = self._keys.folder(name)
+        return lock or {folder + session: entry for session, entry in state.living.items()}
+
+    def _take_away(self, held: Mapping[str, Entry], until: float) -> list[Entry]:
+        """Those of them that were still held."""
+        taken: list[Entry] = []
+        each = [(key, entry) for key, entry in held.items()]
+        for begin in range(0, len(each), TAKEN_AT_ONCE):
+            some = each[begin : begin + TAKEN_AT_ONCE]
+            if self._delete(some, until):
+                taken += [entry for _, entry in some]
+            else:  # one of them has just been given back
+                taken += [entry for key, entry in some if self._delete([(key, entry)], until)]
+        return taken
+
+    def _delete(self, held: Sequence[tuple[str, Entry]], until: float) -> bool:
+        """All of them, or none."""
+        steps = []
+        for key, entry in held:
+            steps += [operation("check-session", key, Session=entry.session), operation("delete", key)]
+        try:
+            self._transactions.execute(steps, until)
+        except Refused:
+            return False
+        return True
+
+    def _end_rests(self, taken: Sequence[Entry], until: float) -> None:
+        for entry in taken:
+            if entry.rests:
+                self._sessions.end_rest(entry.session, until - self._agents.now())
 
 
-def _info(name: str, entry: Entry) -> LockInfo | None:
-    if not entry.session:
-        return None
+def _holder(name: str, entry: Entry) -> LockInfo:
     info = decode_value(entry.value)
     token = info.token if info.resting_until else entry.index
     return replace(info, name=name, owner=info.owner or f"session {entry.session}", token=token)
+
+
+def _together(
+    name: str, entries: Sequence[Entry], kind: str, *, permits: int | None = None, waiting: int | None = None
+) -> LockInfo:
+    """The one that has held it for longest, and the others."""
+    oldest = sorted(entries, key=lambda entry: entry.index)[: OTHERS_MAX + 1]
+    first, *others = (replace(_holder(name, entry), kind=kind, permits=permits) for entry in oldest)
+    return replace(first, holders=len(entries), waiting=waiting, others=tuple(others))

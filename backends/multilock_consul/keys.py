@@ -1,7 +1,8 @@
-"""Names and keys: where a lock is, and what its key says."""
+"""Names and keys: where a lock is, where its readers and permits are, and what a key says."""
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,15 +11,17 @@ from typing import Any
 from urllib.parse import quote
 
 from multilock import BackendUnavailable
+from multilock.backend import Claim
 from multilock.names import escape, unescape
 from multilock.values import decode_value
 from multilock_consul.transport import Agents
 from multilock_consul.wire import Response
 
-__all__ = ["LOCK_FLAGS", "SEMAPHORE_FLAGS", "Entry", "Keys", "entry_of", "listed", "no_answer"]
+__all__ = ["LOCK_FLAGS", "SEMAPHORE_FLAGS", "Entry", "Keys", "entry_of", "index_of", "listed", "names_of", "no_answer"]
 
 LOCK_FLAGS = 0x2DDCCBC058A50C18
 SEMAPHORE_FLAGS = 0xE0F69A2BAA414DE0
+_OURS = re.compile(r"([^/]+)/(?:(\.lock)|!r/[^/]+|([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}))")
 
 
 class Keys:
@@ -28,15 +31,29 @@ class Keys:
         self.of = lru_cache(maxsize=4096)(self._of)
 
     def _of(self, name: str) -> str:
-        return f"{self.prefix}{escape(name)}/.lock"
+        return f"{self.folder(name)}.lock"
+
+    def folder(self, name: str) -> str:
+        return f"{self.prefix}{escape(name)}/"
+
+    def readers(self, name: str) -> str:
+        """What the keys of its readers begin with."""
+        return f"{self.folder(name)}!r/"
+
+    def place(self, claim: Claim, session_id: object) -> str:
+        """The key that this claim locks for that session: that of the name, or, with others, one of its own."""
+        if claim.permits > 1:
+            return f"{self.folder(claim.name)}{session_id}"
+        return f"{self.readers(claim.name)}{claim.id}" if claim.mode == "r" else self.of(claim.name)
 
     def name(self, key: str) -> str | None:
-        inner = key.removeprefix(self.prefix).removesuffix("/.lock")
-        return None if "/" in inner or not inner or not key.endswith("/.lock") else unescape(inner)
+        """The lock that a key of ours is about."""
+        found = _OURS.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
+        return unescape(found[1]) if found else None
 
-    def target(self, name: str, **query: str | int) -> str:
+    def target(self, key: str, **query: str | int) -> str:
         """In a path the key is quoted once more."""
-        return self._agents.target(f"/v1/kv/{quote(self.of(name))}", consistent="", **query)
+        return self._agents.target(f"/v1/kv/{quote(key)}", consistent="", **query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +91,33 @@ class Entry:
 
 def entry_of(response: Response, key: str) -> tuple[Entry | None, int]:
     """The answer to a GET of this key, and the index from which on to wait for its next change."""
+    index = index_of(response)
+    if response.status == 404:
+        return None, index
     try:
-        index = int(response.headers["x-consul-index"])
-        if response.status == 404:
-            return None, index
         [said] = response.json()
         if said["Key"] != key:
             raise ValueError("it is about another key")
         return Entry.parse(said), index
     except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise no_answer(response) from error
+
+
+def names_of(response: Response, folder: str) -> frozenset[str]:
+    """The answer to a GET of the names in this folder."""
+    try:
+        names = frozenset(response.json()) if response.status != 404 else frozenset()
+        if not all(name.startswith(folder) for name in names):
+            raise ValueError("it is about another folder")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise no_answer(response) from error
+    return names
+
+
+def index_of(response: Response) -> int:
+    try:
+        return int(response.headers["x-consul-index"])
+    except (LookupError, ValueError) as error:
         raise no_answer(response) from error
 
 

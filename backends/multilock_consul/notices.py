@@ -1,9 +1,9 @@
 """What the servers push: one thread keeps all blocking queries of a client open.
 
-A query asks for a key or a session from an index on, and is answered when that changes, or after a minute. Each has a
-connection of its own; one query per key serves whoever waits for it, holds it or follows it. A push is a hint and never
-proof. It is lost when a connection breaks; so the next query asks for the present state, and until then safety timers
-and renewals find out what no push told.
+A query asks for a key, the names in a folder, or a session from an index on, and is answered when that changes, or
+after a minute. Each has a connection of its own; one query per key serves whoever waits for it, holds it or follows it.
+A push is a hint and never proof. It is lost when a connection breaks; so the next query asks for the present state, and
+until then safety timers and renewals find out what no push told.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Claim, Notices
 from multilock.telling import logger
-from multilock_consul.keys import Keys, entry_of
+from multilock_consul.keys import Keys, entry_of, names_of
 from multilock_consul.sessions import shows
 from multilock_consul.transport import Agents, Wire, judged
 from multilock_consul.wire import Reading, Response
@@ -47,7 +47,7 @@ EXPLAIN_WITHIN = 0.1  # seconds that finding out the reason of a loss may take: 
 
 ANSWER_MAX = 2 << 20  # bytes of one key, whose value is half a MiB at most; else nobody else would be told meanwhile
 
-KEY, SESSION = "key", "session"
+KEY, FOLDER, SESSION = "key", "folder", "session"
 
 
 @dataclass(eq=False, slots=True)
@@ -55,12 +55,13 @@ class Query:
     """What one connection asks for, and for whom."""
 
     kind: str
-    subject: str  # the name of a lock, or the id of a session
+    subject: str  # the key, what all keys of the folder begin with, or the id of the session
     index: int  # from which on it waits; 0: what is there now?
     waiting: set[str] = field(default_factory=set)  # claim ids
     held: dict[str, str] = field(default_factory=dict)  # claim id -> its session
     followed: bool = False
     free: bool = False  # nobody held it when it was looked at last
+    seen: frozenset[str] | None = None  # of a folder: what was in it
     wire: Wire | None = None
     reading: Reading | None = None  # of the answer that is awaited
     dialing: bool = False
@@ -107,15 +108,17 @@ class Listener:
 
     # Called by any thread
 
-    def wait(self, name: str, claim_id: str, index: int) -> bool:
-        """Wake this claim when the key is free, also if that happened since ``index``. False: there is no room.
+    def wait(self, key: str, claim_id: str, index: int) -> bool:
+        """Wake this claim when the key is free, or a key goes from the folder with this name, also if that happened
+        since ``index``. False: there is no room.
 
         If others take the room before the thread comes to it, the claim is woken at once, so that it asks again.
         """
-        if (KEY, name) not in self._queries and len(self._queries) >= QUERIES:
+        kind = FOLDER if key.endswith("/") else KEY
+        if (kind, key) not in self._queries and len(self._queries) >= QUERIES:
             return False
         self._known.add(claim_id)
-        return self._post(lambda: self._wait(name, claim_id, index))
+        return self._post(lambda: self._wait(kind, key, claim_id, index))
 
     def hold(self, claim: Claim, session_id: str, index: int) -> None:
         """Tell when this claim's key vanishes, also if that happened since ``index``; while there is room."""
@@ -138,10 +141,11 @@ class Listener:
 
     def follow(self, names: frozenset[str]) -> bool:
         """Tell each change of holder of exactly these names. False: there is no room for all."""
-        new = sum((KEY, name) not in self._queries for name in names)
+        keys = frozenset(map(self._keys.of, names))
+        new = sum((KEY, key) not in self._queries for key in keys)
         if len(self._queries) + new > QUERIES:
-            names = frozenset()
-        return self._post(lambda: self._follow(names)) and bool(names)
+            keys = frozenset()
+        return self._post(lambda: self._follow(keys)) and bool(keys)
 
     def close(self) -> None:
         with self._starting:
@@ -170,13 +174,13 @@ class Listener:
 
     # What the thread does for them
 
-    def _wait(self, name: str, claim_id: str, index: int) -> None:
+    def _wait(self, kind: str, key: str, claim_id: str, index: int) -> None:
         if claim_id not in self._known:
             return
         now = self._now()
-        if now - self._woken.get(name, -math.inf) < LOST_RACE:
-            self._contested[name] = now
-        if query := self._query(KEY, name, index):
+        if now - self._woken.get(key, -math.inf) < LOST_RACE:
+            self._contested[key] = now
+        if query := self._query(kind, key, index):
             query.waiting.add(claim_id)
             self._serves[claim_id] = query
         else:  # many came at once, and each saw the room that was left
@@ -191,7 +195,7 @@ class Listener:
             if claim.kind != "leader" or displaced is None:
                 return
             self._forget(displaced)
-        if query := self._query(KEY, claim.name, index):
+        if query := self._query(KEY, self._keys.place(claim, session_id), index):
             query.held[claim.id] = session_id
             self._serves[claim.id] = query
             if claim.kind == "leader":
@@ -212,25 +216,26 @@ class Listener:
             del self._queries[SESSION, session_id]
             self._put_away(query)
 
-    def _follow(self, names: frozenset[str]) -> None:
+    def _follow(self, keys: frozenset[str]) -> None:
         for query in list(self._queries.values()):
-            if query.followed and query.subject not in names:
+            if query.followed and query.subject not in keys:
                 query.followed = False
                 self._drop_unwanted(query)
-        for name in names:
-            if found := self._query(KEY, name, 0):
+        for key in keys:
+            if found := self._query(KEY, key, 0):
                 found.followed = True
 
     def _query(self, kind: str, subject: str, index: int) -> Query | None:
         """The one for this subject, which is to report what changed since ``index``."""
         query = self._queries.get((kind, subject))
         if query is None:
-            if kind == KEY and len(self._queries) >= QUERIES:
+            if kind != SESSION and len(self._queries) >= QUERIES:
                 return None
             query = self._queries[kind, subject] = Query(kind, subject, index)
         elif query.index > index:  # what happened in between was reported before anybody asked for it
             self._hang_up(query)
             query.index = index
+            query.seen = None
             query.due = 0.0
         return query
 
@@ -333,6 +338,8 @@ class Listener:
         since: dict[str, str | int] = {"index": query.index, "wait": f"{WAIT}s"} if query.index else {}
         if query.kind == KEY:
             return self._keys.target(query.subject, **since)
+        if query.kind == FOLDER:
+            return self._keys.target(query.subject, keys="", separator="/", **since)
         return self._agents.target(f"/v1/session/info/{query.subject}", consistent="", **since)
 
     def _dial(self, query: Query) -> None:
@@ -404,14 +411,17 @@ class Listener:
         if query.kind == KEY:
             self._look_at_key(query, response)
             if query.followed and changed:  # taken and given back between two queries, it looks the same as before
-                self._notices.changed(query.subject)
+                self._notices.changed(self._keys.name(query.subject))
+            self._drop_unwanted(query)
+        elif query.kind == FOLDER:
+            self._look_into_folder(query, response)
             self._drop_unwanted(query)
         elif not shows(response, query.subject):
             self._unseen.append(query.subject)
             self._explain(lambda: self._ended(query.subject, EXPLAIN_WITHIN))
 
     def _look_at_key(self, query: Query, response: Response) -> None:
-        entry, _ = entry_of(response, self._keys.of(query.subject))
+        entry, _ = entry_of(response, query.subject)
         for claim_id, session_id in list(query.held.items()):
             if entry is None or not entry.held_by(claim_id, session_id):
                 self._forget(claim_id)
@@ -420,6 +430,12 @@ class Listener:
         if query.free and was_free:
             query.due = query.asked_at + max(FREE_PACE, FREE_EACH * sum(each.free for each in self._queries.values()))
         if query.free and query.waiting:
+            self._wake(query)
+
+    def _look_into_folder(self, query: Query, response: Response) -> None:
+        """Who waits for room has no use of what comes; what went before the first look is not known."""
+        seen, query.seen = query.seen, names_of(response, query.subject)
+        if query.waiting and (seen is None or seen - query.seen):
             self._wake(query)
 
     def _wake(self, query: Query) -> None:

@@ -1,11 +1,13 @@
 """The lock on Consul: what is asked of the servers, and what their answers mean.
 
-A lock is the key ``<prefix><name>/.lock`` with the flags of the lock of Consul's own Go client, held by a session, so
-that ``consul lock`` and that client exclude us and we them (https://developer.hashicorp.com/consul/docs/dynamic-app-
-config/sessions/application-leader-election):
+A lock that one holds alone is the key ``<prefix><name>/.lock`` with the flags of the lock of Consul's own Go client,
+held by a session, so that ``consul lock`` and that client exclude us and we them
+(https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions/application-leader-election):
 
 1. make a session; 2. lock the key for it; 3. if another session has it, wait until the key changes and go to 2;
 4. renew the session for as long as the lock is held; 5. to release, give the key up.
+
+`readers` and `semaphore` say what those lock who hold a name with others; all else is the same for them.
 
 Two things differ. A free lock has no key: a release deletes it, and so does the server when the session ends. And a
 lock is taken by a transaction that creates the key; the bare verb ``lock`` would succeed again for our own session, and
@@ -16,43 +18,44 @@ from __future__ import annotations
 
 import random
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable
-from multilock.backend import Busy, Claim, Granted, Held
+from multilock.backend import Busy, Claim, Granted, Held, other_number
 from multilock.values import encode_resting, encode_value
-from multilock_consul.keys import LOCK_FLAGS, SEMAPHORE_FLAGS, Entry, Keys
+from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
+from multilock_consul.readers import SAFETY, UNPUSHED, Readers, Wait
+from multilock_consul.semaphore import Semaphore, State
 from multilock_consul.sessions import OWN, Session, Sessions
 from multilock_consul.sweep import Found, Sweep
 from multilock_consul.transactions import Refused, Transactions, operation
 
 __all__ = ["Recipe"]
 
-SAFETY = 10.0  # seconds after which a waiter looks again, although nothing was pushed
-UNPUSHED = 1.0  # … where no push can come: too many keys are waited for
 DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pushed; a refusal costs the servers little
 AT_ONCE_AGAIN = 0.02  # seconds over which those are spread who found the key taken, and gone a moment later
+PASSED = 0.02, 0.05  # seconds after which who found others change a semaphore tries again
 TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
 
 
 class Recipe:
-    """``wait(name, claim_id, index)`` is to wake this claim when the key changes; whether it will."""
-
     def __init__(
         self,
         keys: Keys,
         transactions: Transactions,
         sessions: Sessions,
         now: Callable[[], float],
-        wait: Callable[[str, str, int], bool],
+        wait: Wait,
     ) -> None:
         self._keys = keys
         self._transactions = transactions
         self._sessions = sessions
         self._sweep = Sweep(keys, transactions, sessions, now)
+        self._readers = Readers(keys, transactions, wait)
+        self._semaphore = Semaphore(keys, transactions)
         self._now = now
         self._wait = wait
 
@@ -72,42 +75,64 @@ class Recipe:
     def _try(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
         """1: in the session that there is."""
         for _ in range(2):  # a session found dead is replaced, once
+            state = self._semaphore.look(claim.name, until) if claim.permits > 1 else None
+            if state and not self._sessions.own(claim) and not self._semaphore.room(claim, state):
+                return self._wait_for_room(claim, state, join)
             with self._sessions.trying(claim, until) as session:
-                answer = self._take(session, claim, join, until)
+                answer = self._take(session, claim, state, join, until)
             if answer is not None:
                 return answer
         raise BackendUnavailable("sessions end as soon as they are made", unknown=False, backend="consul")
 
     def _leave_nothing(self, claim: Claim, until: float) -> None:
+        if self._sessions.holds(claim):  # it kept readers out
+            self._give_back(claim, until)
         if own := self._sessions.own(claim):
             with suppress(BackendUnavailable):  # it holds nothing, and ends by itself
                 self._sessions.destroy(own, until - self._now())
 
-    def _take(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy | None:
+    def _take(
+        self, session: Session, claim: Claim, state: State | None, join: bool, until: float
+    ) -> Granted | Busy | None:
         """2: create the key and lock it. None: the session is gone."""
-        created = operation("cas", self._keys.of(claim.name), Index=0, Value="", Flags=LOCK_FLAGS)
         try:
-            return self._locked(session, claim, created, until)
+            if state:
+                return self._take_permit(session, claim, state, join, until)
+            created = operation("cas", self._keys.of(claim.name), Index=0, Value="", Flags=LOCK_FLAGS)
+            try:
+                return self._locked(session, claim, [created], until)
+            except Refused as refused:
+                if refused.verb == "lock":
+                    raise
+            return self._taken(session, claim, join, until)
         except Refused as refused:
-            if refused.first == 1:
-                return self._not_lockable(session, claim, refused)
-        return self._taken(session, claim, join, until)
+            return self._not_lockable(session, claim, refused)
 
-    def _locked(self, session: Session, claim: Claim, first: dict[str, Any], until: float) -> Granted | Busy:
+    def _locked(self, session: Session, claim: Claim, first: list[dict[str, Any]], until: float) -> Granted | Busy:
         """``first`` is what must be true of the key before it is locked, in the same transaction."""
-        key = self._keys.of(claim.name)
-        value = b64encode(encode_value(claim)).decode()
-        lock = operation("lock", key, Value=value, Flags=LOCK_FLAGS, Session=session.id)
-        entry = self._transactions.execute([first, lock], until)
-        if entry.session != session.id:
-            raise BackendUnavailable("it was locked for another session", backend="consul")
-        return self._hold(session, claim, entry.index, until)
+        if claim.mode == "r":
+            steps = self._readers.steps(session, claim)
+        else:
+            value = b64encode(encode_value(claim)).decode()
+            lock = operation("lock", self._keys.of(claim.name), Value=value, Flags=LOCK_FLAGS, Session=session.id)
+            steps = [lock, operation("get-tree", self._keys.readers(claim.name))]
+        return self._entered(session, claim, self._transactions.execute([*first, *steps], until), until)
 
-    def _hold(self, session: Session, claim: Claim, index: int, until: float) -> Granted | Busy:
-        if self._sessions.hold(session, claim):
-            return _granted(session, index)
-        self._delete(claim, session.id, index, until)  # it was cancelled while it was asked for
-        return Busy(SAFETY)
+    def _entered(self, session: Session, claim: Claim, found: Mapping[str, Entry], until: float) -> Granted | Busy:
+        """Its key is locked, and these are readers of its name, if nobody reads beside it."""
+        mine = self._keys.place(claim, session.id)
+        entry = found.get(mine)
+        if entry is None or entry.session != session.id:
+            raise BackendUnavailable("it was locked for another session", backend="consul")
+        if not self._sessions.hold(session, claim):  # it was cancelled while it was asked for
+            self._free(claim, session.id, entry.index, until)
+            return Busy(SAFETY)
+        if claim.mode != "r":
+            readers = {key: one for key, one in found.items() if key.startswith(self._keys.readers(claim.name))}
+            still = operation("check-session", mine, Session=session.id)
+            if busy := self._readers.keep_out(session, claim, readers, still, until):
+                return busy
+        return _granted(session, entry.index)
 
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
         if "lock delay" in refused.why:
@@ -115,42 +140,66 @@ class Recipe:
         if "invalid session" in refused.why:
             self._sessions.gone(session, "the server does not know it any more")
             return None
-        return Busy(random.uniform(0.0, AT_ONCE_AGAIN))  # somebody was faster between the two
+        # Somebody was faster between the two.
+        return Busy(random.uniform(*PASSED) if claim.permits > 1 else random.uniform(0.0, AT_ONCE_AGAIN))
 
     def _taken(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy:
         """3: the key exists; whose is it?"""
-        entry, index = self._transactions.read(claim.name, until)
+        key, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
+        if mine != key and (self._sessions.holds(claim) or self._sessions.asked_before(claim)):
+            own, _ = self._transactions.read(mine, until)
+            if own and own.session:
+                return self._ours_already(session, claim, own, until)
+        entry, index = self._transactions.read(key, until)
         if entry is None:  # deleted between the two
             return Busy(random.uniform(0.0, AT_ONCE_AGAIN))
-        if entry.session and entry.claim_id == claim.id and not entry.rests:
+        if mine == key and entry.session and entry.claim_id == claim.id and not entry.rests:
             return self._ours_already(session, claim, entry, until)
         if not entry.session:
-            return self._unlocked(session, claim, entry, until)
+            return self._unlocked(session, claim, entry, join, until)
         if not join:
             return Busy(SAFETY)
-        return Busy(SAFETY if self._wait(claim.name, claim.id, index) else UNPUSHED)
+        return Busy(SAFETY if self._wait(key, claim.id, index) else UNPUSHED)
 
     def _ours_already(self, session: Session, claim: Claim, entry: Entry, until: float) -> Granted | Busy:
-        """Our own attempt locked it, whose answer was lost."""
+        """Our own attempt locked it, whose answer was lost; or it waits for readers to leave."""
         if entry.session == session.id:
-            return self._hold(session, claim, entry.index, until)
+            still = operation("check-session", self._keys.place(claim, session.id), Session=session.id)
+            readers = operation("get-tree", self._keys.readers(claim.name))
+            return self._entered(session, claim, self._transactions.look([still, readers], until), until)
         self._delete(claim, entry.session, entry.index, until)  # in a session whose time is over
         return Busy(0.0)
 
-    def _unlocked(self, session: Session, claim: Claim, entry: Entry, until: float) -> Granted | Busy:
-        """Left behind by the Go client, which keeps the key of a free lock; or no lock at all."""
+    def _unlocked(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
+        """Left behind by the Go client, which keeps the key of a free lock; or a semaphore; or no lock at all."""
         key = self._keys.of(claim.name)
+        first = [operation("check-index", key, Index=entry.index)]
         if entry.flags != LOCK_FLAGS:
-            what = " (a semaphore of Consul)" if entry.flags == SEMAPHORE_FLAGS else ""
-            raise BackendRejected(
-                f"the key {key!r} is in use by something else{what}: choose another name",
-                name=claim.name,
-                backend="consul",
-            )
-        try:
-            return self._locked(session, claim, operation("check-index", key, Index=entry.index), until)
-        except Refused as refused:
-            return self._not_lockable(session, claim, refused) or Busy(0.0)
+            state = self._semaphore.look(claim.name, until)
+            if state.limit is None or state.lock != entry:
+                return Busy(random.uniform(*PASSED))
+            if state.living:
+                if claim.permits:
+                    raise other_number(claim, state.limit, "consul")
+                holders = {self._keys.folder(claim.name) + holder: own for holder, own in state.living.items()}
+                return self._readers.wait_for_one(session, claim, holders) if join else Busy(SAFETY)
+            self._transactions.bury(self._semaphore.places(claim.name, state.dead), first[0], session.id, until)
+            first += [operation("delete", key), operation("cas", key, Index=0, Value="", Flags=LOCK_FLAGS)]
+        return self._locked(session, claim, first, until)
+
+    def _take_permit(self, session: Session, claim: Claim, state: State, join: bool, until: float) -> Granted | Busy:
+        if session.id in state.living:  # our own attempt, as above
+            found = {self._keys.place(claim, session.id): state.living[session.id], **state.readers}
+            return self._entered(session, claim, found, until)
+        if self._semaphore.room(claim, state):
+            return self._entered(session, claim, self._semaphore.join(session, claim, state, until), until)
+        return self._wait_for_room(claim, state, join)
+
+    def _wait_for_room(self, claim: Claim, state: State, join: bool) -> Busy:
+        where, index = self._semaphore.sign(claim, state)
+        if not join:
+            return Busy(SAFETY)
+        return Busy(SAFETY if self._wait(where, claim.id, index) else UNPUSHED)
 
     # ---- renew
 
@@ -160,9 +209,14 @@ class Recipe:
         """4. The proof is that of the session. A look at a key that has no answer yet takes nothing from anybody."""
         until = self._now() + within
         if group == OWN:
-            sessions = [self._sessions.get(granted.key) for _, granted in held]
-            return [self._renew(session, [one], until)[0] for session, one in zip(sessions, held, strict=True)]
+            return [self._renew_own(one, until) for one in held]
         return self._renew(self._sessions.get(group), held, until)
+
+    def _renew_own(self, one: Held, until: float) -> Granted | BackendUnavailable | None:
+        try:
+            return self._renew(self._sessions.get(one[1].key), [one], until)[0]
+        except BackendUnavailable as silence:  # which is no answer for the others
+            return silence
 
     def _renew(
         self, session: Session | None, held: Sequence[Held], until: float
@@ -172,27 +226,23 @@ class Recipe:
         found, hidden = self._sweep.sweep(session, (claim for claim, _ in held), until)
         answers: list[Granted | BackendUnavailable | None] = []
         for claim, granted in held:
-            if claim.name in hidden:
-                answers.append(self._hidden(claim.name))
+            key = self._keys.place(claim, session.id)
+            if key in hidden:
+                answers.append(_hidden(key))
             else:
-                still = _may_be_held(found, claim, session.id)
+                still = _may_be_held(found, key, claim, session.id)
                 answers.append(_granted(session, granted.token) if still else None)
         return answers
-
-    def _hidden(self, name: str) -> BackendUnavailable:
-        key = self._keys.of(name)
-        return BackendUnavailable(
-            f"a look at {key!r} is refused: Consul could not tell whether it is still ours",
-            unknown=False,
-            backend="consul",
-        )
 
     # ---- release
 
     def release(self, claim: Claim, granted: Granted | None, within: float) -> bool:
         """5. What was asked for in vain, or has no answer, may still be locked: it is looked for."""
-        until = self._now() + within
-        doubtful = self._sessions.cancel(claim, granted=granted is not None)
+        return self._give_back(claim, self._now() + within, granted, wanted=granted is not None)
+
+    def _give_back(self, claim: Claim, until: float, granted: Granted | None = None, *, wanted: bool = True) -> bool:
+        """``wanted``: the claim itself is not cancelled."""
+        doubtful = self._sessions.cancel(claim, granted=wanted)
         answered = False
         try:
             ours = self._release(claim, granted, doubtful, until)
@@ -204,30 +254,53 @@ class Recipe:
     def _release(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
         if self._sessions.is_beginning(claim):
             raise BackendUnavailable("its session is not made yet", unknown=False, backend="consul")
+        unanswered = any(claim.id in session.open for session in doubtful)
+        if claim.permits > 1:
+            return self._release_permit(claim, granted, doubtful, unanswered, until)
         if granted and granted.token is not None:
             over = self._sessions.known_over(granted.key)
             ours = not over and self._delete(claim, granted.key, granted.token, until)
         else:
             ours = bool(doubtful) and self._look_and_delete(claim, [one.id for one in doubtful], until)
         self._end_doubtful(claim, doubtful, until)
+        if claim.mode == "r" and (unanswered or (granted and not ours)):
+            self._readers.forget(claim, until)
         return ours
 
+    def _release_permit(
+        self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], unanswered: bool, until: float
+    ) -> bool:
+        sessions = dict.fromkeys([*([str(granted.key)] if granted else ()), *(one.id for one in doubtful)])
+        were = [self._semaphore.leave(claim, session, until) for session in sessions]
+        self._end_doubtful(claim, doubtful, until)
+        if unanswered:  # it may have been executed before the end of its session, which is final
+            for session in sessions:
+                self._semaphore.leave(claim, session, until)
+        return any(were)
+
+    def _free(self, claim: Claim, session: str, index: int, until: float) -> None:
+        if claim.permits > 1:
+            self._semaphore.leave(claim, session, until)
+        else:
+            self._delete(claim, session, index, until)
+
     def _look_and_delete(self, claim: Claim, sessions: Sequence[str], until: float) -> bool:
-        entry, _ = self._transactions.read(claim.name, until)
+        entry, _ = self._transactions.read(self._keys.place(claim, None), until)
         if entry is None or entry.session not in sessions or entry.claim_id != claim.id:
             return False
         return self._delete(claim, entry.session, entry.index, until)
 
     def _delete(self, claim: Claim, session: Hashable, index: int, until: float) -> bool:
         """Whether the key was this claim's until now."""
+        key = self._keys.place(claim, session)
         for _ in range(TRIES):
-            if self._transactions.delete(claim.name, session, index, until):
+            if self._transactions.delete(key, session, index, until):
                 return True
-            entry, _ = self._transactions.read(claim.name, until)
+            entry, _ = self._transactions.read(key, until)
             if entry is None or not entry.held_by(claim.id, session):
                 return False
             index = entry.index  # an operator wrote the key
-        raise self._transactions.restless(claim.name)
+        raise self._transactions.restless(key)
 
     def _end_doubtful(self, claim: Claim, doubtful: Sequence[Session], until: float) -> None:
         own = self._sessions.own(claim)
@@ -260,8 +333,10 @@ class Recipe:
         If the answer to that is lost, the session is left alone: the move may still be executed, and whoever asks again
         finds that it was.
         """
+        if claim.permits > 1:
+            return self._rest_permit(claim, granted, seconds, until)
         if self._sessions.known_over(granted.key):  # it moved before, or was lost
-            entry, _ = self._transactions.read(claim.name, until)
+            entry, _ = self._transactions.read(self._keys.of(claim.name), until)
             return _rests_for(claim, entry)
         session, seconds = self._sessions.new_rest(seconds, until)
         try:
@@ -273,6 +348,12 @@ class Recipe:
             self._sessions.end_rest(session, until - self._now())
         return _rests_for(claim, entry)
 
+    def _rest_permit(self, claim: Claim, granted: Granted, seconds: float, until: float) -> bool:
+        rests, unused = self._semaphore.rest(claim, granted, lambda: self._sessions.new_rest(seconds, until), until)
+        if unused:
+            self._sessions.end_rest(unused, until - self._now())
+        return rests
+
     def _move(self, claim: Claim, granted: Granted, session: str, seconds: float, until: float) -> Entry | None:
         """The key after it was tried: it was moved, had moved before, or is not this claim's."""
         assert granted.token is not None
@@ -283,11 +364,11 @@ class Recipe:
             except Refused as refused:
                 if "invalid session" in refused.why:  # this process stood still for longer than it lived
                     raise BackendUnavailable("it was to rest, too late", unknown=False, backend="consul") from refused
-            entry, _ = self._transactions.read(claim.name, until)
+            entry, _ = self._transactions.read(self._keys.of(claim.name), until)
             if entry is None or not entry.held_by(claim.id, granted.key):
                 return entry
             index = entry.index  # an operator wrote the key
-        raise self._transactions.restless(claim.name)
+        raise self._transactions.restless(self._keys.of(claim.name))
 
     def _move_at(self, claim: Claim, granted: Granted, session: str, index: int, seconds: float, until: float) -> Entry:
         key = self._keys.of(claim.name)
@@ -299,7 +380,7 @@ class Recipe:
             operation("lock", key, Value=value, Flags=LOCK_FLAGS, Session=session),
         ]
         # A transaction shows no values.
-        return replace(self._transactions.execute(steps, until), value=b64decode(value))
+        return replace(self._transactions.execute(steps, until)[key], value=b64decode(value))
 
 
 def _granted(session: Session, index: int | None) -> Granted:
@@ -308,11 +389,19 @@ def _granted(session: Session, index: int | None) -> Granted:
     return Granted(index, ttl, session.proved_at, ttl, ttl / 3, group, session.id)
 
 
-def _may_be_held(found: Found, claim: Claim, session_id: str) -> bool:
+def _hidden(key: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"a look at {key!r} is refused: Consul could not tell whether it is still ours",
+        unknown=False,
+        backend="consul",
+    )
+
+
+def _may_be_held(found: Found, key: str, claim: Claim, session_id: str) -> bool:
     """What was not looked at is held as long as its session is."""
-    if claim.name not in found:
+    if key not in found:
         return True
-    entry = found[claim.name]
+    entry = found[key]
     return entry is not None and entry.held_by(claim.id, session_id)
 
 

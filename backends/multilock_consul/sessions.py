@@ -1,4 +1,5 @@
-"""Consul sessions: one for all renewed locks of one ttl, one of its own for each lock that is not renewed.
+"""Consul sessions: one for all renewed locks of one ttl, one for all its readers, one of its own for each lock that is
+not renewed and for each permit.
 
 A session is what keeps a lock: putting or locking a key does not renew it. A session is never revived, and it is not
 used any more once its proof is too old: whoever comes then gets a new one.
@@ -23,18 +24,23 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Claim, Notices
+from multilock_consul.keys import Keys
 from multilock_consul.transport import Agents, judged
 from multilock_consul.wire import Response
 
 __all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Session", "Sessions", "safe_delay", "shows"]
 
 OWN = "own sessions"
-"""The group of all locks that are not renewed: each has a session of its own."""
+"""The group of all locks that have a session of their own."""
+
+DELETE, RELEASE = "delete", "release"
+"""What becomes of a session's keys when it ends. That of a reader stays: it is the only trace of who may still believe,
+for a writer that comes later. A free lock has no key, and its own lock delay keeps others out."""
 
 LOOKED_AT = 60.0  # seconds after a cancel (or 2 × ttl) for which renewals look: a stopped server may execute it later
-RELEASED_MAX = 512  # names of answered releases that are looked at so long, the newest: eight requests
+RELEASED_MAX = 512  # keys of answered releases that are looked at so long, the newest: eight requests
 RELEASED_EVERY = 5.0  # seconds between two looks at those; nothing is known to be left there
 LOCK_DELAY_MAX = 60.0  # the server's
 REMOVED_AFTER = 5.0  # seconds for which a node stands still before the others can take it out (seen: 9 to 13)
@@ -47,31 +53,43 @@ _TTL_REFUSED = re.compile(r"must be between \[([0-9.hmsuµn]+)=")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
+Purpose = tuple[float, str] | str
+
+
 @dataclass(eq=False, slots=True)
 class Session:
     id: str
     ttl: float  #: as the server granted it
     proved_at: float  #: when the newest answered request was sent that keeps it alive
-    purpose: float | str  #: the ttl that was asked for, or the id of the one claim that it is for
+    purpose: Purpose  #: the ttl that was asked for and the behaviour, or the id of the one claim that it is for
     ended: bool = False  # nobody begins anything in it any more
     held: set[str] = field(default_factory=set)  # ids of claims
     leaving: set[str] = field(default_factory=set)  # … that are being given back just now
     open: list[str] = field(default_factory=list)  # ids, one for each request that is under way or has no answer
     cancelled: dict[str, float] = field(default_factory=dict)  # id in `open` that nobody wants -> may come until
-    left: dict[str, float] = field(default_factory=dict)  # name that may be locked for nobody -> looked at until
+    left: dict[str, float] = field(default_factory=dict)  # key that may be locked for nobody -> looked at until
     rests: dict[str, float] = field(default_factory=dict)  # id that is to rest, and may not do so yet -> until
     released: dict[str, float] = field(default_factory=dict)  # … and only if something repeats requests; oldest first
     released_due: float = 0.0  # when to look at those
-    unseen: dict[str, None] = field(default_factory=dict)  # names that the last look did not come to
+    unseen: dict[str, None] = field(default_factory=dict)  # keys that the last look did not come to
 
     @property
     def shared(self) -> bool:
-        return isinstance(self.purpose, float)
+        return not isinstance(self.purpose, str)
 
     def idle(self) -> bool:
         """Whether nobody would miss it."""
         wanted = self.held or self.rests
         return not wanted and all(claim_id in self.cancelled for claim_id in (*self.open, *self.leaving))
+
+
+def _behaviour(claim: Claim) -> str:
+    return RELEASE if claim.mode == "r" else DELETE
+
+
+def _purpose(claim: Claim) -> Purpose:
+    """One of its own for a permit too: Consul's semaphore knows its holders by their sessions."""
+    return (claim.ttl, _behaviour(claim)) if claim.renew and claim.permits < 2 else claim.id
 
 
 def safe_delay(ttl: float) -> float:
@@ -87,6 +105,7 @@ class Sessions:
     def __init__(
         self,
         agents: Agents,
+        keys: Keys,
         notices: Notices,
         *,
         who: str,
@@ -94,6 +113,7 @@ class Sessions:
         ended: Callable[[str], None],
     ) -> None:
         self._agents = agents
+        self._keys = keys
         self._notices = notices
         self._now = notices.now
         self._who = who
@@ -103,7 +123,7 @@ class Sessions:
         self._lock = threading.Lock()  # never held during a request or a notice
         self._making = threading.Lock()  # held during one
         self._by_id: dict[str, Session] = {}
-        self._current: dict[float | str, Session] = {}  # by purpose, those in use
+        self._current: dict[Purpose, Session] = {}  # by purpose, those in use
         self._open: dict[str, list[Session]] = {}  # by claim id, those that have it in `Session.open`
         self._holding: dict[str, Session] = {}  # by claim id
         self._cancelled: dict[str, float] = {}  # claim id -> when, the oldest first; an attempt may still begin
@@ -145,8 +165,9 @@ class Sessions:
         while True:
             session = self._find(claim)
             if session is None:
-                session = self._make(claim, until) if claim.renew else self._make_own(claim, until)
-            elif not claim.renew and self._now() > session.proved_at + FRESH * session.ttl:
+                own = isinstance(_purpose(claim), str)
+                session = self._make_own(claim, until) if own else self._make(claim, until)
+            elif not session.shared and self._now() > session.proved_at + FRESH * session.ttl:
                 # Its time begins with the lock, and not with the wait for it.
                 self.renew(session, until - self._now())
             with self._lock:
@@ -159,7 +180,7 @@ class Sessions:
 
     def _find(self, claim: Claim) -> Session | None:
         with self._lock:
-            session = self._current.get(claim.ttl if claim.renew else claim.id)
+            session = self._current.get(_purpose(claim))
         if session and session.shared and self._now() >= session.proved_at + USABLE * session.ttl:
             self.end(session, "it was not renewed in time")
             return None
@@ -188,7 +209,7 @@ class Sessions:
         try:
             if session := self._find(claim):
                 return session
-            session = self._create(claim.ttl, claim.ttl, until)
+            session = self._create(claim, until)
         finally:
             self._making.release()
         self._notices.group(session.id, session.ttl, session.ttl / 3)
@@ -201,17 +222,17 @@ class Sessions:
                 raise BackendUnavailable("it was given up", unknown=False, backend="consul")
             self._beginning.add(claim.id)
         try:
-            return self._create(claim.ttl, claim.id, until)
+            return self._create(claim, until)
         finally:
             with self._lock:
                 self._beginning.discard(claim.id)
 
-    def _create(self, ttl: float, purpose: float | str, until: float) -> Session:
-        session_id, ttl, sent_at = self._new(ttl, self._lock_delay, until)
-        session = Session(session_id, ttl, sent_at, purpose)
+    def _create(self, claim: Claim, until: float) -> Session:
+        session_id, ttl, sent_at = self._new(claim.ttl, self._lock_delay, _behaviour(claim), until)
+        session = Session(session_id, ttl, sent_at, _purpose(claim))
         with self._lock:
             closed = session.ended = self._closed  # if so nobody was told of it
-            self._current[purpose] = self._by_id[session.id] = session
+            self._current[session.purpose] = self._by_id[session.id] = session
         if closed:
             self.destroy(session, until - self._now())
             raise BackendUnavailable("the client was closed", unknown=False, backend="consul")
@@ -219,7 +240,7 @@ class Sessions:
 
     def new_rest(self, seconds: float, until: float) -> tuple[str, float]:
         """The id of a session that keeps a name for so long, and for how long it really does, at least."""
-        session_id, ttl, _ = self._new(math.ceil(seconds * 1000) / 1000, lambda ttl: 0.0, until)
+        session_id, ttl, _ = self._new(math.ceil(seconds * 1000) / 1000, lambda ttl: 0.0, DELETE, until)
         return session_id, ttl
 
     def end_rest(self, session_id: str, within: float) -> None:
@@ -227,14 +248,16 @@ class Sessions:
         with suppress(MultilockError):
             self._agents.call("PUT", self._agents.target(f"/v1/session/destroy/{session_id}"), within)
 
-    def _new(self, ttl: float, lock_delay: Callable[[float], float], until: float) -> tuple[str, float, float]:
+    def _new(
+        self, ttl: float, lock_delay: Callable[[float], float], behaviour: str, until: float
+    ) -> tuple[str, float, float]:
         """Its id, its ttl as the server granted it, and when it was asked for."""
         ttl = max(ttl, self._ttl_min)
-        response, sent_at = self._ask_for(ttl, lock_delay(ttl), until - self._now())
+        response, sent_at = self._ask_for(ttl, lock_delay(ttl), behaviour, until - self._now())
         if least := _least_ttl(response):
             self._ttl_min = least
             ttl = max(ttl, least)
-            response, sent_at = self._ask_for(ttl, lock_delay(ttl), until - self._now())
+            response, sent_at = self._ask_for(ttl, lock_delay(ttl), behaviour, until - self._now())
         try:
             return str(judged(response).json()["ID"]), ttl, sent_at
         except (ValueError, LookupError, TypeError) as error:
@@ -243,12 +266,12 @@ class Sessions:
             )
             raise BackendUnavailable(f"{who} made no session: {response.text}", backend="consul") from error
 
-    def _ask_for(self, ttl: float, lock_delay: float, within: float) -> tuple[Response, float]:
+    def _ask_for(self, ttl: float, lock_delay: float, behaviour: str, within: float) -> tuple[Response, float]:
         wanted = {
             "Name": f"multilock {self._who}",
             "TTL": f"{round(ttl * 1000)}ms",
             "LockDelay": f"{round(lock_delay * 1000)}ms",
-            "Behavior": "delete",  # a free lock has no key
+            "Behavior": behaviour,
             "NodeChecks": [],  # not the node's health: a short hiccup of gossip would take all its locks away
             "ServiceChecks": [],
         }
@@ -347,8 +370,12 @@ class Sessions:
 
     def _tell(self, session: Session, why: str) -> None:
         self._tell_ended(session.id)
+        message = f"the session {session.id} ended: {why}"
         if session.shared:
-            self._notices.group_gone(session.id, f"the session {session.id} ended: {why}")
+            self._notices.group_gone(session.id, message)
+            return
+        for claim_id in tuple(session.held):  # nothing, where it is given back
+            self._notices.gone(claim_id, LossReason.SESSION_LOST, message)
 
     # What is given back
 
@@ -360,6 +387,14 @@ class Sessions:
 
     def own(self, claim: Claim) -> Session | None:
         return self._current.get(claim.id)
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether something is locked for it, perhaps only to keep others out."""
+        return claim.id in self._holding
+
+    def asked_before(self, claim: Claim) -> bool:
+        """Whether an attempt of this claim, besides the one under way, has no answer."""
+        return len(self._open.get(claim.id, ())) > 1
 
     def cancel(self, claim: Claim, *, granted: bool) -> list[Session]:
         """Nobody wants this claim any more. The sessions in which a request of it may still be executed, or was.
@@ -388,16 +423,18 @@ class Sessions:
         with self._lock:
             if holding := self._holding.get(claim.id):
                 holding.leaving.discard(claim.id)
-                holding.unseen.pop(claim.name, None)
+                key = self._keys.place(claim, holding.id)
+                holding.unseen.pop(key, None)
                 if not answered:
-                    holding.left[claim.name] = max(self._now(), holding.rests.get(claim.id, 0.0))
+                    holding.left[key] = max(self._now(), holding.rests.get(claim.id, 0.0))
                     return
                 holding.rests.pop(claim.id, None)
                 del self._holding[claim.id]
-            session = holding or self._current.get(claim.ttl)  # it may have waited only
-            if session and session.shared and claim.renew:
-                session.released.pop(claim.name, None)
-                session.released[claim.name] = self._now() + LOOKED_AT
+            session = holding or self._current.get(_purpose(claim))  # it may have waited only
+            if session and session.shared:
+                key = self._keys.place(claim, session.id)
+                session.released.pop(key, None)
+                session.released[key] = self._now() + LOOKED_AT
                 if len(session.released) > RELEASED_MAX:
                     del session.released[next(iter(session.released))]
 
@@ -422,36 +459,37 @@ class Sessions:
         self._cancelled[claim_id] = now
 
     def _look_after(self, session: Session, claim: Claim) -> None:
-        session.cancelled[claim.id] = session.left[claim.name] = self._now() + max(LOOKED_AT, 2 * session.ttl)
+        until = self._now() + max(LOOKED_AT, 2 * session.ttl)
+        session.cancelled[claim.id] = session.left[self._keys.place(claim, session.id)] = until
 
     def to_look_at(self, session: Session, held: Iterable[str]) -> dict[str, bool]:
-        """Names, in the order in which to look at them, and whether their keys should be there or may well be.
+        """Keys, in the order in which to look at them, and whether they should be there or may well be.
 
         First what may be locked for nobody, then what is held, of that first what the last look did not come to.
         """
         now = self._now()
         with self._lock:
-            names = dict.fromkeys(session.left, True)
+            keys = dict.fromkeys(session.left, True)
             rest = dict.fromkeys(held, True)
             if session.released and now >= session.released_due:
                 session.released_due = now + RELEASED_EVERY
                 rest = {**dict.fromkeys(session.released, False), **rest}
-            names.update((name, True) for name in session.unseen if name in rest and name not in names)
-            names.update((name, likely) for name, likely in rest.items() if name not in names)
-        return names
+            keys.update((key, True) for key in session.unseen if key in rest and key not in keys)
+            keys.update((key, likely) for key, likely in rest.items() if key not in keys)
+        return keys
 
-    def looked_at(self, session: Session, names: Iterable[str], clean: Set[str]) -> None:
-        """Of these names, ``clean`` are not locked for nobody; what is not in there will be looked at again first."""
+    def looked_at(self, session: Session, keys: Iterable[str], clean: Set[str]) -> None:
+        """Of these keys, ``clean`` are not locked for nobody; what is not in there will be looked at again first."""
         now = self._now()
         with self._lock:
-            for name in names:
-                if name in clean:
-                    session.unseen.pop(name, None)
+            for key in keys:
+                if key in clean:
+                    session.unseen.pop(key, None)
                 else:
-                    session.unseen[name] = None
+                    session.unseen[key] = None
             for remembered in (session.left, session.released):
-                for name in [name for name, until in remembered.items() if until <= now and name in clean]:
-                    del remembered[name]
+                for key in [key for key, until in remembered.items() if until <= now and key in clean]:
+                    del remembered[key]
             for claim_id in [claim_id for claim_id, until in session.rests.items() if until <= now]:
                 del session.rests[claim_id]
             for claim_id in [claim_id for claim_id, until in session.cancelled.items() if until <= now]:

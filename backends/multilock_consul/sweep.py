@@ -17,7 +17,7 @@ BYTES_AT_ONCE = 32768  # of one request, which may be larger by far; ordinary na
 LOOK_SHARE = 0.1  # of the ttl: a renewal begins no further look at its keys after so long
 
 Found = Mapping[str, Entry | None]
-"""The keys that were looked at, by name; None: not there."""
+"""The keys that were looked at; None: not there."""
 
 
 class Sweep:
@@ -30,36 +30,36 @@ class Sweep:
     def sweep(self, session: Session, claims: Iterable[Claim], until: float) -> tuple[Found, set[str]]:
         """Look at the keys of these claims, and at others of this session that may be locked for nobody.
 
-        The second are names that the token may not look at.
+        The second are keys that the token may not look at.
         """
-        held = {claim.name for claim in claims}
-        names = self._sessions.to_look_at(session, held)
+        held = {self._keys.place(claim, session.id) for claim in claims}
+        keys = self._sessions.to_look_at(session, held)
         if len(held) == 1:  # it may be `Lease.renew()`, which asks whether the lock is still ours
-            names = dict.fromkeys(held, True) | names
+            keys = dict.fromkeys(held, True) | keys
         end = (self._now() + until) / 2  # or a look without an answer would take the proof's time
-        found, hidden = self._look(session, names, held, end)
+        found, hidden = self._look(session, keys, held, end)
         dirty = self._clean(session, found, end)
-        self._sessions.looked_at(session, names, found.keys() - dirty)
+        self._sessions.looked_at(session, keys, found.keys() - dirty)
         return found, hidden
 
-    def _look(self, session: Session, names: Mapping[str, bool], held: Set[str], end: float) -> tuple[Found, set[str]]:
+    def _look(self, session: Session, keys: Mapping[str, bool], held: Set[str], end: float) -> tuple[Found, set[str]]:
         """At those of these keys that there is time for: many keys over a long way take more than one renewal.
 
-        ``names`` tells whether a key should be there.
+        ``keys`` tells of each whether it should be there.
         """
         found: dict[str, Entry | None] = {}
         hidden: set[str] = set()
         enough = self._now() + LOOK_SHARE * session.ttl
-        for step in self._steps(names):
+        for step in _steps(keys):
             now = self._now()
             if now >= end or (found and now >= enough):
                 break
             try:
                 entries = self._transactions.read_all(step, end)
-                missing = [name for name in step if entries[name] is None and names[name]]
-                if missing and not self._may_look_at(next((name for name in missing if name in held), missing[0]), end):
+                missing = [key for key in step if entries[key] is None and keys[key]]
+                if missing and not self._may_look_at(next((key for key in missing if key in held), missing[0]), end):
                     hidden.update(missing)
-                found.update((name, entry) for name, entry in entries.items() if name not in hidden)
+                found.update((key, entry) for key, entry in entries.items() if key not in hidden)
             except BackendUnavailable as silence:
                 logger.debug("the session %s was renewed, its keys were not looked at: %s", session.id, silence)
                 break
@@ -68,41 +68,42 @@ class Sweep:
                 hidden.update(step)
         return found, hidden
 
-    def _may_look_at(self, name: str, until: float) -> bool:
+    def _may_look_at(self, key: str, until: float) -> bool:
         """What the token may not read is left out of an answer about many keys; a question for one is refused."""
         try:
-            self._transactions.read(name, until)
+            self._transactions.read(key, until)
         except BackendRejected:
             return False
         return True
 
-    def _steps(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """Those that go into one request."""
-        step: list[str] = []
-        size = 0
-        for name in names:
-            wanted = len(self._keys.of(name)) + 50
-            if step and (len(step) >= AT_ONCE or size + wanted > BYTES_AT_ONCE):
-                yield step
-                step, size = [], 0
-            step.append(name)
-            size += wanted
-        if step:
-            yield step
-
     def _clean(self, session: Session, found: Found, end: float) -> set[str]:
         """Delete what is locked for nobody: an acquire that nobody wants any more was executed after all, or again.
 
-        The names for which that is not done yet. That is nobody's concern who holds another lock of this session.
+        The keys for which that is not done yet. That is nobody's concern who holds another lock of this session.
         """
         dirty = set()
-        for name, entry in found.items():
+        for key, entry in found.items():
             if entry and entry.session == session.id and not self._sessions.wanted(session, entry.claim_id):
-                dirty.add(name)
+                dirty.add(key)
                 if self._now() < end:
                     try:
-                        self._transactions.delete(name, session.id, entry.index, end)
-                        dirty.discard(name)
+                        self._transactions.delete(key, session.id, entry.index, end)
+                        dirty.discard(key)
                     except MultilockError as error:
-                        logger.debug("the lock %r is not given back yet: %s", name, error)
+                        logger.debug("the key %r is not given back yet: %s", key, error)
         return dirty
+
+
+def _steps(keys: Iterable[str]) -> Iterator[list[str]]:
+    """Those that go into one request."""
+    step: list[str] = []
+    size = 0
+    for key in keys:
+        wanted = len(key) + 50
+        if step and (len(step) >= AT_ONCE or size + wanted > BYTES_AT_ONCE):
+            yield step
+            step, size = [], 0
+        step.append(key)
+        size += wanted
+    if step:
+        yield step

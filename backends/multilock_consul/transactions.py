@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable
-from multilock_consul.keys import Entry, Keys, entry_of, no_answer
+from multilock_consul.keys import Entry, Keys, entry_of, index_of, listed, no_answer
 from multilock_consul.transport import Agents
 from multilock_consul.wire import Response
 
 __all__ = ["AT_ONCE", "Refused", "Transactions", "operation"]
 
 AT_ONCE = 64  # operations a server takes in one transaction
+BURIED_AT_ONCE = (AT_ONCE - 1) // 2
 
 
 class Refused(Exception):
-    """409: nothing of the transaction was executed."""
+    """409: nothing of the transaction was executed. ``verb`` is that of the operation which could not be."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: Response, operations: Sequence[dict[str, Any]]) -> None:
         try:
             errors = response.json()["Errors"]
-            self.first: int = errors[0]["OpIndex"]
+            self.verb: str = operations[errors[0]["OpIndex"]]["KV"]["Verb"]
             self.why = "; ".join(error["What"] for error in errors)
         except (ValueError, LookupError, TypeError) as error:
             raise no_answer(response) from error
@@ -38,19 +39,28 @@ class Transactions:
         self._writing = agents.target("/v1/txn")
         self._reading = agents.target("/v1/txn", consistent="")
 
-    def execute(self, operations: Sequence[dict[str, Any]], until: float) -> Entry:
-        """All of them, or none: `Refused`. The key after the last of them that shows it."""
-        key = operations[0]["KV"]["Key"]
+    def execute(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
+        """All of them, or none: `Refused`. Each key after the last of them that shows it; a ``get-tree`` alone shows
+        values."""
         response, _ = self._agents.call("PUT", self._writing, self._left(until), json.dumps(operations).encode())
-        results = _results(response)
-        if not results or any(said != key for said, _ in results):
-            raise no_answer(response)
-        return results[-1][1]
+        return self._shown(operations, response)
 
-    def delete(self, name: str, session: Hashable, index: int, until: float) -> bool:
-        """Delete the key of this name if it is this session's, at this index. A ``delete-cas`` alone says yes for a key
-        that is not there."""
-        key = self._keys.of(name)
+    def look(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
+        """The same for some of which none writes."""
+        response, _ = self._agents.call("PUT", self._reading, self._left(until), json.dumps(operations).encode())
+        return self._shown(operations, response)
+
+    def _shown(self, operations: Sequence[dict[str, Any]], response: Response) -> Mapping[str, Entry]:
+        keys = {one["KV"]["Key"] for one in operations}
+        trees = tuple(one["KV"]["Key"] for one in operations if one["KV"]["Verb"] == "get-tree")
+        results = _results(response, operations)
+        if not results or any(key not in keys and not key.startswith(trees) for key, _ in results):
+            raise no_answer(response)
+        return dict(results)
+
+    def delete(self, key: str, session: Hashable, index: int, until: float) -> bool:
+        """Delete this key if it is this session's, at this index. A ``delete-cas`` alone says yes for a key that is not
+        there."""
         still = operation("check-session", key, Session=session)
         try:
             self.execute([still, operation("delete-cas", key, Index=index)], until)
@@ -58,28 +68,42 @@ class Transactions:
             return False
         return True
 
-    def read(self, name: str, until: float) -> tuple[Entry | None, int]:
-        """The key of this name, and the index from which on to wait for its next change."""
-        response, _ = self._agents.call("GET", self._keys.target(name), self._left(until))
-        return entry_of(response, self._keys.of(name))
+    def bury(self, keys: Sequence[str], still: dict[str, Any], session: Hashable, until: float) -> None:
+        """Delete the keys of holders whose session ended, once no lock delay keeps them any more; then their holders
+        have given up. ``still`` must be true besides. Raises `Refused`."""
+        for begin in range(0, len(keys), BURIED_AT_ONCE):
+            steps = [still]
+            for key in keys[begin : begin + BURIED_AT_ONCE]:
+                # To lock it is the only question about a lock delay that the servers answer.
+                steps += [operation("lock", key, Session=session), operation("delete", key)]
+            self.execute(steps, until)
 
-    def read_all(self, names: Sequence[str], until: float) -> dict[str, Entry | None]:
-        """The keys of `AT_ONCE` names at most. One that is not there is left out of a ``get-tree``, where a ``get``
-        refuses all."""
-        by_key = {self._keys.of(name): name for name in names}
-        wanted = json.dumps([operation("get-tree", key) for key in by_key]).encode()
-        response, _ = self._agents.call("PUT", self._reading, self._left(until), wanted)
-        found: dict[str, Entry | None] = dict.fromkeys(names)
-        for key, entry in _results(response):
-            if key in by_key:
-                found[by_key[key]] = entry
-            elif not any(key.startswith(asked) for asked in by_key):
+    def read(self, key: str, until: float) -> tuple[Entry | None, int]:
+        """This key, and the index from which on to wait for its next change."""
+        response, _ = self._agents.call("GET", self._keys.target(key), self._left(until))
+        return entry_of(response, key)
+
+    def read_folder(self, name: str, until: float) -> tuple[dict[str, Entry], int]:
+        """All keys of this name, and the index from which on to wait for a change among them."""
+        folder = self._keys.folder(name)
+        response, _ = self._agents.call("GET", self._keys.target(folder, recurse=""), self._left(until))
+        found = {} if response.status == 404 else dict(listed(response, folder))
+        return found, index_of(response)
+
+    def read_all(self, keys: Iterable[str], until: float) -> dict[str, Entry | None]:
+        """`AT_ONCE` keys at most. One that is not there is left out of a ``get-tree``, where a ``get`` refuses all."""
+        found: dict[str, Entry | None] = dict.fromkeys(keys)
+        operations = [operation("get-tree", key) for key in found]
+        response, _ = self._agents.call("PUT", self._reading, self._left(until), json.dumps(operations).encode())
+        for key, entry in _results(response, operations):
+            if key in found:
+                found[key] = entry
+            elif not key.startswith(tuple(found)):
                 raise no_answer(response)
         return found
 
-    def restless(self, name: str) -> BackendUnavailable:
-        """An operator writes this key again and again: what was to be done to it was not."""
-        key = self._keys.of(name)
+    def restless(self, key: str) -> BackendUnavailable:
+        """Somebody writes this key again and again: what was to be done to it was not."""
         return BackendUnavailable(f"the key {key!r} changes all the time", unknown=False, backend="consul")
 
     def _left(self, until: float) -> float:
@@ -90,10 +114,10 @@ def operation(verb: str, key: str, **arguments: object) -> dict[str, Any]:
     return {"KV": {"Verb": verb, "Key": key, **arguments}}
 
 
-def _results(response: Response) -> list[tuple[str, Entry]]:
+def _results(response: Response, operations: Sequence[dict[str, Any]]) -> list[tuple[str, Entry]]:
     """Keys and what they are, as a transaction shows them."""
     if response.status == 409:
-        refused = Refused(response)
+        refused = Refused(response, operations)
         if "ermission denied" in refused.why:
             raise BackendRejected(f"Consul refused: {refused.why} (see token=)", backend="consul")
         raise refused

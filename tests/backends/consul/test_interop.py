@@ -15,6 +15,7 @@ import pytest
 
 import multilock
 from multilock import BackendRejected, now
+from multilock.testing.conformance.faces import background
 from multilock_consul.keys import LOCK_FLAGS, SEMAPHORE_FLAGS
 from tests.servers_consul import ConsulServer, program
 
@@ -128,19 +129,143 @@ def test_a_killed_consul_lock_lets_us_in_after_its_session_and_its_delay(
         assert 40 < now() - begun < 50  # twice 15 s, and 15 s of lock delay
 
 
-def test_a_semaphore_is_refused_and_never_overwritten(
+# ---- readers and permits
+
+
+def takers(client: multilock.Client, name: str) -> dict[str, multilock.DistributedLock]:
+    both = client.read_write_lock(name)
+    return {"lock": client.lock(name), "writer": both.writer(), "reader": both.reader()}
+
+
+def test_consul_lock_n_shares_its_permits_with_ours_and_keeps_out_the_rest(
     shared: ConsulServer, connect: Connect, start: Start, name: str
 ) -> None:
     client = connect(shared.url)
     official = start("-n=2", f"multilock/{name}")
     assert says_held(official)
     before = shared.key(f"multilock/{name}/.lock")
-    assert before is not None
-    assert before["Flags"] == SEMAPHORE_FLAGS
-    for attempt in (client.lock(name).try_acquire, client.lock(name).acquire, client.lock(name, renew=False).acquire):
-        with pytest.raises(BackendRejected, match="semaphore"):
-            attempt()
+    assert [kind for kind, lock in takers(client, name).items() if lock.try_acquire()] == []
+    with pytest.raises(BackendRejected, match="has 2 permits here, 3 were asked for"):
+        client.semaphore(name, 3).acquire()
+    with pytest.raises(BackendRejected, match="has 2 permits here, 1 were asked for"):
+        client.semaphore(name, 1).acquire()
     assert shared.key(f"multilock/{name}/.lock") == before
+    second = client.semaphore(name, 2).acquire(timeout=0)
+    assert client.semaphore(name, 2).try_acquire() is None
+    info = client.inspect(name)
+    assert info is not None
+    assert (info.kind, info.holders, info.permits) == ("permit", 2, 2)
+    end(official)
+    third = client.semaphore(name, 2).acquire(timeout=WITHIN)
+    assert second.release()
+    assert third.release()
+    with client.lock(name):
+        pass
+
+
+def test_consul_lock_n_enters_beside_ours_and_waits_for_ours(
+    shared: ConsulServer, connect: Connect, start: Start, name: str
+) -> None:
+    semaphore = connect(shared.url).semaphore(name, 2)
+    first = semaphore.acquire()
+    beside = start("-n=2", f"multilock/{name}")
+    assert says_held(beside)
+    end(beside)
+    second = semaphore.acquire(timeout=WITHIN)
+    assert try_official(shared, "-n=2", "-try=200ms", f"multilock/{name}") != 0
+    waits = start("-n=2", f"multilock/{name}")
+    assert second.release()
+    assert says_held(waits)
+    assert first.release()
+    end(waits)
+
+
+def test_what_waits_for_consul_lock_n_is_woken_by_its_end(
+    shared: ConsulServer, connect: Connect, start: Start, name: str
+) -> None:
+    clients = {kind: connect(shared.url) for kind in ("lock", "writer", "reader")}
+    official = start("-n=2", f"multilock/{name}")
+    assert says_held(official)
+
+    def enter(kind: str) -> bool:
+        return takers(clients[kind], name)[kind].acquire(timeout=2 * WITHIN).release()
+
+    waiting = [background(lambda kind=kind: enter(kind)) for kind in clients]  # type: ignore[misc]
+    end(official)
+    assert all(each.result(2 * WITHIN) for each in waiting)
+
+
+def test_consul_lock_of_another_number_or_none_is_refused_beside_our_permits(
+    shared: ConsulServer, connect: Connect, name: str
+) -> None:
+    client = connect(shared.url)
+    with client.semaphore(name, 2) as lease:
+        for words in (["-n=3"], []):
+            assert try_official(shared, *words, f"multilock/{name}") != 0
+        assert lease.is_held()
+        lease.renew()
+    with client.lock(name):
+        assert try_official(shared, "-n=2", f"multilock/{name}") != 0
+
+
+def test_consul_lock_keeps_our_readers_and_permits_out(
+    shared: ConsulServer, connect: Connect, start: Start, name: str
+) -> None:
+    client = connect(shared.url)
+    official = start(f"multilock/{name}")
+    assert says_held(official)
+    assert client.read_write_lock(name).reader().try_acquire() is None
+    assert client.semaphore(name, 2).try_acquire() is None
+    end(official)
+    with client.read_write_lock(name).reader().acquire(timeout=WITHIN):
+        pass
+    with client.semaphore(name, 2).acquire(timeout=WITHIN):
+        pass
+
+
+def test_the_limit_consul_lock_does_not_know_readers_and_enters_beside_them(
+    shared: ConsulServer, connect: Connect, start: Start, name: str
+) -> None:
+    client = connect(shared.url)
+    for words in ([], ["-n=2"]):
+        with client.read_write_lock(name).reader() as lease:
+            official = start(*words, f"multilock/{name}")
+            assert says_held(official)
+            assert lease.is_held()
+            assert client.read_write_lock(name).reader().try_acquire() is None
+            end(official)
+            official.wait(WITHIN)
+
+
+@pytest.mark.parametrize("holders", [{}, {"5d0ee1fc-6d44-4f12-8d6e-0d3a9f1b2c3d": True}])
+@pytest.mark.parametrize("kind", ["lock", "writer", "reader", "permit"])
+def test_what_a_semaphore_without_living_holders_left_behind_is_replaced(
+    shared: ConsulServer, connect: Connect, name: str, holders: dict[str, bool], kind: str
+) -> None:
+    """`consul lock -n` leaves its key when it is killed, and when its last holder goes too."""
+    left = json.dumps({"Limit": 3, "Holders": holders}).encode()
+    shared.ask("PUT", f"kv/multilock/{name}/.lock?flags={SEMAPHORE_FLAGS}", left)
+    client = connect(shared.url)
+    lock = takers(client, name).get(kind) or client.semaphore(name, 2)
+    with lock.acquire(timeout=WITHIN):
+        info = client.inspect(name)
+        assert info is not None
+    assert shared.key(f"multilock/{name}/.lock") is None
+
+
+def test_a_dead_holder_of_another_program_counts_until_its_lock_delay_is_over(
+    shared: ConsulServer, connect: Connect, name: str
+) -> None:
+    session = shared.ask("PUT", "session/create", {"TTL": "10s", "LockDelay": "2s", "Behavior": "delete"})["ID"]
+    held = f"multilock/{name}/{session}"
+    shared.ask("PUT", f"kv/{held}?acquire={session}&flags={SEMAPHORE_FLAGS}", b"")
+    left = json.dumps({"Limit": 2, "Holders": {session: True}}).encode()
+    shared.ask("PUT", f"kv/multilock/{name}/.lock?flags={SEMAPHORE_FLAGS}", left)
+    client = connect(shared.url)
+    ended = now()
+    shared.ask("PUT", f"session/destroy/{session}")
+    with client.semaphore(name, 2), client.semaphore(name, 2).acquire(timeout=WITHIN):
+        assert now() - ended > 1.9, "there was room for one beside it, and for two when its time was over"
 
 
 def test_a_key_of_something_else_is_refused_and_never_overwritten(

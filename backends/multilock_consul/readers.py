@@ -1,0 +1,75 @@
+"""Readers: each locks a key of its own, ``<prefix><name>/!r/<id>``, while nobody has the key of the name.
+
+1. In one transaction, a reader proves that the name is free and that no lock delay keeps it, and locks its own key.
+2. Who wants the name alone, or a permit, takes it as ever: from then on no reader comes in. The same transaction shows
+the readers that are there. Until they have gone the name is taken, and nobody has been told that he holds it.
+3. A reader that gives up its key deletes it. The key of one whose session ended stays, without a session: its holder
+may still believe, as long as the server has a lock delay for that key. So a writer that comes later learns of it.
+"""
+
+from __future__ import annotations
+
+import random
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from multilock.backend import Busy, Claim
+from multilock.values import encode_value
+from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
+from multilock_consul.sessions import Session
+from multilock_consul.transactions import Refused, Transactions, operation
+
+__all__ = ["SAFETY", "UNPUSHED", "Readers", "Wait"]
+
+SAFETY = 10.0  # seconds after which a waiter looks again, although nothing was pushed
+UNPUSHED = 1.0  # … where no push can come: too many keys are waited for
+
+Wait = Callable[[str, str, int], bool]
+"""``wait(key, claim_id, index)`` is to wake this claim when the key is free; whether it will."""
+
+
+class Readers:
+    def __init__(self, keys: Keys, transactions: Transactions, wait: Wait) -> None:
+        self._keys = keys
+        self._transactions = transactions
+        self._wait = wait
+
+    def steps(self, session: Session, claim: Claim) -> list[dict[str, Any]]:
+        """1, for a name of which it is known that it is free."""
+        lock, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
+        value = b64encode(encode_value(claim)).decode()
+        return [
+            operation("lock", lock, Session=session.id),
+            operation("delete", lock),
+            operation("lock", mine, Value=value, Flags=LOCK_FLAGS, Session=session.id),
+        ]
+
+    def keep_out(
+        self, session: Session, claim: Claim, readers: Mapping[str, Entry], still: dict[str, Any], until: float
+    ) -> Busy | None:
+        """2. None: nobody reads, while ``still`` is true. Raises `Refused`, also as long as a lock delay lasts."""
+        if living := {key: entry for key, entry in readers.items() if entry.session}:
+            return self.wait_for_one(session, claim, living)
+        if readers:
+            self._transactions.bury(list(readers), still, session.id, until)
+        return None
+
+    def wait_for_one(self, session: Session, claim: Claim, holders: Mapping[str, Entry]) -> Busy:
+        """Wait until any one of these gives up its key. With n of them that is done ln n times, as a rule."""
+        key = random.choice(list(holders))
+        if not self._wait(key, claim.id, holders[key].index):
+            return Busy(UNPUSHED)
+        # A session of its own is renewed by each attempt, and by nothing else.
+        return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / 3))
+
+    def forget(self, claim: Claim, until: float) -> None:
+        """Delete the key of a reader that has given up, if its session has ended before."""
+        key = self._keys.place(claim, None)
+        entry, _ = self._transactions.read(key, until)
+        if entry and not entry.session:
+            still = operation("check-index", key, Index=entry.index)
+            try:
+                self._transactions.execute([still, operation("delete", key)], until)
+            except Refused:
+                return  # who wanted the name has buried it

@@ -1,0 +1,224 @@
+"""The semaphore of Consul's own tools, so that ``consul lock -n`` shares permits with us
+(https://developer.hashicorp.com/consul/tutorials/developer-configuration/distributed-semaphore).
+
+Each contender has a session of its own, which locks a key of its own: ``<prefix><name>/<session>``. The key ``.lock``,
+which no session locks, says how many permits there are and which sessions hold one: ``{"Limit":3,"Holders":{…:true}}``.
+It changes by compare-and-set only:
+
+1. read all keys of the name; 2. if there is room, lock the own key and put the session among the holders; 3. else wait
+until a key goes; 4. to give a permit back, take the session out, and delete the own key; with the last one the name is
+free, and has no key.
+
+A holder is dead once its key is not locked by its session any more. The official tools put another in its place at
+once; we wait until the lock delay of its key is over. Steps 2 and 4 are transactions, and leave no empty ``.lock``.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from multilock import BackendRejected
+from multilock.backend import Claim, Granted, other_number
+from multilock.values import decode_value, encode_resting, encode_value
+from multilock_consul.keys import LOCK_FLAGS, SEMAPHORE_FLAGS, Entry, Keys
+from multilock_consul.sessions import Session
+from multilock_consul.transactions import Refused, Transactions, operation
+
+__all__ = ["Semaphore", "State"]
+
+TRIES = 100  # others take and give back permits at the same time: of those who change the key one gets on each time
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The keys of one name, at one moment."""
+
+    lock: Entry | None
+    readers: Mapping[str, Entry]
+    index: int  #: from which on to wait for the next change
+    limit: int | None = None  #: of a semaphore
+    holders: frozenset[str] = frozenset()  #: sessions
+    living: Mapping[str, Entry] = field(default_factory=dict)  #: the keys of those of them that hold, by session
+
+    @property
+    def dead(self) -> list[str]:
+        return sorted(self.holders - self.living.keys())
+
+
+class Semaphore:
+    def __init__(self, keys: Keys, transactions: Transactions) -> None:
+        self._keys = keys
+        self._transactions = transactions
+
+    def look(self, name: str, until: float) -> State:
+        """1. Raises BackendRejected where the name is in use by something else."""
+        found, index = self._transactions.read_folder(name, until)
+        return self.state(name, found, index)
+
+    def state(self, name: str, found: Mapping[str, Entry], index: int = 0) -> State:
+        """Raises BackendRejected as `look` does."""
+        lock = found.get(self._keys.of(name))
+        readers = {key: entry for key, entry in found.items() if key.startswith(self._keys.readers(name))}
+        state = State(lock, readers, index)
+        if lock is None or lock.session or lock.flags == LOCK_FLAGS:
+            return state
+        limit, holders = self._said(name, lock)
+        folder = self._keys.folder(name)
+        contenders = {session: found.get(folder + session) for session in holders}
+        living = {session: entry for session, entry in contenders.items() if entry and entry.session == session}
+        return replace(state, limit=limit, holders=holders, living=living)
+
+    def _said(self, name: str, lock: Entry) -> tuple[int, frozenset[str]]:
+        try:
+            if lock.flags != SEMAPHORE_FLAGS:
+                raise ValueError("other flags")
+            said = json.loads(lock.value)
+            limit, holders = said["Limit"], frozenset(said["Holders"] or ())
+            if not isinstance(limit, int) or any("/" in session for session in holders):
+                raise TypeError("no semaphore of Consul")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BackendRejected(
+                f"the key {self._keys.of(name)!r} is in use by something else: choose another name",
+                name=name,
+                backend="consul",
+            ) from error
+        return limit, holders
+
+    def places(self, name: str, sessions: Sequence[str]) -> list[str]:
+        """The keys of these."""
+        return [self._keys.folder(name) + session for session in sessions]
+
+    # ---- acquire
+
+    def room(self, claim: Claim, state: State) -> bool:
+        """Whether a permit is free, perhaps of a dead holder. Raises BackendRejected if there are not as many."""
+        if state.lock and state.lock.session and decode_value(state.lock.value).permits == 1:
+            raise other_number(claim, 1, "consul")
+        if state.living and state.limit is not None and state.limit != claim.permits:
+            raise other_number(claim, state.limit, "consul")
+        return not (state.lock and state.lock.session) and len(state.living) < claim.permits
+
+    def sign(self, claim: Claim, state: State) -> tuple[str, int]:
+        """3. Where what makes room will be seen, and the index from which on."""
+        if state.lock and state.lock.session:
+            return self._keys.of(claim.name), state.lock.index
+        return self._keys.folder(claim.name), state.index
+
+    def join(self, session: Session, claim: Claim, state: State, until: float) -> Mapping[str, Entry]:
+        """2. The own key, and those of readers who have not left. Raises `Refused`."""
+        lock, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
+        bare: dict[str, Any] = {"Session": session.id}
+        if state.limit is None:  # `.lock` may have a lock delay, of a mutex before us
+            there = operation("check-index", lock, Index=state.lock.index) if state.lock else _absent(lock)
+            steps = [there, operation("lock", lock, **bare), operation("delete", lock)]
+            state = replace(state, lock=None)
+        else:
+            steps = []
+        holders = self._with_room(session, claim, state, until) if state.lock else frozenset()
+        index = state.lock.index if state.lock else 0
+        holding = _encode(claim.permits, holders | {session.id})
+        value = b64encode(encode_value(claim)).decode()
+        steps += [
+            operation("lock", mine, Value=value, Flags=SEMAPHORE_FLAGS, **bare),
+            operation("cas", lock, Index=index, Value=holding, Flags=SEMAPHORE_FLAGS),
+            operation("get-tree", self._keys.readers(claim.name)),
+        ]
+        return self._transactions.execute(steps, until)
+
+    def _with_room(self, session: Session, claim: Claim, state: State, until: float) -> frozenset[str]:
+        """The holders, without so many of the dead that there is room, or without all if they had another number."""
+        assert state.lock
+        still = operation("check-index", self._keys.of(claim.name), Index=state.lock.index)
+        holders, delayed = state.holders, None
+        for dead in state.dead:
+            if state.limit == claim.permits and len(holders) < claim.permits:
+                break
+            try:
+                self._transactions.bury([self._keys.folder(claim.name) + dead], still, session.id, until)
+            except Refused as refused:
+                if "lock delay" not in refused.why:
+                    raise
+                delayed = refused
+            else:
+                holders -= {dead}
+        if delayed and (len(holders) >= claim.permits or state.limit != claim.permits):
+            raise delayed
+        return holders
+
+    # ---- release
+
+    def leave(self, claim: Claim, session: str, until: float) -> bool:
+        """4. Whether it was a holder until now."""
+        lock, mine = self._keys.of(claim.name), self._keys.folder(claim.name) + session
+        held = [operation("check-session", mine, Session=session), operation("delete", mine)]
+        for _ in range(TRIES):
+            entry, _ = self._transactions.read(lock, until)
+            out = self._without(claim.name, entry, session)
+            try:
+                if held or out:
+                    self._transactions.execute([*held, *out], until)
+                return bool(held and out)
+            except Refused as refused:
+                if refused.verb == "check-session":  # the key went with its session, or an operator took it
+                    held = []
+        raise self._transactions.restless(lock)
+
+    def _without(self, name: str, lock: Entry | None, session: str, instead: str | None = None) -> list[dict[str, Any]]:
+        """What takes a session out of the holders; nothing, if it is not among them."""
+        if lock is None or lock.session or lock.flags != SEMAPHORE_FLAGS:
+            return []
+        limit, holders = self._said(name, lock)
+        if session not in holders:
+            return []
+        key, rest = self._keys.of(name), (holders - {session}) | ({instead} if instead else set())
+        if not rest:
+            return [operation("check-index", key, Index=lock.index), operation("delete", key)]
+        value = _encode(limit, rest)
+        return [operation("cas", key, Index=lock.index, Value=value, Flags=SEMAPHORE_FLAGS)]
+
+    # ---- rest
+
+    def rest(
+        self, claim: Claim, granted: Granted, new: Callable[[], tuple[str, float]], until: float
+    ) -> tuple[bool, str | None]:
+        """Pass the permit on to a session that only the server's clock ends, which ``new`` makes with the seconds for
+        which it does. Whether it rests now, and the session if it is not needed."""
+        folder = self._keys.folder(claim.name)
+        old, mine = str(granted.key), folder + str(granted.key)
+        session = ""
+        for _ in range(TRIES):
+            found, _ = self._transactions.read_folder(claim.name, until)
+            if any(entry.rests and entry.claim_id == claim.id for entry in found.values()):
+                return True, session or None
+            lock, entry = found.get(self._keys.of(claim.name)), found.get(mine)
+            if not entry or not entry.held_by(claim.id, old) or not self._without(claim.name, lock, old):
+                return False, session or None
+            if not session:
+                session, seconds = new()
+                value = b64encode(encode_resting(claim, granted.token, seconds)).decode()
+            steps = [
+                operation("check-session", mine, Session=old),
+                operation("delete", mine),
+                operation("lock", folder + session, Value=value, Flags=SEMAPHORE_FLAGS, Session=session),
+                *self._without(claim.name, lock, old, session),
+            ]
+            try:
+                self._transactions.execute(steps, until)
+                return True, None
+            except Refused as refused:
+                if "invalid session" in refused.why:  # this process stood still for longer than it lived
+                    session = ""
+        raise self._transactions.restless(self._keys.of(claim.name))
+
+
+def _absent(key: str) -> dict[str, Any]:
+    return operation("cas", key, Index=0, Value="", Flags=LOCK_FLAGS)
+
+
+def _encode(limit: int, holders: set[str] | frozenset[str]) -> str:
+    said = {"Limit": limit, "Holders": dict.fromkeys(sorted(holders), True)}
+    return b64encode(json.dumps(said, separators=(",", ":")).encode()).decode()

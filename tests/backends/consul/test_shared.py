@@ -1,0 +1,629 @@
+"""Readers and permits: who holds a name together, who waits for whom, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from multilock import BackendRejected, BackendUnavailable, LossReason, now
+from multilock.backend import Busy, Claim
+from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import SOON, eventually
+from multilock.testing.conformance.faces import background
+from multilock_consul.inspection import OTHERS_MAX, TAKEN_AT_ONCE
+from multilock_consul.keys import LOCK_FLAGS
+from multilock_consul.transactions import BURIED_AT_ONCE
+from tests.backends.consul.kit import NAME, WITHIN, Ours
+from tests.servers_consul import ConsulServer
+
+DELAY = 3.0  # seconds of lock delay, where it is the point
+MODES: dict[str, Callable[[Ours], Claim]] = {
+    "mutex": Ours.mutex,
+    "writer": Ours.writer,
+    "reader": Ours.reader,
+    "permit": Ours.permit,
+}
+
+
+class Below:
+    """What the server has of this name, as any other client sees it."""
+
+    def __init__(self, server: ConsulServer, prefix: str) -> None:
+        self.server = server
+        self.folder = f"{prefix}{NAME}/"
+
+    def left(self) -> list[str]:
+        self.server.ask("PUT", "kv/ready", b"")  # a server without a key has no list of keys
+        found: list[str] = self.server.ask("GET", "kv/?keys&consistent")
+        return [key.removeprefix(self.folder) for key in found if key.startswith(self.folder)]
+
+    def empty(self) -> bool:
+        return self.left() == []
+
+    def delete(self, key: str) -> None:
+        self.server.ask("DELETE", f"kv/{self.folder}{key}")
+
+    def end(self, session: str) -> float:
+        """As an operator; when it was asked for."""
+        began = now()
+        self.server.ask("PUT", f"session/destroy/{session}")
+        return began
+
+    def write(self, *operations: dict[str, Any]) -> None:
+        self.server.ask("PUT", "txn", [{"KV": each} for each in operations])
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"shared-{uuid.uuid4().hex[:8]}/"
+
+
+@pytest.fixture
+def below(shared: ConsulServer, prefix: str) -> Below:
+    return Below(shared, prefix)
+
+
+@pytest.fixture
+def open_ours(shared: ConsulServer, prefix: str) -> Iterator[Callable[..., Ours]]:
+    opened: list[Ours] = []
+
+    def make(url: str = shared.url, **options: object) -> Ours:
+        opened.append(Ours(url, prefix, **options))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def us(open_ours: Callable[..., Ours]) -> Ours:
+    return open_ours(lock_delay=DELAY)
+
+
+@pytest.fixture
+def them(open_ours: Callable[..., Ours]) -> Ours:
+    return open_ours(lock_delay=DELAY)
+
+
+def come_in(ours: Ours, claim: Claim) -> float:
+    """Ask until it is in, as a kernel would; when that was."""
+    eventually(lambda: ours.holds(claim, join=True), DELAY + SOON)
+    return now()
+
+
+# ---- who fits
+
+
+def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, them: Ours, below: Below) -> None:
+    for first, second in product(MODES, MODES):
+        held, other = us.take(MODES[first](us)), MODES[second](them)
+        before = below.left()
+        together = first == second and first in ("reader", "permit")
+        assert them.holds(other) is together, (first, second)
+        if not together:
+            assert below.left() == before, (first, second)
+        them.release(other)
+        assert us.release(held)
+        assert below.empty(), (first, second)
+
+
+def test_no_more_hold_it_than_there_are_permits(us: Ours, them: Ours) -> None:
+    first, *_ = us.take(us.permit()), them.take(them.permit()), us.take(us.permit())
+    assert not them.holds(them.permit())
+    assert us.release(first)
+    them.take(them.permit())
+
+
+def test_permits_that_come_and_go_at_once_meet_each_other_and_never_too_many(
+    open_ours: Callable[..., Ours], below: Below
+) -> None:
+    inside: list[int] = []
+    most = []
+
+    def work(me: int) -> None:
+        ours = open_ours()
+        for _ in range(5):
+            claim = ours.permit(2)
+            eventually(lambda: ours.holds(claim, join=True), 30)  # noqa: B023
+            inside.append(me)
+            most.append(len(inside))
+            inside.remove(me)
+            assert ours.release(claim)
+
+    for done in [background(lambda n=n: work(n)) for n in range(6)]:  # type: ignore[misc]
+        done.result(60)
+    assert max(most) <= 2
+    assert below.empty()
+
+
+def test_the_only_permit_is_a_mutex_whose_number_is_checked(us: Ours, them: Ours, below: Below) -> None:
+    held = us.take(us.permit(1))
+    assert below.left() == [".lock"]
+    with pytest.raises(BackendRejected, match="has 1 permits here, 5 were asked for"):
+        them.attempt(them.permit(5))
+    us.release(held)
+    held = us.take(us.permit(5))
+    with pytest.raises(BackendRejected, match="has 5 permits here, 1 were asked for"):
+        them.attempt(them.permit(1), join=True)
+    us.release(held)
+    assert below.empty()
+
+
+def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
+    held = us.take(us.permit(3))
+    before, sessions = below.left(), len(below.server.sessions())
+    for join in (False, True):
+        with pytest.raises(BackendRejected, match="has 3 permits here, 5 were asked for"):
+            them.attempt(them.permit(5), join)
+        assert (below.left(), len(below.server.sessions())) == (before, sessions)
+    us.release(held)
+    them.take(them.permit(5))
+
+
+def test_a_refused_try_for_a_permit_is_one_request_and_no_session(us: Ours, them: Ours, below: Below) -> None:
+    us.take(us.permit(2))
+    us.take(us.permit(2))
+    sessions = below.server.sessions()
+    for join in (False, True):
+        assert not them.holds(them.permit(2), join=join)
+    assert below.server.sessions() == sessions
+
+
+# ---- who waits for whom
+
+
+@pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
+@pytest.mark.parametrize("renew", [True, False])
+def test_who_wants_more_than_to_read_shuts_the_door_and_comes_in_when_the_last_reader_left(
+    us: Ours, them: Ours, below: Below, kind: str, renew: bool
+) -> None:
+    first, second = us.take(us.reader()), us.take(us.reader())
+    waiting = them.wait(MODES[kind](them)._replace(renew=renew))
+    assert not us.holds(us.reader())
+    behind = us.wait(us.reader())
+    info = us.backend.inspect(NAME, WITHIN)
+    assert info is not None
+    assert (info.kind, info.holders, info.waiting) == ("read", 2, 1)
+    us.release(second)
+    assert not them.holds(waiting, join=True)
+    us.release(first)
+    assert them.woken(waiting)
+    assert them.holds(waiting)
+    assert them.token(waiting) > max(us.token(first), us.token(second))
+    assert not us.holds(behind, join=True)
+    assert them.release(waiting)
+    assert us.woken(behind)
+    assert us.holds(behind)
+    assert us.token(behind) > them.token(waiting)
+    assert us.release(behind)
+    assert below.empty()
+
+
+@pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
+@pytest.mark.parametrize("unsure", [True, False])
+def test_readers_behind_a_waiter_that_gives_up_are_woken_and_come_in(
+    us: Ours, them: Ours, below: Below, kind: str, unsure: bool
+) -> None:
+    us.take(us.reader())
+    waiting = them.wait(MODES[kind](them))
+    behind = [us.wait(us.reader()) for _ in range(3)]
+    them.release(waiting, unsure=unsure)
+    assert all(us.woken(reader) for reader in behind)
+    assert all(us.holds(reader) for reader in behind)
+    assert them.is_over(waiting)
+    assert all("!r/" in key for key in below.left())
+
+
+@pytest.mark.parametrize("renew", [True, False])
+def test_a_refused_try_keeps_no_reader_out(us: Ours, them: Ours, below: Below, renew: bool) -> None:
+    us.take(us.reader())
+    for make in (Ours.mutex, Ours.writer, Ours.permit):
+        assert not them.holds(make(them, renew=renew))
+        us.take(us.reader())
+    assert all("!r/" in key for key in below.left())
+
+
+def test_a_writer_that_is_not_renewed_waits_for_readers_for_longer_than_its_session_would_live(
+    open_ours: Callable[..., Ours],
+) -> None:
+    us, them = open_ours(), open_ours()
+    reading = us.take(us.reader())
+    waiting = them.writer(renew=False, ttl=1.0)
+    until = now() + 4.0  # a session ends at twice its ttl
+    while now() < until:
+        busy = them.attempt(waiting, join=True)
+        assert isinstance(busy, Busy)
+        assert busy.heartbeat < 0.5, "it asks again in time"
+        them.ear.wait(lambda: False, 0.3)
+    assert not us.holds(us.reader())
+    us.release(reading)
+    before = now()
+    come_in(them, waiting)
+    assert them.grant(waiting).sent_at >= before - 0.5
+
+
+def test_any_of_the_holders_makes_room_for_who_waits_and_for_no_more(us: Ours, them: Ours) -> None:
+    for leaver in range(3):
+        holders = [us.take(us.permit()) for _ in range(3)]
+        waiting = them.wait(them.permit())
+        us.release(holders.pop(leaver))
+        assert them.woken(waiting), leaver
+        assert them.holds(waiting)
+        assert not us.holds(us.permit())
+        assert all(us.release(holder) for holder in holders)
+        assert them.release(waiting)
+
+
+@pytest.mark.parametrize("kind", ["mutex", "reader"])
+def test_who_waits_for_permits_is_woken_whoever_leaves_last(us: Ours, them: Ours, below: Below, kind: str) -> None:
+    holders = [us.take(us.permit()) for _ in range(3)]
+    waiting = them.wait(MODES[kind](them))
+    random.shuffle(holders)
+    for number, holder in enumerate(holders):
+        assert us.release(holder)
+        if number < 2:
+            assert not them.holds(waiting, join=True)
+    assert them.woken(waiting)
+    assert them.holds(waiting)
+    assert them.release(waiting)
+    assert below.empty()
+
+
+# ---- holders that vanish
+
+
+@pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
+def test_a_reader_whose_session_was_ended_is_counted_until_its_lock_delay_is_over_also_by_who_comes_later(
+    us: Ours, them: Ours, below: Below, kind: str
+) -> None:
+    claim = us.take(us.reader())
+    ended = below.end(us.session(claim))
+    waiting = MODES[kind](them)
+    assert not them.holds(waiting), "nobody waited when it vanished"
+    assert not them.holds(waiting, join=True)
+    assert come_in(them, waiting) >= ended + DELAY
+    assert us.renewed(claim) == [False]
+    assert them.release(waiting)
+    assert below.empty()
+
+
+def test_a_waiting_writer_is_woken_by_the_end_of_a_readers_session_and_waits_for_its_lock_delay(
+    us: Ours, them: Ours, below: Below
+) -> None:
+    claim = us.take(us.reader())
+    waiting = them.wait(them.writer())
+    ended = below.end(us.session(claim))
+    assert them.woken(waiting)
+    assert not them.holds(waiting, join=True)
+    assert come_in(them, waiting) >= ended + DELAY
+
+
+def test_a_reader_that_gives_up_what_it_lost_keeps_no_writer_out(us: Ours, them: Ours, below: Below) -> None:
+    """It knows, so that nobody needs to wait until it does."""
+    claim = us.take(us.reader())
+    below.end(us.session(claim))
+    assert us.release(claim) is False
+    assert below.empty()
+    them.take(them.writer())
+
+
+def test_more_dead_readers_than_one_transaction_takes_are_all_waited_for_and_removed(
+    us: Ours, them: Ours, below: Below
+) -> None:
+    session = ""
+    for _ in range(2 * BURIED_AT_ONCE + 3):
+        session = us.session(us.take(us.reader()))
+    ended = below.end(session)
+    waiting = them.wait(them.mutex())
+    assert come_in(them, waiting) >= ended + DELAY
+    assert below.left() == [".lock"]
+
+
+@pytest.mark.parametrize("kind", ["mutex", "reader", "permit"])
+def test_a_holder_of_a_permit_whose_session_was_ended_is_counted_until_its_lock_delay_is_over(
+    us: Ours, them: Ours, below: Below, kind: str
+) -> None:
+    dead, kept = us.take(us.permit(2)), us.take(us.permit(2))
+    ended = below.end(us.session(dead))
+    waiting = them.wait(them.permit(2) if kind == "permit" else MODES[kind](them))
+    if kind != "permit":
+        assert us.release(kept)
+    assert come_in(them, waiting) >= ended + DELAY
+    assert us.renewed(dead) == [False]
+    if kind == "permit":
+        assert us.renewed(kept) == [True]
+        assert us.release(kept)
+    assert them.release(waiting)
+    assert below.empty()
+
+
+def test_who_waits_for_a_permit_is_woken_by_the_end_of_a_session_and_each_dead_holder_has_its_own_delay(
+    us: Ours, them: Ours, below: Below
+) -> None:
+    holders = [us.take(us.permit(2)) for _ in range(2)]
+    waiting = them.wait(them.permit(2))
+    first = below.end(us.session(holders[0]))
+    assert them.woken(waiting)
+    eventually(lambda: now() >= first + DELAY / 2, DELAY)
+    second = below.end(us.session(holders[1]))
+    entered = come_in(them, waiting)
+    assert entered >= first + DELAY
+    other = them.permit(2)
+    assert come_in(them, other) >= second + DELAY
+    assert not us.holds(us.permit(2))
+
+
+def test_the_lock_delay_of_a_mutex_keeps_out_readers_and_permits_too(us: Ours, them: Ours, below: Below) -> None:
+    for make in (Ours.reader, Ours.permit):
+        held = us.take(us.writer())
+        ended = below.end(us.session(held))
+        waiting = make(them)
+        assert not them.holds(waiting)
+        assert come_in(them, waiting) >= ended + DELAY
+        assert them.release(waiting)
+        us.release(held)
+    assert below.empty()
+
+
+def test_a_waiting_writer_whose_session_was_ended_keeps_readers_out_for_its_lock_delay_only(
+    us: Ours, them: Ours, below: Below
+) -> None:
+    us.take(us.reader())
+    waiting = them.wait(them.writer())
+    key = below.server.key(f"{below.folder}.lock")
+    assert key is not None
+    below.end(key["Session"])
+    behind = us.reader()
+    come_in(us, behind)
+    assert not them.holds(waiting, join=True), "it begins again, in another session, and waits for both"
+    for claim in (behind,):
+        us.release(claim)
+
+
+# ---- losses, and what operators do
+
+
+def test_a_reader_whose_key_is_deleted_is_told_and_the_others_are_renewed(us: Ours, them: Ours, below: Below) -> None:
+    claims = [us.take(us.reader()), us.take(us.reader())]
+    other = them.take(them.reader())
+    us.backend.watch(us.grant(claims[1]).group, [(claims[1], us.grant(claims[1]))], WITHIN)
+    below.delete(f"!r/{claims[1].id}")
+    assert us.ear.wait(lambda: us.ear.losses == [(claims[1].id, LossReason.TAKEN)])
+    assert us.renewed(*claims) == [True, False]
+    assert them.renewed(other) == [True]
+    assert them.ear.losses == []
+    assert us.release(claims[1]) is False
+    assert us.release(claims[0]) is True
+
+
+def test_each_permit_has_its_own_end(us: Ours, below: Below) -> None:
+    first, second, third = (us.take(us.permit()) for _ in range(3))
+    us.backend.watch(us.grant(first).group, [(each, us.grant(each)) for each in (first, second, third)], WITHIN)
+    below.end(us.session(first))
+    assert us.ear.wait(lambda: (first.id, LossReason.SESSION_LOST) in us.ear.losses)
+    below.delete(us.session(second))
+    assert us.ear.wait(lambda: (second.id, LossReason.TAKEN) in us.ear.losses)
+    assert us.renewed(first, second, third) == [False, False, True]
+    assert [us.release(each) for each in (first, second, third)] == [False, False, True]
+    assert below.empty()
+
+
+def test_one_permit_whose_session_does_not_answer_is_no_loss_of_the_others(
+    shared: ConsulServer, us: Ours, proxy: FaultProxy, open_ours: Callable[..., Ours]
+) -> None:
+    ours = open_ours(proxy.url)
+    claims = [ours.take(ours.permit()) for _ in range(2)]
+    proxy.drop_reply(b"session/renew")
+    held = [(claim, ours.grant(claim)) for claim in claims]
+    first, second = ours.backend.renew(held[0][1].group, held, WITHIN)
+    assert isinstance(first, BackendUnavailable)
+    assert second is not None
+    assert not isinstance(second, BackendUnavailable)
+
+
+def test_force_takes_it_from_all_who_hold_it_and_from_no_waiter(us: Ours, them: Ours, below: Below) -> None:
+    for _ in range(2):
+        us.take(us.reader())
+    writing, behind = them.wait(them.writer()), us.wait(us.reader())
+    assert them.backend.force_release(NAME, WITHIN) is True
+    assert them.woken(writing)
+    assert them.holds(writing)
+    assert not us.holds(behind, join=True)
+    assert them.backend.force_release(NAME, WITHIN) is True
+    assert us.woken(behind)
+    assert us.holds(behind)
+    assert us.backend.force_release(NAME, WITHIN) is True
+    assert us.backend.force_release(NAME, WITHIN) is False
+    held = [us.take(us.permit(2)) for _ in range(2)]
+    waiting = them.wait(them.permit(2))
+    assert them.backend.force_release(NAME, WITHIN) is True
+    assert them.woken(waiting)
+    assert them.holds(waiting)
+    assert us.renewed(*held) == [False, False]
+    assert [us.release(claim) for claim in held] == [False, False]
+    assert them.renewed(waiting) == [True]
+    assert them.release(waiting)
+    assert below.empty()
+
+
+def test_inspection_tells_how_many_there_are_and_shows_some_of_them(us: Ours, below: Below) -> None:
+    session = below.server.ask("PUT", "session/create", {"TTL": "60s"})["ID"]
+    many = max(TAKEN_AT_ONCE, OTHERS_MAX) + 20
+    value = b64encode(b"another program").decode()
+    lock = {"Verb": "lock", "Value": value, "Flags": LOCK_FLAGS, "Session": session}
+    for begin in range(0, many, 60):
+        below.write(*({**lock, "Key": f"{below.folder}!r/{n}"} for n in range(begin, min(begin + 60, many))))
+    ours = us.take(us.reader())
+    info = us.backend.inspect(NAME, WITHIN)
+    assert info is not None
+    assert (info.kind, info.identity, info.holders, len(info.others)) == (
+        "read",
+        "another program",
+        many + 1,
+        OTHERS_MAX,
+    )
+    [listed] = us.backend.inspect_all("", WITHIN)
+    assert (listed.holders, listed.others) == (many + 1, ())
+    assert us.backend.force_release(NAME, WITHIN) is True
+    assert below.empty()
+    assert us.renewed(ours) == [False]
+    below.end(session)
+
+
+def test_a_key_of_something_else_is_refused_to_permits_and_readers_too(us: Ours, below: Below) -> None:
+    for value, flags in ((b"precious", 0), (b"[]", 0xE0F69A2BAA414DE0), (b'{"Limit":"2"}', 0xE0F69A2BAA414DE0)):
+        below.server.ask("PUT", f"kv/{below.folder}.lock?flags={flags}", value)
+        for make in MODES.values():
+            with pytest.raises(BackendRejected, match="in use by something else"):
+                us.attempt(make(us))
+        assert us.backend.inspect(NAME, WITHIN) is None
+        assert us.backend.force_release(NAME, WITHIN) is False
+        assert below.left() == [".lock"]
+
+
+# ---- rest
+
+
+def test_a_permit_rests_and_the_others_go_on(us: Ours, them: Ours, below: Below) -> None:
+    claim, other = us.take(us.permit(2)), us.take(us.permit(2))
+    granted = us.grant(claim)
+    assert us.backend.rest(claim, granted, False, 1.0, WITHIN).ours is True
+    began = now()
+    assert us.backend.rest(claim, granted, True, 60.0, WITHIN).ours is True, "asked again, it rests already"
+    assert us.backend.release(claim, granted, True, WITHIN).ours is False
+    info = them.backend.inspect(NAME, WITHIN)
+    assert info is not None
+    shown = [info, *info.others]
+    assert sorted((one.resting_until is not None) for one in shown) == [False, True]
+    waiting = them.wait(them.permit(2))
+    assert us.renewed(other) == [True]
+    assert come_in(them, waiting) >= began + 0.9
+    assert us.backend.rest(claim, granted, False, 60.0, WITHIN).ours is False
+    assert us.release(other)
+    assert them.release(waiting)
+    assert below.empty()
+
+
+# ---- lost replies, and cancels
+
+
+@pytest.fixture
+def proxy(shared: ConsulServer) -> Iterator[FaultProxy]:
+    with FaultProxy.before(shared.url, shared.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(proxy: FaultProxy, open_ours: Callable[..., Ours]) -> Ours:
+    return open_ours(proxy.url, lock_delay=DELAY)
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+def test_a_lost_reply_leaves_one_key_and_its_token(far: Ours, proxy: FaultProxy, below: Below, kind: str) -> None:
+    first, claim = far.take(MODES[kind](far)), MODES[kind](far)
+    before = len(below.left())
+    lost = proxy.drop_reply(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim, join=True)
+    lost.wait(SOON)
+    assert far.holds(claim, join=True)
+    assert far.token(claim) > far.token(first)
+    assert len(below.left()) == before + 1
+    assert far.renewed(claim, first) == [True, True]
+    assert far.release(claim)
+    assert far.release(first)
+    assert below.empty()
+
+
+def test_a_reader_whose_answer_was_lost_is_in_although_a_writer_has_shut_the_door_since(
+    far: Ours, them: Ours, proxy: FaultProxy
+) -> None:
+    claim = far.reader()
+    far.release(far.take(far.reader()))  # the session is there
+    lost = proxy.drop_reply(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim, join=True)
+    lost.wait(SOON)
+    waiting = them.wait(them.writer())
+    assert far.holds(claim, join=True)
+    assert far.release(claim)
+    assert them.holds(waiting, join=True)
+
+
+@pytest.mark.parametrize("kind", ["mutex", "permit"])
+def test_a_waiter_whose_answer_was_lost_waits_for_the_readers_all_the_same(
+    far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str
+) -> None:
+    reading, claim = us.take(us.reader()), MODES[kind](far)
+    lost = proxy.drop_reply(b'"get-tree"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim, join=True)
+    lost.wait(SOON)
+    assert not far.holds(claim, join=True)
+    assert us.release(reading)
+    assert far.holds(claim, join=True)
+    assert far.release(claim)
+    assert below.empty()
+
+
+@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize("kind", ["reader", "permit", "writer"])
+def test_a_cancel_of_what_is_executed_late_is_final(
+    far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str, others: bool
+) -> None:
+    """With others in its session, or alone in it; beside a reader, so that a writer only shuts the door."""
+    reading = us.take(us.reader()) if kind != "permit" else us.take(us.permit())
+    kept = far.take(far.reader() if kind != "permit" else far.permit()) if others else None
+    if kind == "writer" and others:
+        far.take(far.mutex(name="another"))
+    before = below.left()
+    claim = MODES[kind](far)
+    held = proxy.hold_request(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim, join=True, within=1.0)
+    held.wait(SOON)
+    far.release(claim, unsure=True)
+    held.release()
+
+    def clean() -> bool:
+        if kept:
+            assert far.renewed(kept) == [True]  # which looks after it
+        for group in tuple(far.ear.sessions):
+            far.backend.renew(group, [], WITHIN)
+        return below.left() == before
+
+    eventually(clean)
+    assert far.is_over(claim)
+    assert us.release(reading)
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+def test_a_release_whose_answer_was_lost_is_asked_for_again(
+    far: Ours, proxy: FaultProxy, below: Below, kind: str
+) -> None:
+    claim, other = far.take(MODES[kind](far)), far.take(MODES[kind](far))
+    lost = proxy.drop_reply(b'"check-session"')
+    with pytest.raises(BackendUnavailable):
+        far.release(claim)
+    lost.wait(SOON)
+    far.release(claim)
+    assert far.renewed(other) == [True]
+    assert far.release(other)
+    assert below.empty()
+
+
+def test_a_permit_that_is_given_back_beside_others_leaves_their_number(us: Ours, below: Below) -> None:
+    first, second = us.take(us.permit(2)), us.take(us.permit(2))
+    assert us.release(first)
+    key = below.server.ask("GET", f"kv/{below.folder}.lock?raw")
+    assert key == {"Limit": 2, "Holders": {us.session(second): True}}
+    assert json.dumps(key)
+    assert len(below.server.sessions()) >= 1

@@ -5,6 +5,6 @@
 
 from multilock.testing.hand import HandRuntime
 from multilock.testing.process import Helper, hear, say
-from multilock.testing.proxy import Connection, Fault, FaultProxy
+from multilock.testing.proxy import Connection, Fault, FaultProxy, Traffic
 
-__all__ = ["Connection", "Fault", "FaultProxy", "HandRuntime", "Helper", "hear", "say"]
+__all__ = ["Connection", "Fault", "FaultProxy", "HandRuntime", "Helper", "Traffic", "hear", "say"]

@@ -18,12 +18,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 from urllib.parse import urlsplit, urlunsplit
 
 from multilock.kernel.runtime import now
 
-__all__ = ["Connection", "Direction", "Fault", "FaultProxy", "Which"]
+__all__ = ["Connection", "Direction", "Fault", "FaultProxy", "Traffic", "Which"]
 
 Direction = Literal["up", "down", "both"]
 """To the server, to the client, both."""
@@ -51,6 +52,17 @@ PORTS = {  # where the backends find a server whose URL names no port
     "zk": 2181,
 }
 LOCAL = ("memory", "sqlite", "unix")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that came to the proxy, and that went on from it, since it was made: what is missing was held back, or is
+    lost."""
+
+    up_in: int = 0
+    up_out: int = 0
+    down_in: int = 0
+    down_out: int = 0
 
 
 class Fault:
@@ -94,7 +106,10 @@ class Fault:
 class _Pipe:
     """One direction of one connection: what came in, and when each piece may go out."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, held: bool, delay: float) -> None:
+    def __init__(
+        self, source: socket.socket, sink: socket.socket, held: bool, delay: float, count_out: Callable[[int], None]
+    ) -> None:
+        self._count_out = count_out
         self.source = source
         self.sink = sink
         self.held = held
@@ -136,6 +151,7 @@ class _Pipe:
                 self.discard()
                 return
             self._bytes -= sent
+            self._count_out(sent)
             if sent < len(data):
                 self._chunks.appendleft((at, data[sent:]))
                 return
@@ -160,8 +176,8 @@ class Connection:
         self._proxy = proxy
         self._client = client
         self._server = server
-        self.up = _Pipe(client, server, proxy._new_up.held, proxy._new_up.delay)
-        self.down = _Pipe(server, client, proxy._new_down.held, proxy._new_down.delay)
+        self.up = _Pipe(client, server, proxy._new_up.held, proxy._new_up.delay, proxy._count_up_out)
+        self.down = _Pipe(server, client, proxy._new_down.held, proxy._new_down.delay, proxy._count_down_out)
 
     def cut(self) -> None:
         """Reset both sides; what was held back is gone."""
@@ -232,6 +248,7 @@ class FaultProxy:
         self._connections: set[Connection] = set()
         self._new_up, self._new_down = _Defaults(), _Defaults()
         self._faults: list[Fault] = []
+        self._traffic = Traffic()
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -271,6 +288,11 @@ class FaultProxy:
     def connections(self) -> list[Connection]:
         """Those that exist now."""
         return self._do(lambda: list(self._connections))
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has passed so far: whether a fault met anything can be told by it."""
+        return self._do(lambda: replace(self._traffic))
 
     def cut(self) -> None:
         """Reset every connection; new ones are served."""
@@ -432,6 +454,10 @@ class FaultProxy:
         except OSError:
             data = b""
         connection = next(each for each in self._connections if pipe in each._pipes())
+        if pipe is connection.up:
+            self._traffic.up_in += len(data)
+        else:
+            self._traffic.down_in += len(data)
         if not data:
             pipe.ended = True
         elif pipe is connection.up:
@@ -441,6 +467,12 @@ class FaultProxy:
             pipe.put(data)
         else:
             self._drop(connection, pipe.fault)
+
+    def _count_up_out(self, number: int) -> None:
+        self._traffic.up_out += number
+
+    def _count_down_out(self, number: int) -> None:
+        self._traffic.down_out += number
 
     def _strike(self, connection: Connection, data: bytes) -> None:
         for fault in [each for each in self._faults if each._takes(data)]:

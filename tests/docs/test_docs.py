@@ -29,6 +29,7 @@ NOT_RUN = {
 
 # Blocks marked ``no-run`` after their language, and why.
 NO_RUN = {
+    "docs/comparing.md": "it stands for an adapter of the reader's",
     "docs/graceful-shutdown.md": "they are pieces of a FastAPI application and of a gunicorn configuration",
     "docs/backends/etcd.md": "it names a cluster with users",
     "docs/backends/zookeeper.md": "it names an ensemble of the reader's",

@@ -329,3 +329,17 @@ def test_a_request_is_recognised_by_bytes(proxy: FaultProxy, client: socket.sock
     with pytest.raises(TypeError, match="bytes"):
         proxy.drop_reply("EVALSHA")  # type: ignore[arg-type]
     assert ask(client, b"1") == b"1"
+
+
+def test_traffic_tells_what_came_and_what_went_on(proxy: FaultProxy, client: socket.socket) -> None:
+    client.sendall(b"ab")
+    assert client.recv(2) == b"ab"
+    before = proxy.traffic
+    assert (before.up_in, before.up_out, before.down_in, before.down_out) == (2, 2, 2, 2)
+    proxy.black_hole("down")
+    client.sendall(b"cde")
+    while (seen := proxy.traffic).down_in < 5:
+        pass
+    assert (seen.up_in, seen.up_out, seen.down_out) == (5, 5, 2)
+    proxy.heal()
+    assert client.recv(3) == b"cde"

@@ -1,0 +1,31 @@
+"""Compare lock backends: what each does when things break.
+
+    from multilock.testing import compare
+
+    report = compare.run(["redis://localhost:6379"], scenarios=["pause", "partition"], cycles=20)
+    assert report.exit_code == 0, report.violations + report.void
+
+In each cycle three contend, one fault happens, and beliefs are judged from what each wrote down. Controls that are
+known to be weak run beside ours: where they come out well, the report is void. Anybody's lock library takes part by
+an `Adapter`. Linux, or another system with SIGSTOP and one CLOCK_MONOTONIC for all processes.
+"""
+
+from multilock.testing.compare.contestants import Adapter, Holding, Lock, Place
+from multilock.testing.compare.report import Report, against, read_report, verify
+from multilock.testing.compare.runner import Progress, run
+from multilock.testing.compare.scenarios import SCENARIOS, Scenario
+
+__all__ = [
+    "SCENARIOS",
+    "Adapter",
+    "Holding",
+    "Lock",
+    "Place",
+    "Progress",
+    "Report",
+    "Scenario",
+    "against",
+    "read_report",
+    "run",
+    "verify",
+]

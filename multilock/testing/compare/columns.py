@@ -1,0 +1,147 @@
+"""Who takes part: each URL, and the controls beside it, asked once before anything runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import multilock
+from multilock import ConfigurationError, MultilockError
+from multilock.config import resolve
+from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, load
+from multilock.testing.compare.controls import CONTROLS
+from multilock.testing.compare.network import has_network
+from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
+from multilock.urls import redact
+
+__all__ = ["Column", "columns_for"]
+
+CONTROLS_MODULE = "multilock.testing.compare.controls"
+LIBRARIES = {"naive": "redis", "redis-py": "redis", "kazoo": "kazoo"}
+PROBE_WITHIN = 10.0
+
+
+@dataclass
+class Column:
+    """A contestant at a URL. ``adapters``: of its faces, which take turns."""
+
+    name: str
+    url: str
+    adapters: list[str]
+    ttl: float  #: seconds, as granted
+    bound: float = 0.0  #: seconds until another can have the lock of a holder that has gone
+    must_fail: frozenset[str] = frozenset()  #: of a control
+    control: bool = False
+    gone: str = ""  #: why it does not take part, or not any more
+    facts: dict[str, Any] = field(default_factory=dict)
+    leftovers: list[str] = field(default_factory=list)
+
+    def faces(self, scenario: Scenario) -> list[str]:
+        """The adapters that can go through this scenario; none: it is not applicable here."""
+        return [path for path in self.adapters if scenario.needs <= self._has(path)]
+
+    def _has(self, path: str) -> set[Need]:
+        adapter = load(path)
+        has: set[Need] = set()
+        if not self.url.startswith("memory:"):  # which is one process's own
+            has.add("processes")
+        if has_network(self.url):
+            has.add("network")
+        if callable(getattr(adapter, "take", None)):
+            has.add("operator")
+        if getattr(adapter, "loop", False):
+            has.add("loop")
+        return has
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For the report: without secrets."""
+        return {
+            "name": self.name, "url": redact(self.url), "adapters": self.adapters, "control": self.control,
+            "must_fail": sorted(self.must_fail), "ttl": self.ttl, "bound": self.bound, "gone": self.gone or None,
+            "leftovers": self.leftovers,
+            "not_applicable": sorted(each.name for each in SCENARIOS.values() if not self.faces(each)),
+            **self.facts,
+        }  # fmt: skip
+
+
+def columns_for(urls: Sequence[str], adapters: Iterable[str], ttl: float, *, controls: bool = True) -> list[Column]:
+    """Ours at each URL, with its controls, and those given as ``package.module:Name=URL``.
+
+    Raises ConfigurationError for what is misspelled. A server that does not answer is a column that says so.
+    """
+    columns: list[Column] = []
+    for url in urls:
+        scheme = resolve(url).scheme
+        ours = Column(_free_name(scheme, columns), url, [BLOCKING, ASYNCIO], ttl)
+        _probe(ours)
+        columns.append(ours)
+        if controls and scheme != "memory":
+            columns += _controls(ours, scheme, columns)
+    for given in adapters:
+        path, equals, url = given.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--adapter is package.module:Name=URL, not {redact(given)!r}")
+        column = Column(_free_name(path.rpartition(":")[2], columns), url, [path], ttl)
+        adapter = load(path)
+        column.must_fail = frozenset(getattr(adapter, "control", ()))
+        column.bound = _bound(path, url, ttl)
+        columns.append(column)
+    if not columns:
+        raise ConfigurationError("there is nothing to compare: name a URL, such as redis://localhost:6379")
+    return columns
+
+
+def _free_name(name: str, columns: Iterable[Column]) -> str:
+    taken = {column.name for column in columns}
+    names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+    return next(each for each in names if each not in taken)
+
+
+def _controls(ours: Column, scheme: str, columns: list[Column]) -> list[Column]:
+    found: list[Column] = []
+    for name, adapter in CONTROLS.get(scheme, {}).items():
+        if importlib.util.find_spec(LIBRARIES[name]) is not None:
+            found.append(_control(ours, name, adapter.__name__, [*columns, *found]))
+    if not any(column.must_fail for column in found):
+        found.append(_control(ours, f"{scheme}-flag", "Flag", [*columns, *found]))
+    return found
+
+
+def _control(ours: Column, name: str, adapter: str, columns: list[Column]) -> Column:
+    path = f"{CONTROLS_MODULE}:{adapter}"
+    column = Column(_free_name(name, columns), ours.url, [path], ours.ttl, control=True, gone=ours.gone)
+    column.bound = _bound(path, ours.url, ours.ttl)
+    runs = {each.name for each in SCENARIOS.values() if column.faces(each)}
+    column.must_fail = frozenset(getattr(load(path), "control", ())) & runs
+    return column
+
+
+def _bound(path: str, url: str, ttl: float) -> float:
+    bound = getattr(load(path), "bound", None)
+    return float(bound(url, ttl)) if callable(bound) else 2 * ttl + 2.0
+
+
+def _probe(column: Column) -> None:
+    """One lock and one ping, as a user would; what the server says of itself."""
+    client = multilock.connect(column.url, ttl=column.ttl, outage_timeout=PROBE_WITHIN)
+    try:
+        with client:
+            client.ping()
+            with client.lock("compare-probe").acquire(PROBE_WITHIN) as lease:
+                column.ttl = lease.ttl
+            capabilities = client.capabilities
+            column.facts = {
+                "capabilities": {name: getattr(capabilities, name) for name in type(capabilities).__dataclass_fields__},
+                "findings": [
+                    {"level": each.level, "code": each.code, "message": each.message, "remedy": each.remedy}
+                    for each in client.diagnose()
+                ],
+            }
+        column.bound = _bound(BLOCKING, column.url, column.ttl)
+    except ConfigurationError:
+        raise
+    except MultilockError as error:
+        column.gone = f"{type(error).__name__}: {error}"

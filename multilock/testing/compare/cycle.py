@@ -1,0 +1,205 @@
+"""One cycle: three contenders in two processes, one fault, and what they said about it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+from multilock import now
+from multilock.testing.compare.contestants import load
+from multilock.testing.compare.history import Event
+from multilock.testing.compare.mates import LOOK_EVERY, Late, Mate, Stopped, Trouble
+from multilock.testing.compare.network import Network
+from multilock.testing.compare.scenarios import Scenario
+
+__all__ = ["Plan", "play"]
+
+PATIENCE = 20.0  # seconds for what takes a moment on a machine that is not busy
+LATE_RELEASE = 0.3  # of a ttl: B goes on holding for so long after A gave back what it had lost
+LONGEST_WAIT = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a cycle is about."""
+
+    number: int
+    contestant: str
+    adapter: str
+    url: str
+    scenario: Scenario
+    name: str
+    ttl: float
+    bound: float
+    seed: str
+
+    @property
+    def header(self) -> Event:
+        """Without the URL, which may hold a secret."""
+        return {
+            "cycle": self.number, "what": "cycle", "contestant": self.contestant, "adapter": self.adapter,
+            "scenario": self.scenario.name, "name": self.name, "ttl": self.ttl, "bound": self.bound,
+            "seed": self.seed, "at": now(),
+        }  # fmt: skip
+
+
+def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
+    """All that happened, of this cycle. Nothing of it goes on when this returns, and what it held is free."""
+    scene = _Scene(plan, a, b, stop)
+    header, end = plan.header, {"what": "end", "reached": True, "took_place": False, "why": ""}
+    with ExitStack() as stack:
+        stack.callback(_clean_up, plan, a, b)
+        try:
+            if "network" in plan.scenario.needs:
+                scene.network = Network(plan.url)
+                stack.callback(scene.network.close)
+            end["took_place"] = scene.play()
+        except (Trouble, OSError, ValueError) as trouble:
+            end |= {"reached": False, "why": str(trouble), "stopped": isinstance(trouble, Stopped)}
+            a.fit = b.fit = False
+        finally:
+            with suppress(OSError):
+                a.helper.resume()
+    end["at"] = now()
+    events = [header, *scene.faults, *a.forget(), *b.forget(), end]
+    return [{"cycle": plan.number, **event} for event in events]
+
+
+def _clean_up(plan: Plan, a: Mate, b: Mate) -> None:
+    """Whoever cannot be used again ends now, and what it held with it."""
+    ended = [mate for mate in (a, b) if not mate.fit]
+    for mate in ended:
+        mate.helper.kill()
+    if not ended:
+        return
+    take = getattr(load(plan.adapter), "take", None)
+    if take is not None:
+        for name in (plan.name, *(f"{plan.name}-{role}" for role in "ABC")):
+            with suppress(Exception):  # a server that has gone has let go of it too, or its ttl does
+                while take(plan.url, name):  # each waiter that was handed it
+                    pass
+
+
+class _Scene:
+    def __init__(self, plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> None:
+        self.plan, self.a, self.b = plan, a, b
+        self.ttl, self.bound = plan.ttl, plan.bound
+        self.network: Network | None = None
+        self.faults: list[Event] = []
+        self._stop = stop
+        self._dice = random.Random(plan.seed)
+        self._waits = False
+
+    def play(self) -> bool:
+        when = self.plan.scenario.when
+        self._open()
+        if when != "acquire":
+            self.acquire_a()
+            self.a.wait_for("A", "got", within=PATIENCE)
+            self.acquire_b()
+            self.pass_time(self.dice(0.2, 0.8) * self.ttl)
+        with self._ends_its_fault():
+            took_place = self.plan.scenario.act(self)
+        self.acquire_b()
+        alive = self.a.fit
+        if alive:
+            self.a.order("release", "A")  # where it still holds; what it has lost it gives back now too
+        self.b.wait_for("B", "got", within=self.bound + self.ttl + PATIENCE)
+        self._acquire(self.b, "C")
+        if alive:
+            if self.a.said("refused", "A") is None and self.a.said("got", "A") is not None:
+                self.a.wait_for("A", "released", within=PATIENCE)
+            self.pass_time(LATE_RELEASE * self.ttl)
+        self.b.order("release", "B")
+        self.b.wait_for("B", "released", within=PATIENCE)
+        self.b.wait_for("C", "got", within=self.bound + self.ttl + PATIENCE)
+        self._close()
+        return took_place
+
+    def _open(self) -> None:
+        through = self.plan.url if self.network is None else self.network.url
+        places = [(self.a, "A", through), (self.b, "B", self.plan.url), (self.b, "C", self.plan.url)]
+        for mate, role, url in places:
+            mate.order("open", role, adapter=self.plan.adapter, url=url, ttl=self.ttl, name=self.plan.name)
+        for mate, role, _ in places:
+            mate.wait_for(role, "opened", within=PATIENCE + self.bound)
+
+    def _close(self) -> None:
+        roles = [(self.a, "A"), (self.b, "B"), (self.b, "C")]
+        for mate, role in roles:
+            if mate.fit:
+                mate.order("close", role)
+        for mate, role in roles:
+            if mate.fit:
+                try:
+                    mate.wait_for(role, "closed", within=PATIENCE + self.bound)
+                except Late:  # it says nothing about exclusion; the process is not used again
+                    mate.fit = False
+
+    @contextmanager
+    def _ends_its_fault(self) -> Iterator[None]:
+        """Also where it was interrupted."""
+        try:
+            yield
+        finally:
+            for fault in self.faults:
+                fault.setdefault("until", now())
+
+    # ---- what a scenario does
+
+    @property
+    def net(self) -> Network:
+        assert self.network is not None
+        return self.network
+
+    def dice(self, least: float, most: float) -> float:
+        return self._dice.uniform(least, most)
+
+    def begin(self) -> None:
+        self.faults.append({"what": "fault", "kind": self.plan.scenario.name, "pid": self.a.pid, "at": now()})
+
+    def end(self) -> None:
+        self.faults[-1]["until"] = now()
+
+    def pass_time(self, seconds: float) -> None:
+        self.until(lambda: False, seconds)
+
+    def until(self, look: Callable[[], object], within: float) -> bool:
+        ends = now() + within
+        while not look():
+            if self._stop.is_set():
+                raise Stopped("the run was interrupted")
+            if (left := ends - now()) <= 0:
+                return False
+            time.sleep(min(left, LOOK_EVERY))
+        return True
+
+    def acquire_a(self) -> None:
+        self._acquire(self.a, "A")
+
+    def acquire_b(self) -> None:
+        if not self._waits:
+            self._acquire(self.b, "B")
+        self._waits = True
+
+    def _acquire(self, mate: Mate, role: str) -> None:
+        mate.order("acquire", role, timeout=min(LONGEST_WAIT, 2 * self.bound + self.ttl + PATIENCE))
+        mate.wait_for(role, "asking", within=PATIENCE)
+
+    def a_is_over(self) -> bool:
+        return self.a.said("over", "A") is not None
+
+    def b_has_it(self) -> bool:
+        return self.b.said("got", "B") is not None
+
+    def take(self) -> bool:
+        take = getattr(load(self.plan.adapter), "take", None)
+        assert take is not None
+        try:
+            return bool(take(self.plan.url, self.plan.name))
+        except Exception as error:  # anybody's
+            raise Trouble(f"the operator failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,90 @@
+"""What happened, one JSON object a line, so that everybody can judge again.
+
+Each line has ``cycle``, its number, and ``what`` it tells. All lines of a cycle stand together: ``cycle`` (its plan)
+first, then what its processes said (with their ``pid``) and the faults, then ``end``. Times are seconds on the clock of
+`multilock.now()`, the same for all processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from multilock.testing.beliefs import Record
+
+__all__ = ["Event", "event_of", "read_cycles", "record_of", "write_cycle"]
+
+Event = dict[str, Any]
+
+FIELDS = {
+    "got": ("at", "name", "id", "token", "held"),
+    "held": ("at", "id"),
+    "over": ("at", "id", "by"),
+    "lost": ("at", "id", "reason", "due"),
+    "release": ("at", "id"),
+    "released": ("at", "id", "ours"),
+    "stall": ("at", "until"),
+    "opened": ("at", "id"),
+    "asking": ("at", "id", "name"),
+    "ttl": ("id", "seconds"),
+    "refused": ("at", "id", "why"),
+    "raised": ("at", "id", "why"),
+    "blocked": ("at", "until"),
+    "closed": ("at", "id"),
+    "wrong": ("id", "why"),
+}
+"""What the words of a line of a worker mean."""
+
+TIMES = ("at", "by", "due", "until", "seconds")
+COUNTS = ("held", "ours")
+LAST = ("why",)  # a JSON string, which may have spaces
+
+
+def event_of(pid: int, line: str) -> Event | None:
+    """What a worker said; None where it is not for the history."""
+    what, _, rest = line.partition(" ")
+    fields = FIELDS.get(what)
+    if fields is None:
+        return None
+    words = rest.split(" ", len(fields) - 1)
+    return {"what": what, "pid": pid, **{name: _value(name, word) for name, word in zip(fields, words, strict=True)}}
+
+
+def _value(name: str, word: str) -> object:
+    if name in TIMES:
+        return float(word)
+    if name in COUNTS:
+        return int(word)
+    if name == "token":
+        return None if word == "-" else int(word)
+    return json.loads(word) if name in LAST else word
+
+
+def record_of(events: Iterable[Event]) -> Record:
+    """What the oracles ask."""
+    record = Record()
+    for event in events:
+        if event["what"] in FIELDS and "why" not in event:
+            words = (_word(event[name]) for name in FIELDS[event["what"]])
+            record.feed(event["pid"], " ".join((event["what"], *words)))
+    return record
+
+
+def _word(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def write_cycle(file: Any, events: Iterable[Event]) -> None:
+    """All lines of one cycle, in one write."""
+    file.write("".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events))
+    file.flush()
+
+
+def read_cycles(path: Path) -> Iterator[list[Event]]:
+    """The cycles of a history, one after another."""
+    with path.open(encoding="utf-8") as file:
+        for _, events in itertools.groupby(map(json.loads, file), key=lambda event: event["cycle"]):
+            yield list(events)

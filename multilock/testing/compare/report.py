@@ -1,0 +1,160 @@
+"""What came of a comparison: `Report`, as data and as files; judged again from its history, or held against another.
+
+``report.json`` follows ``report.schema.json`` beside this module. Its ``schema`` is the version of that: one that is
+added to keeps it, one that is changed gets the next number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multilock import ConfigurationError
+from multilock.testing.compare.history import read_cycles
+from multilock.testing.compare.verdicts import cells_of, judge_cycle
+
+__all__ = ["HISTORY", "REPORT", "SCHEMA", "Report", "against", "conclude", "read_report", "verify"]
+
+SCHEMA = 1
+HISTORY, REPORT = "history.jsonl", "report.json"
+GREEN, VIOLATION, VOID, UNREACHABLE = 0, 1, 3, 69
+DECIDED_SHARE = 0.5  # of the cycles of a contestant that is no control; with fewer the run has shown nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``data`` is what report.json holds."""
+
+    data: dict[str, Any]
+
+    @property
+    def cells(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """By contestant and scenario."""
+        return {(cell["contestant"], cell["scenario"]): cell for cell in self.data["cells"]}
+
+    @property
+    def violations(self) -> list[str]:
+        """Of all that are not controls."""
+        return list(self.data["violations"])
+
+    @property
+    def void(self) -> list[str]:
+        """Why it has shown nothing; empty: it has."""
+        return list(self.data["void"])
+
+    @property
+    def exit_code(self) -> int:
+        """0 green, 1 a violation, 3 void, 69 nobody could be reached."""
+        return int(self.data["exit_code"])
+
+    def write(self, folder: Path) -> None:
+        """``report.json`` in this folder."""
+        text = json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False)
+        (folder / REPORT).write_text(text + "\n", encoding="utf-8")
+
+
+def conclude(columns: list[dict[str, Any]], cells: list[dict[str, Any]]) -> dict[str, Any]:
+    """``violations``, ``void`` and ``exit_code`` of these cells."""
+    controls = {column["name"] for column in columns if column["control"]}
+    violations = list(_violations(columns, cells, controls))
+    void = list(_void(columns, cells, controls))
+    ours = [column for column in columns if not column["control"]]
+    if violations:
+        code = VIOLATION
+    elif ours and all(column["gone"] for column in ours) and not cells:
+        code = UNREACHABLE
+    else:
+        code = VOID if void else GREEN
+    return {"violations": violations, "void": void, "exit_code": code}
+
+
+def _violations(columns: list[dict[str, Any]], cells: list[dict[str, Any]], controls: set[str]) -> Iterator[str]:
+    for cell in cells:
+        if cell["contestant"] not in controls:
+            for broken in cell["violations"]:
+                what = "; ".join(broken["what"])
+                yield f"{cell['contestant']}, {cell['scenario']}, cycle {broken['cycle']}: {what}"
+    for column in columns:
+        if not column["control"] and column["leftovers"]:
+            yield f"{column['name']}: left behind {', '.join(column['leftovers'])}"
+
+
+def _void(columns: list[dict[str, Any]], cells: list[dict[str, Any]], controls: set[str]) -> Iterator[str]:
+    by_key = {(cell["contestant"], cell["scenario"]): cell for cell in cells}
+    asked = {cell["scenario"] for cell in cells}
+    present = {column["url"] for column in columns if not column["gone"]}
+    for column in columns:
+        if column["url"] not in present:
+            continue
+        for scenario in sorted(asked & set(column["must_fail"])):
+            cell = by_key.get((column["name"], scenario))
+            if cell is None or cell["verdict"] != "broken":
+                yield f"the control {column['name']} did not fail in {scenario!r}: there the others have shown nothing"
+    if not cells:
+        yield "no cycle was run"
+    for name in sorted({cell["contestant"] for cell in cells} - controls):
+        its = [cell for cell in cells if cell["contestant"] == name]
+        cycles, decided = (sum(cell[key] for cell in its) for key in ("cycles", "decided"))
+        if decided < DECIDED_SHARE * cycles:
+            yield f"{name}: only {decided} of {cycles} cycles could be decided"
+
+
+def read_report(path: Path) -> Report:
+    """The file, or the folder it is in. ConfigurationError where it is none, or of another version."""
+    file = path / REPORT if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError:
+        raise ConfigurationError(f"{file} is not a report: it is not JSON") from None
+    version = data.get("schema") if isinstance(data, dict) else None
+    if version != SCHEMA:
+        raise ConfigurationError(f"{file} has schema {version!r}, and this multilock reads {SCHEMA}")
+    return Report(data)
+
+
+def verify(folder: Path) -> list[str]:
+    """Judge every cycle of the history again; each difference from the report in words."""
+    told = read_report(folder).data
+    try:
+        cycles = [(events[0], judge_cycle(events)) for events in read_cycles(folder / HISTORY)]
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror}") from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        return [f"{HISTORY} cannot be judged: {type(error).__name__}: {error}"]
+    cells = json.loads(json.dumps(cells_of(cycles)))
+    again = {"cells": cells, **conclude(told["columns"], cells)}
+    return [*_cell_differences(told["cells"], cells), *_differences("report", told, again, again)]
+
+
+def _cell_differences(told: list[dict[str, Any]], again: list[dict[str, Any]]) -> Iterator[str]:
+    old = {(cell["contestant"], cell["scenario"]): cell for cell in told}
+    new = {(cell["contestant"], cell["scenario"]): cell for cell in again}
+    for key in sorted(old.keys() | new.keys()):
+        if key not in old or key not in new:
+            yield f"{key[0]}, {key[1]}: only in the {'report' if key in old else 'history'}"
+        else:
+            yield from _differences(", ".join(key), old[key], new[key], old[key].keys() | new[key].keys())
+
+
+def _differences(where: str, told: dict[str, Any], again: dict[str, Any], keys: Iterable[str]) -> Iterator[str]:
+    for key in sorted(keys):
+        if key != "cells" and told.get(key) != again.get(key):
+            yield f"{where}: {key} is {again.get(key)!r} by the history, and the report says {told.get(key)!r}"
+
+
+def against(old: Report, new: Report) -> list[str]:
+    """What is otherwise than in an older report, cell by cell."""
+    lines = []
+    for key in sorted(old.cells.keys() | new.cells.keys()):
+        before, after = old.cells.get(key), new.cells.get(key)
+        where = ", ".join(key)
+        if before is None or after is None:
+            lines.append(f"{where}: {'new' if before is None else 'not in this run'}")
+        elif before["verdict"] != after["verdict"]:
+            lines.append(f"{where}: {before['verdict']} → {after['verdict']}")
+    return lines

@@ -1,0 +1,356 @@
+"""Runs the cycles: several at a time, in an order drawn from a seed, within a time; and cleans up, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import queue
+import random
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import multilock
+from multilock import ConfigurationError, MultilockError, now
+from multilock.testing.compare.columns import Column, columns_for
+from multilock.testing.compare.cycle import Plan, play
+from multilock.testing.compare.history import Event, write_cycle
+from multilock.testing.compare.mates import Mate, Stopped
+from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
+from multilock.testing.compare.scenarios import SCENARIOS
+from multilock.testing.compare.verdicts import Verdict, cells_of, judge_cycle
+
+__all__ = ["Progress", "run"]
+
+AT_ONCE = 3  # cycles for each core: they wait most of the time
+TICK = 0.1
+END_WITHIN = 30.0
+ALIVE_WITHIN = 5.0
+LOOK_AROUND = 5.0  # seconds in which what was given back is gone
+INTERRUPTED = "interrupted"
+DISK = 65_536  # bytes that are written on trial
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is; given to ``progress`` a few times a second."""
+
+    done: int = 0
+    planned: int = 0
+    running: list[str] = field(default_factory=list)
+    elapsed: float = 0.0
+    within: float | None = None
+
+
+def run(
+    urls: Sequence[str],
+    *,
+    adapters: Sequence[str] = (),
+    scenarios: Sequence[str] | None = None,
+    cycles: int = 20,
+    ttl: float = 2.0,
+    seed: int | None = None,
+    within: float | None = None,
+    controls: bool = True,
+    at_once: int | None = None,
+    out: Path | None = None,
+    progress: Callable[[Progress], object] | None = None,
+) -> Report:
+    """Put every URL, and every ``package.module:Name=URL`` of ``adapters``, through the scenarios.
+
+    ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds; ``out`` is a folder for the
+    history and the report, made if need be. Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is
+    marked partial. Call it from the thread that outlives it: worker processes end with that.
+
+    Raises ConfigurationError, before anything runs, for what is misspelled and for an ``out`` that cannot be written.
+    """
+    chosen = _scenarios(scenarios)
+    if cycles < 1 or not ttl > 0:
+        raise ConfigurationError(f"cycles is {cycles} and ttl {ttl}: both must be more than 0")
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_history(out))
+        columns = columns_for(urls, adapters, ttl, controls=controls)
+        runner = _Runner(columns, seed, within, at_once or AT_ONCE * (os.cpu_count() or 1), file, progress)
+        runner.plan(chosen, cycles)
+        runner.run()
+    report = Report(runner.data(chosen, cycles, ttl))
+    if out is not None:
+        report.write(out)
+    return report
+
+
+def _scenarios(names: Sequence[str] | None) -> list[str]:
+    chosen = list(SCENARIOS) if names is None else list(names)
+    if unknown := [name for name in chosen if name not in SCENARIOS]:
+        raise ConfigurationError(f"there is no scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}")
+    return chosen
+
+
+def _history(out: Path | None) -> TextIO:
+    """Opened before anything runs: a folder that cannot be made, or a disk that is full, is told of then."""
+    path = Path(os.devnull)
+    try:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            path = out / HISTORY
+            path.write_bytes(b"\n" * DISK)
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
+
+
+class _Runner:
+    def __init__(
+        self,
+        columns: list[Column],
+        seed: int,
+        within: float | None,
+        at_once: int,
+        file: TextIO,
+        progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self.columns, self.seed, self.within, self.at_once = columns, seed, within, at_once
+        self.partial = ""
+        self._file, self._tell = file, progress
+        self._plans: deque[tuple[Column, Plan]] = deque()
+        self._planned = 0
+        self._verdicts: list[tuple[Event, Verdict]] = []
+        self._running: dict[int, Plan] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._wanted: queue.SimpleQueue[Future[Mate]] = queue.SimpleQueue()
+        self._idle: list[Mate] = []
+        self._mates: list[Mate] = []
+        self._id = secrets.token_hex(4)
+        self._began = now()
+        self._errors: list[BaseException] = []
+
+    def plan(self, scenarios: Sequence[str], cycles: int) -> None:
+        """Rounds of one cycle of each cell; within a round the dice choose."""
+        dice = random.Random(self.seed)
+        number = 0
+        for turn in range(cycles):
+            cells = [
+                (column, SCENARIOS[name], faces)
+                for column in self.columns
+                for name in scenarios
+                if not column.gone and (faces := column.faces(SCENARIOS[name]))
+            ]
+            dice.shuffle(cells)
+            for column, scenario, faces in cells:
+                number += 1
+                plan = Plan(
+                    number, column.name, faces[turn % len(faces)], column.url, scenario,
+                    f"compare-{self._id}-{number}", column.ttl, column.bound, f"{self.seed}.{number}",
+                )  # fmt: skip
+                self._plans.append((column, plan))
+        self._planned = number
+
+    def run(self) -> None:
+        """On this thread worker processes are made, which end when it does."""
+        threads = [threading.Thread(target=self._serve, name="compare", daemon=True) for _ in range(self.at_once)]
+        with _interrupted_once():
+            try:
+                for thread in threads:
+                    thread.start()
+                while any(thread.is_alive() for thread in threads):
+                    self._make_mates()
+                    self._report_progress()
+            except KeyboardInterrupt:
+                self.partial = INTERRUPTED
+            finally:
+                self._end(threads)
+            try:
+                self._look_for_leftovers()
+            except KeyboardInterrupt:
+                self.partial = INTERRUPTED
+        if self._errors:
+            raise self._errors[0]
+
+    def _end(self, threads: list[threading.Thread]) -> None:
+        self._stop.set()
+        until = now() + END_WITHIN
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - now()))
+        for mate in self._mates:
+            mate.helper.close()
+
+    def _make_mates(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            wanted = self._wanted.get(timeout=TICK)
+            try:
+                mate = Mate(self._stop)
+            except OSError as error:
+                wanted.set_exception(error)
+            else:
+                self._mates.append(mate)
+                wanted.set_result(mate)
+
+    def _report_progress(self) -> None:
+        if self._tell is not None:
+            with self._lock:
+                running = sorted(f"{plan.contestant} {plan.scenario.name}" for plan in self._running.values())
+                done = len(self._verdicts)
+            self._tell(Progress(done, self._planned, running, now() - self._began, self.within))
+
+    # ---- on the threads that play
+
+    def _serve(self) -> None:
+        try:
+            while (next_one := self._next()) is not None:
+                self._play(*next_one)
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._errors.append(error)
+            self._stop.set()
+
+    def _next(self) -> tuple[Column, Plan] | None:
+        with self._lock:
+            while self._plans and not self._stop.is_set():
+                column, plan = self._plans.popleft()
+                if column.gone:
+                    continue
+                left = math.inf if self.within is None else self._began + self.within - now()
+                if left < _lasts(plan) and self._seen(plan):
+                    self.partial = self.partial or "the time was over"
+                    continue
+                self._running[plan.number] = plan
+                return column, plan
+        return None
+
+    def _seen(self, plan: Plan) -> bool:
+        """Whether its cell has a cycle already: each gets one, however short the time."""
+        key = plan.contestant, plan.scenario.name
+        return any((header["contestant"], header["scenario"]) == key for header, _ in self._verdicts)
+
+    def _play(self, column: Column, plan: Plan) -> None:
+        a, b = self._mate(), self._mate()
+        try:
+            events = play(plan, a, b, self._stop)
+        finally:
+            self._give_back(a)
+            self._give_back(b)
+        with self._lock:
+            del self._running[plan.number]
+        end = events[-1]
+        if end.get("stopped"):
+            return
+        if not end["reached"] and not column.gone:
+            column.gone = _away(column)
+        with self._lock:
+            write_cycle(self._file, events)
+            self._verdicts.append((events[0], judge_cycle(events)))
+
+    def _mate(self) -> Mate:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        wanted: Future[Mate] = Future()
+        self._wanted.put(wanted)
+        while True:
+            try:
+                return wanted.result(TICK)
+            except TimeoutError:
+                if self._stop.is_set():
+                    raise Stopped("the run ends") from None
+
+    def _give_back(self, mate: Mate) -> None:
+        if mate.fit and not self._stop.is_set():
+            with self._lock:
+                self._idle.append(mate)
+        else:
+            mate.helper.kill()
+
+    # ---- after it
+
+    def _look_for_leftovers(self) -> None:
+        """O7, of what multilock can list."""
+        for column in self.columns:
+            if column.control or column.gone or column.url.startswith("memory:"):
+                continue
+            try:
+                with multilock.connect(column.url) as client:
+                    until = now() + (LOOK_AROUND if self.partial == INTERRUPTED else column.bound + LOOK_AROUND)
+                    while (left := self._left(client)) and now() < until:
+                        time.sleep(TICK)
+                column.leftovers = left
+            except MultilockError as error:
+                column.gone = f"{type(error).__name__}: {error}"
+
+    def _left(self, client: multilock.Client) -> list[str]:
+        return sorted({info.name for info in client.inspect_all(f"compare-{self._id}-")})
+
+    def data(self, scenarios: Sequence[str], cycles: int, ttl: float) -> dict[str, Any]:
+        columns = [column.data for column in self.columns]
+        cells = cells_of(self._verdicts)
+        return {
+            "schema": SCHEMA,
+            "multilock": multilock.__version__,
+            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "partial": self.partial or None,
+            "command": sys.argv,
+            "seed": self.seed,
+            "cycles": cycles,
+            "ttl": ttl,
+            "at_once": self.at_once,
+            "seconds": round(now() - self._began, 3),
+            "host": {
+                "system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count(),
+                "machine": platform.machine(),
+            },
+            "scenarios": [{"name": name, "says": SCENARIOS[name].says} for name in scenarios],
+            "columns": columns,
+            "cells": cells,
+            **conclude(columns, cells),
+        }  # fmt: skip
+
+
+def _lasts(plan: Plan) -> float:
+    """Seconds, roughly, on a machine that is not busy."""
+    return plan.bound + 3 * plan.ttl + 2.0
+
+
+def _away(column: Column) -> str:
+    """Why the server of this column does not answer; empty: it does."""
+    try:
+        with multilock.connect(column.url, request_timeout=ALIVE_WITHIN) as client:
+            client.ping()
+    except MultilockError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextlib.contextmanager
+def _interrupted_once() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt once; while that is cleaned up after, no other does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupted = False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

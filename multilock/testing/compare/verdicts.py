@@ -1,0 +1,244 @@
+"""What a cycle has shown, and what all cycles of a cell have. Events in, verdicts out: nothing here asks anybody.
+
+A cycle is *kept* only if its fault took place and every belief in it was seen to end before the next began; *broken* by
+what is certain; else *undecided*, or *no fault*. A machine that is too busy therefore has fewer verdicts, not others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import Any
+
+from multilock.testing.beliefs import Apart, Belief, Outcome, Record, judge
+from multilock.testing.compare.history import Event, record_of
+from multilock.testing.compare.scenarios import SCENARIOS
+
+__all__ = ["Verdict", "cells_of", "judge_cycle"]
+
+NO_CAUSE = 0.5  # of a ttl: who loses a lock so soon after he got it did not lose it by silence
+STOOD_STILL = 0.1  # … unless his process did not run for so much of it
+ROUNDED = 6  # digits of a second
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one cycle. Seconds; nan: nothing to be said."""
+
+    cycle: int
+    outcome: str  #: kept, broken, undecided, or no-fault
+    why: tuple[str, ...]
+    overlap: float = math.nan  #: for which two believed, negative: the least by which they were apart
+    notice: float = math.nan  #: from the fault until A did not believe any more
+    takeover: float = math.nan  #: … until B did
+    margin: float = math.nan  #: from A's callback until B believed
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass
+class _Cycle:
+    """Its events, sorted out."""
+
+    events: list[Event]
+    header: Event = field(init=False)
+    end: Event = field(init=False)
+    faults: list[Event] = field(init=False)
+    record: Record = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.header = self.events[0]
+        self.end = self.events[-1]
+        self.faults = [event for event in self.events if event["what"] == "fault"]
+        self.record = record_of(self.events)
+
+    @property
+    def beliefs(self) -> list[Belief]:
+        confirmed = [belief for belief in self.record.beliefs.values() if belief.confirmed]
+        return sorted(confirmed, key=lambda belief: belief.began)
+
+    def spans(self, pid: int) -> list[tuple[float, float]]:
+        """When a fault kept this process from running."""
+        scenario = SCENARIOS[self.header["scenario"]]
+        if not scenario.freezes:
+            return []
+        return [(fault["at"], fault["until"]) for fault in self.faults if fault["pid"] == pid]
+
+    def killed(self, pid: int) -> float:
+        kills = [each["until"] for each in self.faults if each["kind"] == "kill" and each["pid"] == pid]
+        return min(kills, default=math.inf)
+
+
+def judge_cycle(events: list[Event]) -> Verdict:
+    """The events of one cycle, as the history has them."""
+    cycle = _Cycle(events)
+    number = cycle.header["cycle"]
+    scenario = SCENARIOS[cycle.header["scenario"]]
+    a, b = cycle.record.beliefs.get("A"), cycle.record.beliefs.get("B")
+    pairs = list(_apart(cycle, operator=not scenario.hears))
+    told_before = scenario.hears and not scenario.freezes and "loop" not in scenario.needs
+    broken = [*_overlaps(pairs), *_others(cycle, told_before=told_before)]
+    if not scenario.hears:
+        broken += _deaf(cycle)
+    overlap = max((apart.overlap for apart, _ in pairs if not math.isnan(apart.overlap)), default=math.nan)
+    lost = a is None or a.release is None or a.over is not None  # else A kept it, and gave it back
+    at = cycle.faults[0]["at"] if cycle.faults else math.nan
+    figures: dict[str, Any] = {
+        "overlap": overlap,
+        "notice": _since(at, a.over_by if a else None),
+        "takeover": _since(at, b.began if b else None) if lost else math.nan,
+        "margin": b.began - a.losses[0][0] if a and a.losses and b else math.nan,
+        "tokens": tuple(belief.token for belief in cycle.beliefs if belief.token is not None),
+    }
+    if broken:
+        return Verdict(number, "broken", tuple(broken), **figures)
+    if not cycle.end["reached"]:
+        return Verdict(number, "undecided", (cycle.end["why"],), **figures)
+    if not cycle.end["took_place"]:
+        return Verdict(number, "no-fault", ("the fault met nothing",), **figures)
+    if scenario.when == "hold" and a is not None and (not a.confirmed or (a.over_by or math.inf) < at):
+        return Verdict(number, "no-fault", ("A had lost it before",), **figures)
+    unclear = [apart.why for apart, _ in pairs if apart.outcome is Outcome.UNDECIDED]
+    unclear += _unclear(cycle, told_before=told_before)
+    if not unclear and len(cycle.beliefs) < 2:
+        unclear = ["fewer than two ever held it"]
+    return Verdict(number, "undecided" if unclear else "kept", tuple(unclear), **figures)
+
+
+def _since(at: float, then: float | None) -> float:
+    return math.nan if then is None else then - at
+
+
+def _apart(cycle: _Cycle, *, operator: bool) -> Iterator[tuple[Apart, str]]:
+    """Each two that held it, one after the other. Who cannot hear that an operator took it is judged by `_deaf`."""
+    for one, other in combinations(cycle.beliefs, 2):
+        if operator and one.id == "A":
+            continue
+        yield (
+            judge(
+                one,
+                other,
+                frozen=cycle.spans(one.pid),
+                stalls=cycle.record.stalls[other.pid],
+                killed=cycle.killed(one.pid),
+            ),
+            f"{one.id} and {other.id}",
+        )
+
+
+def _overlaps(pairs: Iterable[tuple[Apart, str]]) -> Iterator[str]:
+    for apart, who in pairs:
+        if apart.outcome is Outcome.BROKEN:
+            yield f"{who} believed at the same time, for {apart.overlap * 1000:.1f} ms"
+
+
+def _deaf(cycle: _Cycle) -> Iterator[str]:
+    """Exclusion after an operator's act is not promised until the holder has heard of it: but by its next renewal, or
+    the end of its lease, it has."""
+    a = cycle.record.beliefs.get("A")
+    if a is not None and cycle.faults:
+        late = a.until - cycle.faults[0]["until"] - cycle.header["bound"]
+        if late > 0:
+            yield f"A still believed {late * 1000:.0f} ms after the last moment at which it can have been its own"
+
+
+def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
+    """What else is promised: tokens, callbacks, and that nobody loses what nobody took."""
+    for one, other in pairwise(cycle.beliefs):
+        if one.token is not None and other.token is not None and other.token <= one.token:
+            yield f"token {other.token} of {other.id} came after {one.token} of {one.id}"
+    for belief in cycle.record.beliefs.values():
+        if belief.ended_well and belief.losses:
+            yield f"{belief.id} released it, and was told of a loss too"
+        if len(belief.losses) > 1:
+            yield f"{belief.id} was told {len(belief.losses)} times of one loss"
+        if told_before and (late := _told_late(cycle, belief)) is not None and not late[1]:
+            yield f"{belief.id} was told of its loss {late[0] * 1000:.0f} ms after the next one believed"
+    for belief in cycle.beliefs:
+        if belief.id != "A" and belief.over is not None:
+            still = sum(end - start for start, end in cycle.record.stalls[belief.pid] if end > belief.began)
+            held, ttl = belief.over - belief.began, cycle.header["ttl"]
+            if held < NO_CAUSE * ttl and still < STOOD_STILL * ttl:
+                yield f"{belief.id} lost it after {held * 1000:.0f} ms, and nothing had happened to it"
+
+
+def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
+    """By how much a callback came after the next holder, and whether its process may have stood still meanwhile."""
+    following = [other for other in cycle.beliefs if other.began > belief.began]
+    if not (belief.losses and following and belief.confirmed):
+        return None
+    told = belief.losses[0][0]
+    late = told - following[0].began
+    if late <= 0:
+        return None
+    since = min(belief.until, following[0].began)
+    return late, any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
+
+
+def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
+    for belief in cycle.record.beliefs.values():
+        if told_before and (late := _told_late(cycle, belief)) is not None and late[1]:
+            yield f"the process of {belief.id} did not run as its callback was due"
+
+
+# ---- cells
+
+
+def cells_of(verdicts: Iterable[tuple[Event, Verdict]]) -> list[dict[str, Any]]:
+    """The cells of the grid, from the headers of all cycles and what became of them."""
+    cells: dict[tuple[str, str], list[tuple[Event, Verdict]]] = defaultdict(list)
+    for header, verdict in verdicts:
+        cells[header["contestant"], header["scenario"]].append((header, verdict))
+    return [_cell(*key, rows) for key, rows in sorted(cells.items())]
+
+
+def _cell(contestant: str, scenario: str, rows: list[tuple[Event, Verdict]]) -> dict[str, Any]:
+    verdicts = [verdict for _, verdict in rows]
+    count = {outcome: sum(each.outcome == outcome for each in verdicts) for outcome in OUTCOMES}
+    decided = count["kept"] + count["broken"]
+    overlaps = [(each.overlap, each.cycle) for each in verdicts if not math.isnan(each.overlap)]
+    worst, worst_cycle = max(overlaps, default=(math.nan, None))
+    ttl = rows[0][0]["ttl"]
+    return {
+        "contestant": contestant,
+        "scenario": scenario,
+        "verdict": "broken" if count["broken"] else "kept" if decided else "undecided",
+        "cycles": len(rows),
+        "decided": decided,
+        **{outcome.replace("-", "_"): number for outcome, number in count.items()},
+        "overlap_worst": _number(worst),
+        "worst_cycle": worst_cycle,
+        "below": _number(1 - 0.05 ** (1 / decided)) if decided and not count["broken"] else None,
+        "violations": [{"cycle": each.cycle, "what": list(each.why)} for each in verdicts if each.outcome == "broken"],
+        "not_decided": [
+            {"cycle": each.cycle, "why": list(each.why)} for each in verdicts if each.outcome in OUTCOMES[2:]
+        ],
+        "ttl": ttl,
+        "notice": _spread([each.notice / ttl for each in verdicts]),
+        "takeover": _spread([each.takeover / ttl for each in verdicts]),
+        "callback_margin": _spread([each.margin / ttl for each in verdicts]),
+        "tokens": sum(len(each.tokens) for each in verdicts),
+    }
+
+
+OUTCOMES = ("kept", "broken", "undecided", "no-fault")
+
+
+def _spread(values: Iterable[float]) -> dict[str, float | int | None] | None:
+    """In units of the ttl. No mean: nobody waits for the mean."""
+    known = sorted(value for value in values if not math.isnan(value))
+    if not known:
+        return None
+    return {
+        "n": len(known),
+        "least": _number(known[0]),
+        "p50": _number(known[(len(known) - 1) // 2]),
+        "p99": _number(known[math.ceil(0.99 * len(known)) - 1]),
+        "most": _number(known[-1]),
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) or math.isinf(value) else round(value, ROUNDED)

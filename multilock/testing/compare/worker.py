@@ -1,0 +1,182 @@
+"""A process of a comparison: it holds and waits as it is told, and writes down what it believes.
+
+Orders come as one JSON object a line. Everything it says is a line of `multilock.testing.beliefs.witness`, where the id
+of a lease is the role that holds it, or one of::
+
+    ready                        it takes orders
+    opened TIME ROLE             its client is open
+    asking TIME ROLE NAME        acquire() is called
+    ttl ID SECONDS               … and this was granted
+    refused TIME ROLE WHY        it came to nothing
+    blocked FROM TO              its event loop did nothing else
+    raised TIME ROLE WHY         release() raised an exception
+    closed TIME ROLE             its client is closed
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from multilock import now
+from multilock.testing import hear
+from multilock.testing.beliefs import note, watch_pulse
+from multilock.testing.compare.contestants import Holding, Place, load
+
+__all__ = ["work"]
+
+ASK_EVERY = 0.002  # seconds between two questions whether it is still held
+NOTE_EVERY = 0.02  # … and between two lines that say so
+OPEN_WITHIN = 10.0
+TEXT = 300
+
+
+def work() -> None:
+    """Do what is ordered until nobody orders any more. Then this process ends at once, whatever hangs in it."""
+    watch_pulse()
+    roles: dict[str, _Role] = {}
+    note("ready")
+    while line := hear():
+        order = json.loads(line)
+        match order["do"]:
+            case "hog":  # poll() sleeps, and the GIL is not given up for it
+                ctypes.PyDLL(None).poll(None, 0, int(order["seconds"] * 1000))
+            case "open":
+                role = roles[order["role"]] = _Role(**order)
+                role.start(role.open)
+            case what:
+                role = roles[order["role"]]
+                match what:
+                    case "acquire":
+                        role.start(role.acquire, order["timeout"])
+                    case "block":
+                        role.block(order["seconds"])
+                    case "release":
+                        role.release_now.set()
+                    case "close":
+                        role.release_now.set()
+                        role.start(role.close)
+    os._exit(0)
+
+
+@dataclass
+class _Role:
+    """One contender: a client of its own, and one lock."""
+
+    role: str
+    adapter: str
+    url: str
+    ttl: float
+    name: str
+    do: str = ""
+    place: Place | None = None
+    release_now: threading.Event = field(default_factory=threading.Event)
+    _last: threading.Thread | None = None
+
+    def start(self, what: Any, *arguments: Any) -> None:
+        """One thing after another."""
+        before = self._last
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            try:
+                what(*arguments)
+            except Exception:
+                note("wrong", self.role, json.dumps(traceback.format_exc(limit=-3)[-TEXT:]))
+
+        self._last = threading.Thread(target=run, name=f"compare-{self.role}", daemon=True)
+        self._last.start()
+
+    def open(self) -> None:
+        self.place = load(self.adapter).open(self.url, self.ttl)
+        if warm := self.place.lock(f"{self.name}-{self.role}").acquire(OPEN_WITHIN):  # its connections are made
+            warm.release()
+        note("opened", now(), self.role)
+
+    def block(self, seconds: float) -> None:
+        on_loop = getattr(self.place, "on_loop", None)
+        if on_loop is None:
+            raise TypeError("it has no loop that could be blocked")
+
+        def wait() -> None:
+            began = now()
+            time.sleep(seconds)
+            note("blocked", began, now())
+
+        on_loop(wait)
+
+    def acquire(self, timeout: float) -> None:
+        assert self.place is not None, "it could not be opened"
+        lock = self.place.lock(self.name)
+        note("asking", now(), self.role, self.name)
+        try:
+            holding = lock.acquire(timeout)
+        except Exception as error:
+            note("refused", now(), self.role, json.dumps(f"{type(error).__name__}: {error}"[:TEXT]))
+            return
+        if holding is None:
+            note("refused", now(), self.role, json.dumps("taken"))
+            return
+        began = now()
+        yes = self._believes(holding)
+        token = holding.token
+        if token is not None and type(token) is not int:
+            raise TypeError(f"a token is an int or None, not {token!r:.40}")
+        note("got", began, self.name, self.role, "-" if token is None else token, int(yes))
+        if ttl := getattr(holding, "ttl", None):
+            note("ttl", self.role, float(ttl))
+        if on_lost := getattr(holding, "on_lost", None):
+            on_lost(self._tell_loss)
+        self._hold(holding, yes)
+        self.release_now.wait()
+        note("release", now(), self.role)
+        try:
+            ours = holding.release() is not False
+        except Exception as error:
+            note("raised", now(), self.role, json.dumps(f"{type(error).__name__}: {error}"[:TEXT]))
+            ours = False
+        note("released", now(), self.role, int(ours))
+
+    def _tell_loss(self) -> None:
+        at = now()
+        note("lost", at, self.role, "lost", at)
+
+    def _hold(self, holding: Holding, yes: bool) -> None:
+        """Until it is believed in no more, or is to be given back. The last yes before a pause or an end is noted."""
+        noted = last = now()
+        while yes and not self.release_now.wait(ASK_EVERY):
+            asked = now()
+            yes = self._believes(holding)
+            if not yes:
+                note("held", last, self.role)
+                note("over", asked, self.role, now())
+                return
+            if asked - noted >= NOTE_EVERY:
+                if asked - last > NOTE_EVERY:
+                    note("held", last, self.role)
+                note("held", asked, self.role)
+                noted = asked
+            last = asked
+        if yes:
+            note("held", last, self.role)
+        else:
+            at = now()
+            note("over", at, self.role, at)
+
+    def _believes(self, holding: Holding) -> bool:
+        said: object = holding.believes()
+        if type(said) is not bool:
+            raise TypeError(f"believes() is True or False, not {said!r:.40}")
+        return said
+
+    def close(self) -> None:
+        if self.place is not None:
+            self.place.close()
+        note("closed", now(), self.role)

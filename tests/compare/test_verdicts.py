@@ -1,0 +1,128 @@
+"""What a cycle shows is judged from its events alone; what was not seen is undecided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from multilock.testing.compare.history import Event, event_of, record_of
+from multilock.testing.compare.report import conclude
+from multilock.testing.compare.verdicts import cells_of, judge_cycle
+
+A, B = 1, 2
+HELD = ["1 got 10 n A 1 1", "1 held 11.9 A", "1 over 12 A 12.001", "1 lost 12 A lost 12"]
+NEXT = ["2 got 12.3 n B 2 1", "2 held 12.9 B", "2 release 13 B", "2 released 13.1 B 1"]
+LAST = ["2 got 13.1 n C 3 1", "2 release 13.2 C", "2 released 13.3 C 1"]
+
+
+def cycle(
+    scenario: str, *lines: str, took_place: bool = True, reached: bool = True, fault: float = 10.5
+) -> list[Event]:
+    events: list[Event] = [
+        {"what": "cycle", "contestant": "x", "scenario": scenario, "ttl": 2.0, "bound": 3.0},
+        {"what": "fault", "kind": scenario, "pid": A, "at": fault, "until": 12.6},
+    ]
+    for line in lines:
+        event = event_of(int(line[0]), line[2:])
+        assert event is not None
+        events.append(event)
+    events.append({"what": "end", "reached": reached, "took_place": took_place, "why": "" if reached else "late"})
+    return [{"cycle": 7, **event} for event in events]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "lines", "outcome", "why"),
+    [
+        ("partition", [*HELD, *NEXT, *LAST], "kept", ""),
+        ("partition", [*HELD[:1], "1 held 12.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "broken", "same time"),
+        ("partition", [*HELD[:2], *NEXT, *LAST], "undecided", "end"),
+        ("partition", [*HELD, "2 stall 11.5 12.4", *NEXT, *LAST], "undecided", "stood still"),
+        ("partition", [*HELD[:3], "1 lost 12.4 A lost 12.4", *NEXT, *LAST], "broken", "told of its loss"),
+        ("partition", [*HELD[:3], "1 lost 12.4 A lost 12.4", "1 stall 12 12.4", *NEXT, *LAST], "undecided", "callback"),
+        ("partition", [*HELD, "1 lost 12.1 A lost 12.1", *NEXT, *LAST], "broken", "2 times"),
+        ("partition", [*HELD, *NEXT, *LAST, "2 lost 13.2 B lost 13.2"], "broken", "told of a loss too"),
+        ("partition", [*HELD, "2 got 12.3 n B 1 1", *NEXT[1:], *LAST], "broken", "token 1 of B"),
+        ("partition", [*HELD, NEXT[0], "2 over 12.7 B 12.7", *LAST], "broken", "nothing had happened"),
+        ("partition", [*HELD, NEXT[0], "2 stall 12.3 12.6", "2 over 12.7 B 12.7", *LAST], "kept", ""),
+        ("partition", HELD, "undecided", "fewer than two"),
+        ("pause", ["1 got 10 n A 1 1", "1 held 10.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "kept", ""),
+        ("pause", ["1 got 10 n A 1 1", "1 held 12.61 A", "1 release 12.7 A", *NEXT, *LAST], "broken", "same time"),
+        ("kill", ["1 got 10 n A 1 1", "1 held 10.5 A", "2 got 12.7 n B 2 1", *NEXT[1:], *LAST], "kept", ""),
+        ("taken", ["1 got 10 n A 1 1", "1 held 12.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "kept", ""),
+        ("taken", ["1 got 10 n A 1 1", "1 held 17 A", "1 over 17 A 17", *NEXT, *LAST], "broken", "last moment"),
+    ],
+)
+def test_a_cycle_is_kept_broken_or_undecided(scenario: str, lines: list[str], outcome: str, why: str) -> None:
+    verdict = judge_cycle(cycle(scenario, *lines))
+    assert (verdict.outcome, why in " ".join(verdict.why)) == (outcome, True)
+
+
+def test_a_fault_that_did_not_happen_shows_nothing() -> None:
+    assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, took_place=False)).outcome == "no-fault"
+    assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, fault=12.2)).outcome == "no-fault"
+
+
+def test_a_cycle_that_broke_off_shows_nothing_but_what_is_certain() -> None:
+    assert judge_cycle(cycle("partition", *HELD, reached=False)).outcome == "undecided"
+    late = [HELD[0], "1 held 12.5 A", *NEXT]
+    assert judge_cycle(cycle("partition", *late, reached=False)).outcome == "broken"
+
+
+def test_the_history_says_what_the_lines_said() -> None:
+    events = cycle("partition", *HELD, "2 stall 1 2", '1 refused 3 A "a b"', "1 got 4 n D - 0")
+    record = record_of(events)
+    assert record.beliefs["A"].over_by == 12.001
+    assert record.beliefs["D"].token is None
+    assert record.stalls == {B: [(1.0, 2.0)]}
+    assert [event["why"] for event in events if event["what"] == "refused"] == ["a b"]
+    assert event_of(1, "ready") is None
+
+
+LINES = {"kept": [*HELD, *NEXT, *LAST], "undecided": HELD, "broken": [HELD[0], "1 held 12.5 A", *NEXT]}
+
+
+def column(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "url": "u", "control": False, "must_fail": [], "gone": None, "leftovers": [], **more}
+
+
+def concluded(*rows: tuple[str, str, str], **columns: Any) -> int:
+    cells = []
+    for contestant, scenario, outcome in rows:
+        lines = (
+            [*HELD, *NEXT, *LAST]
+            if outcome == "kept"
+            else HELD
+            if outcome == "undecided"
+            else [HELD[0], "1 held 12.5 A", *NEXT]
+        )
+        events = cycle(scenario, *lines)
+        events[0]["contestant"] = contestant
+        cells += cells_of([(events[0], judge_cycle(events))])
+    found = conclude([column(name, **more) for name, more in columns.items()], cells)
+    return int(found["exit_code"])
+
+
+CONTROL = {"control": True, "must_fail": ["partition"]}
+
+
+def test_the_exit_code_says_what_was_shown() -> None:
+    kept, red = ("ours", "partition", "kept"), ("weak", "partition", "broken")
+    assert concluded(kept, red, ours={}, weak=CONTROL) == 0
+    assert concluded(("ours", "partition", "broken"), red, ours={}, weak=CONTROL) == 1
+    assert concluded(kept, red, ours={"leftovers": ["key"]}, weak=CONTROL) == 1
+    assert concluded(kept, ("weak", "partition", "kept"), ours={}, weak=CONTROL) == 3
+    assert concluded(kept, ("weak", "partition", "undecided"), ours={}, weak=CONTROL) == 3
+    assert concluded(("ours", "partition", "undecided"), red, ours={}, weak=CONTROL) == 3
+    assert concluded(kept, ours={}, weak={**CONTROL, "gone": "it raised"}) == 3
+    assert concluded(ours={"gone": "away"}, weak={**CONTROL, "gone": "away"}) == 69
+    assert concluded(ours={}) == 3
+
+
+def test_none_of_so_many_is_printed_with_what_it_means() -> None:
+    events = cycle("partition", *HELD, *NEXT, *LAST)
+    [cell] = cells_of([(events[0], judge_cycle(events))] * 300)
+    assert cell["decided"] == 300
+    assert cell["below"] == pytest.approx(0.00994, abs=1e-5)
+    assert cell["overlap_worst"] == pytest.approx(-0.1)  # from B's release until C believed
+    assert cell["takeover"]["most"] == pytest.approx((12.3 - 10.5) / 2)

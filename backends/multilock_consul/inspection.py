@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from urllib.parse import quote
 
 from multilock import BackendRejected
@@ -49,9 +48,12 @@ class Inspection:
             # A list leaves out what the token may not read; a question for one key is refused.
             self._agents.call("GET", self._agents.target(f"/v1/kv/{quote(begin)}"), until - self._agents.now())
         entries = [] if response.status == 404 else listed(response, begin)
-        # Keys come in order, so that those of one name come together.
-        for name, keys in groupby(entries, key=lambda each: self._keys.name(each[0])):
-            if name is not None and name.startswith(prefix) and (info := self._info(name, dict(keys))):
+        names: dict[str, dict[str, Entry]] = {}
+        for key, entry in entries:
+            if (name := self._keys.name(key)) is not None and name.startswith(prefix):
+                names.setdefault(name, {})[key] = entry
+        for name, found in names.items():
+            if info := self._info(name, found):
                 yield replace(info, others=())
 
     def _info(self, name: str, found: Mapping[str, Entry]) -> LockInfo | None:

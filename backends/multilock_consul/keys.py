@@ -46,6 +46,11 @@ class Keys:
             return f"{self.folder(claim.name)}{session_id}"
         return f"{self.readers(claim.name)}{claim.id}" if claim.mode == "r" else self.of(claim.name)
 
+    def places(self, claim: Claim, session_id: object) -> list[str]:
+        """The keys that must be as they are as long as it holds: for a permit, the list of holders too."""
+        place = self.place(claim, session_id)
+        return [place, self.of(claim.name)] if claim.permits > 1 else [place]
+
     def name(self, key: str) -> str | None:
         """The lock that a key of ours is about."""
         found = _OURS.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None

@@ -129,7 +129,7 @@ class Recipe:
             return Busy(SAFETY)
         if claim.mode != "r":
             readers = {key: one for key, one in found.items() if key.startswith(self._keys.readers(claim.name))}
-            still = operation("check-session", mine, Session=session.id)
+            still = operation("check-index", mine, Index=entry.index)  # others of our claims are in this session, too
             if busy := self._readers.keep_out(session, claim, readers, still, until):
                 return busy
         return _granted(session, entry.index)
@@ -164,7 +164,7 @@ class Recipe:
     def _ours_already(self, session: Session, claim: Claim, entry: Entry, until: float) -> Granted | Busy:
         """Our own attempt locked it, whose answer was lost; or it waits for readers to leave."""
         if entry.session == session.id:
-            still = operation("check-session", self._keys.place(claim, session.id), Session=session.id)
+            still = operation("check-index", self._keys.place(claim, session.id), Index=entry.index)
             readers = operation("get-tree", self._keys.readers(claim.name))
             return self._entered(session, claim, self._transactions.look([still, readers], until), until)
         self._delete(claim, entry.session, entry.index, until)  # in a session whose time is over
@@ -226,13 +226,22 @@ class Recipe:
         found, hidden = self._sweep.sweep(session, (claim for claim, _ in held), until)
         answers: list[Granted | BackendUnavailable | None] = []
         for claim, granted in held:
-            key = self._keys.place(claim, session.id)
-            if key in hidden:
-                answers.append(_hidden(key))
+            keys = self._keys.places(claim, session.id)
+            if unseen := next((key for key in keys if key in hidden), None):
+                answers.append(_hidden(unseen))
             else:
-                still = _may_be_held(found, key, claim, session.id)
+                still = all(self._may_be_held(found, key, claim, session.id) for key in keys)
                 answers.append(_granted(session, granted.token) if still else None)
         return answers
+
+    def _may_be_held(self, found: Found, key: str, claim: Claim, session_id: str) -> bool:
+        """What was not looked at is held as long as its session is."""
+        if key not in found:
+            return True
+        entry = found[key]
+        if key != self._keys.place(claim, session_id):
+            return self._semaphore.lists(claim.name, entry, session_id)
+        return entry is not None and entry.held_by(claim.id, session_id)
 
     # ---- release
 
@@ -395,14 +404,6 @@ def _hidden(key: str) -> BackendUnavailable:
         unknown=False,
         backend="consul",
     )
-
-
-def _may_be_held(found: Found, key: str, claim: Claim, session_id: str) -> bool:
-    """What was not looked at is held as long as its session is."""
-    if key not in found:
-        return True
-    entry = found[key]
-    return entry is not None and entry.held_by(claim.id, session_id)
 
 
 def _rests_for(claim: Claim, entry: Entry | None) -> bool:

@@ -88,6 +88,13 @@ class Semaphore:
             ) from error
         return limit, holders
 
+    def lists(self, name: str, lock: Entry | None, session: str) -> bool:
+        """Whether this key of the name has the session among the holders."""
+        try:
+            return bool(lock and not lock.session and session in self._said(name, lock)[1])
+        except BackendRejected:
+            return False
+
     def places(self, name: str, sessions: Sequence[str]) -> list[str]:
         """The keys of these."""
         return [self._keys.folder(name) + session for session in sessions]

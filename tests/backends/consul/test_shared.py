@@ -416,6 +416,20 @@ def test_each_permit_has_its_own_end(us: Ours, below: Below) -> None:
     assert below.empty()
 
 
+def test_permits_whose_list_an_operator_deleted_are_lost_and_those_of_the_next_list_are_not(
+    us: Ours, them: Ours, below: Below
+) -> None:
+    first = us.take(us.permit(2))
+    below.delete(".lock")
+    second = them.take(them.permit(2))
+    assert us.renewed(first) == [False]
+    assert them.renewed(second) == [True]
+    assert us.release(first) is False
+    assert them.renewed(second) == [True]
+    assert them.release(second)
+    assert below.empty()
+
+
 def test_one_permit_whose_session_does_not_answer_is_no_loss_of_the_others(
     shared: ConsulServer, us: Ours, proxy: FaultProxy, open_ours: Callable[..., Ours]
 ) -> None:
@@ -574,6 +588,24 @@ def test_a_waiter_whose_answer_was_lost_waits_for_the_readers_all_the_same(
     assert below.empty()
 
 
+def test_what_another_waiter_of_this_client_shut_since_is_no_door_of_ours(
+    far: Ours, us: Ours, proxy: FaultProxy, below: Below
+) -> None:
+    """They share a session, so that it alone does not tell whose the key is."""
+    reading = us.take(us.reader())
+    first, second = far.wait(far.writer()), far.writer()
+    held = proxy.hold_request(b'"check-')
+    asks = background(lambda: far.holds(first, join=True))
+    held.wait(SOON)
+    below.delete(".lock")
+    far.wait(second)
+    assert us.release(reading)
+    assert far.holds(second, join=True)
+    held.release()
+    assert asks.result(SOON) is False
+    assert far.renewed(second) == [True]
+
+
 @pytest.mark.parametrize("others", [True, False])
 @pytest.mark.parametrize("kind", ["reader", "permit", "writer"])
 def test_a_cancel_of_what_is_executed_late_is_final(
@@ -603,6 +635,24 @@ def test_a_cancel_of_what_is_executed_late_is_final(
     eventually(clean)
     assert far.is_over(claim)
     assert us.release(reading)
+
+
+def test_a_permit_that_is_taken_during_its_own_cancel_is_taken_off_the_list(
+    far: Ours, proxy: FaultProxy, below: Below
+) -> None:
+    claim = far.permit(2)
+    late = proxy.hold_request(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim, join=True, within=1.0)
+    late.wait(SOON)
+    ends = proxy.hold_request(b"session/destroy")
+    cancel = background(lambda: far.release(claim, unsure=True))
+    ends.wait(SOON)
+    late.release()
+    eventually(lambda: len(below.left()) == 2)
+    ends.release()
+    cancel.result(WITHIN)
+    eventually(below.empty)
 
 
 @pytest.mark.parametrize("kind", ["reader", "permit"])

@@ -35,7 +35,11 @@ def agents(*servers: ConsulServer) -> str:
 
 def acquired_at(client: multilock.Client, name: str, within: float) -> Future[float]:
     """When it will have got the lock."""
-    return background(lambda: (client.lock(name).acquire(timeout=within), now())[1])
+    return entered_at(client.lock(name), within)
+
+
+def entered_at(lock: multilock.DistributedLock, within: float = LOOKED_FOR) -> Future[float]:
+    return background(lambda: (lock.acquire(timeout=within), now())[1])
 
 
 @pytest.fixture
@@ -259,6 +263,25 @@ def test_the_lock_delay_keeps_others_out_until_the_holder_of_a_frozen_server_has
         believed = believed_until(lease)
         assert lost.wait(1, WITHIN).reason is LossReason.EXPIRED
         assert waits.result(LOOKED_FOR) > max(believed, lost.times[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_lock_delay_of_readers_and_permits_of_a_frozen_server_keeps_out_who_comes_after_it_was_taken_out(
+    cluster: ConsulCluster, connect: Connect
+) -> None:
+    frozen, *others = *cluster.followers(), cluster.leader()
+    client, other = connect(agents(frozen), ttl=20), connect(agents(*others), ttl=20)
+    held = [client.read_write_lock("read").reader().acquire(), *(client.semaphore("gpu", 2).acquire() for _ in "ab")]
+    writer, permit = other.read_write_lock("read").writer(), other.semaphore("gpu", 2)
+    with frozen.paused():
+        eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
+        believing = [background(lambda lease=lease: believed_until(lease)) for lease in held]  # type: ignore[misc]
+        newcomers = [entered_at(writer), entered_at(permit)]
+        believed = [each.result(LOOKED_FOR) for each in believing]
+        writes, computes = [each.result(LOOKED_FOR) for each in newcomers]
+        assert writes > believed[0]
+        assert computes > min(believed[1:])
 
 
 @pytest.mark.timeout(90)

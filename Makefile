@@ -51,6 +51,9 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
+interop: $(VENV)/.dev servers ## try every lock of other programs against ours, and write docs/interoperability.md
+	$(BIN)/python -m tests.interop.table
+
 models: ## the model of the lock on Redis, exhausted, and the mistakes that it must find; needs g++, takes a minute
 	tests/models/run.sh
 
@@ -99,4 +102,4 @@ $(VENV)/peers/.etcd: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
 	@touch $@
 
-.PHONY: help demo test quick lint types bench chaos mutants models docker versions pythons servers redis consul etcd zookeeper postgresql clean
+.PHONY: help demo test quick lint types bench chaos mutants interop models docker versions pythons servers redis consul etcd zookeeper postgresql clean

@@ -1,0 +1,188 @@
+"""The locks of other programs, each held and tried in the same way: those of docs/interoperability.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import redis
+from kazoo.client import KazooClient
+from kazoo.exceptions import LockTimeout
+
+from tests.servers import RedisServer
+from tests.servers_consul import ConsulServer, program
+from tests.servers_etcd import EtcdServer
+from tests.servers_zookeeper import ZooKeeperServer
+
+__all__ = ["BACKENDS", "Refused", "Their"]
+
+CONTENDER = Path(__file__).parents[1] / "backends" / "zookeeper" / "Contender.java"
+
+
+class Refused(Exception):
+    """It does not wait: it says that this is no lock of its own."""
+
+
+class Their(Protocol):
+    """One lock of another program, of one name."""
+
+    def acquire(self, within: float) -> bool:
+        """Whether it got in; it holds the lock then. Raises Refused."""
+
+    def release(self) -> None: ...
+
+
+class RedisPy:
+    """redis.lock.Lock"""
+
+    def __init__(self, server: RedisServer, name: str, stack: ExitStack) -> None:
+        client = stack.enter_context(redis.Redis(port=server.port))
+        self._lock = client.lock(f"multilock/{name}", timeout=60)
+
+    def acquire(self, within: float) -> bool:
+        return bool(self._lock.acquire(blocking_timeout=within))
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+class Tool:
+    """A command that prints a line once it holds the lock, and holds it until it is ended."""
+
+    def __init__(self, words: list[str], environment: dict[str, str], stack: ExitStack) -> None:
+        self._words = words
+        self._environment = {**os.environ, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        stack.callback(self._close)
+
+    def acquire(self, within: float) -> bool:
+        process = self._process = subprocess.Popen(
+            self._words, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout
+        ready, _, _ = select.select([process.stdout], [], [], within)
+        if ready and process.stdout.readline():
+            return True
+        if ready:
+            assert process.stderr
+            raise Refused(process.stderr.read().decode())
+        self.release()
+        return False
+
+    def release(self) -> None:
+        assert self._process
+        self._process.terminate()
+        self._process.wait(20)
+        self._close()
+
+    def _close(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+class Kazoo:
+    """A recipe of kazoo, by its name."""
+
+    def __init__(self, recipe: str, server: ZooKeeperServer, name: str, stack: ExitStack) -> None:
+        client = KazooClient(server.endpoint)
+        client.start()
+        stack.callback(client.close)
+        stack.callback(client.stop)
+        words = {"max_leases": 3} if recipe == "Semaphore" else {}
+        self._lock = getattr(client, recipe)(f"/multilock/{name}", **words)
+
+    def acquire(self, within: float) -> bool:
+        try:
+            return bool(self._lock.acquire(timeout=within))
+        except LockTimeout:
+            return False
+        except ValueError as error:
+            raise Refused(str(error)) from error
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+class Curator:
+    """A recipe of Curator: "mutex", or the "read" or "write" lock of an InterProcessReadWriteLock."""
+
+    def __init__(self, recipe: str, server: ZooKeeperServer, name: str, stack: ExitStack) -> None:
+        self._recipe = recipe
+        jars = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
+        words = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", jars, str(CONTENDER), server.endpoint]
+        self._process = subprocess.Popen(
+            [*words, f"/multilock/{name}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        stack.callback(self._close)
+        assert self._line() == "ready"
+
+    def acquire(self, within: float) -> bool:
+        return self._tell("try") == "held" or (within > 1 and self._tell("acquire") == "held")
+
+    def release(self) -> None:
+        self._tell("release")
+
+    def _tell(self, word: str) -> str:
+        assert self._process.stdin
+        self._process.stdin.write(f"{word} {self._recipe}\n".encode())
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline().decode().strip()
+
+    def _close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _etcdctl(*words: str) -> Make:
+    def make(server: Any, name: str, stack: ExitStack) -> Their:
+        verb, *value = words
+        arguments = ["etcdctl", "--endpoints", cast("EtcdServer", server).endpoint, verb, f"multilock/{name}", *value]
+        return Tool(arguments, {"ETCDCTL_API": "3"}, stack)
+
+    return make
+
+
+def _consul_lock(*words: str) -> Make:
+    def make(server: Any, name: str, stack: ExitStack) -> Their:
+        arguments = [program(), "lock", "-pass-stdin", *words, f"multilock/{name}", "echo held; read end"]
+        return Tool(arguments, cast("ConsulServer", server).environment, stack)
+
+    return make
+
+
+def _recipe(kind: Callable[[str, Any, str, ExitStack], Their], recipe: str) -> Make:
+    return lambda server, name, stack: kind(recipe, server, name, stack)
+
+
+Make = Callable[[Any, str, ExitStack], Their]
+
+BACKENDS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[Any]], dict[str, Make]]] = {
+    "redis": (RedisServer, {"redis-py `Lock`": RedisPy}),
+    "etcd": (EtcdServer, {"`etcdctl lock`": _etcdctl("lock"), "`etcdctl elect`": _etcdctl("elect", "node-7")}),
+    "zookeeper": (
+        ZooKeeperServer,
+        {f"kazoo `{recipe}`": _recipe(Kazoo, recipe) for recipe in ("Lock", "ReadLock", "WriteLock", "Semaphore")},
+    ),
+    "zookeeper?node_style=curator": (
+        ZooKeeperServer,
+        {
+            "Curator `InterProcessMutex`": _recipe(Curator, "mutex"),
+            "Curator read lock": _recipe(Curator, "read"),
+            "Curator write lock": _recipe(Curator, "write"),
+        },
+    ),
+    "consul": (ConsulServer, {"`consul lock`": _consul_lock(), "`consul lock -n=3`": _consul_lock("-n=3")}),
+}
+"""By what stands behind the scheme in a URL: how its server is started, and what other programs lock there."""

@@ -132,6 +132,16 @@ def _demo(arguments: argparse.Namespace) -> int:
     return demo(arguments.url, arguments.profile, arguments.config, arguments.nodes)
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    from multilock.cli.compare import Wanted, compare, verify
+
+    if arguments.verify is not None:
+        return verify(arguments.verify)
+    its = vars(arguments)
+    wanted = Wanted(**{field: its[field] for field in Wanted.__dataclass_fields__})
+    return compare(wanted)
+
+
 # ---- their arguments
 
 
@@ -214,6 +224,22 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 
     demo = command("demo", _demo, "", "show a leader being elected, killed and replaced")
     demo.add_argument("--nodes", metavar="N", type=_nodes, default=3, help="number of processes, 2 to 20 (default: 3)")
+
+    compare = command("compare", _compare, "URL...", "show what each backend does when things break",
+                      "Exit code: 0 nothing broken, 1 a promise broken (--verify: other verdicts), 3 void, "
+                      "69 unreachable, 64 usage, 130 interrupted.")  # fmt: skip
+    compare.add_argument("urls", metavar="URL", nargs="*", help="servers that may be used for locks named compare-...")
+    compare.add_argument("--quick", action="store_true", help="two cycles of each, in about two minutes")
+    compare.add_argument("--scenarios", metavar="A,B", help="only these faults (default: all that apply)")
+    compare.add_argument("--cycles", metavar="N", type=int, help="cycles of each fault and backend (default: 20)")
+    compare.add_argument("--ttl", metavar="S", type=float, default=2.0, help="ttl of the locks (default: 2)")
+    compare.add_argument("--seed", metavar="N", type=int, help="for the same order and the same dice again")
+    compare.add_argument("--adapter", metavar="M:N=URL", dest="adapters", action="append", default=[],
+                         help="a lock of yours too: package.module:Name=URL (repeatable)")  # fmt: skip
+    compare.add_argument("--out", metavar="DIR", help="keep history.jsonl, report.json and report.md there")
+    compare.add_argument("--against", metavar="FILE", help="an older report.json: show what changed")
+    compare.add_argument("--verify", metavar="DIR", help="judge the history of that folder again, and run nothing")
+    compare.add_argument("--json", dest="as_json", action="store_true", help="print report.json, for programs")
 
     for parser in (run, elect, status, force, doctor, demo):
         where = "SQLite in a new folder" if parser is demo else "$MULTILOCK_URL"

@@ -12,10 +12,11 @@ an `Adapter`. Linux, or another system with SIGSTOP and one CLOCK_MONOTONIC for 
 
 from multilock.testing.compare.contestants import Adapter, Holding, Lock, Place
 from multilock.testing.compare.report import Report, against, read_report, verify
-from multilock.testing.compare.runner import Progress, run
+from multilock.testing.compare.runner import INTERRUPTED, Progress, run
 from multilock.testing.compare.scenarios import SCENARIOS, Scenario
 
 __all__ = [
+    "INTERRUPTED",
     "SCENARIOS",
     "Adapter",
     "Holding",

@@ -8,6 +8,7 @@ import os
 import platform
 import queue
 import random
+import re
 import secrets
 import signal
 import sys
@@ -30,10 +31,12 @@ from multilock.testing.compare.mates import Mate, Stopped
 from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.verdicts import Verdict, cells_of, judge_cycle
+from multilock.urls import redact
 
-__all__ = ["Progress", "run"]
+__all__ = ["INTERRUPTED", "Progress", "run"]
 
 AT_ONCE = 3  # cycles for each core: they wait most of the time
+LONG = 5  # ttls
 TICK = 0.1
 END_WITHIN = 30.0
 ALIVE_WITHIN = 5.0
@@ -63,15 +66,19 @@ def run(
     seed: int | None = None,
     within: float | None = None,
     controls: bool = True,
+    all_of_controls: bool = True,
     at_once: int | None = None,
     out: Path | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> Report:
     """Put every URL, and every ``package.module:Name=URL`` of ``adapters``, through the scenarios.
 
-    ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds; ``out`` is a folder for the
-    history and the report, made if need be. Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is
-    marked partial. Call it from the thread that outlives it: worker processes end with that.
+    ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds (one, however long it lasts);
+    ``out`` is a folder for the history and the report, made if need be. ``controls`` run beside; ``all_of_controls``:
+    also in scenarios in which they need not fail. ``at_once`` cycles run beside each other (default: 3 for each core).
+
+    Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is marked partial. Call it from a thread
+    that outlives it: worker processes end with that.
 
     Raises ConfigurationError, before anything runs, for what is misspelled and for an ``out`` that cannot be written.
     """
@@ -83,7 +90,7 @@ def run(
         file = stack.enter_context(_history(out))
         columns = columns_for(urls, adapters, ttl, controls=controls)
         runner = _Runner(columns, seed, within, at_once or AT_ONCE * (os.cpu_count() or 1), file, progress)
-        runner.plan(chosen, cycles)
+        runner.plan(chosen, cycles, all_of_controls=all_of_controls)
         runner.run()
     report = Report(runner.data(chosen, cycles, ttl))
     if out is not None:
@@ -137,8 +144,8 @@ class _Runner:
         self._began = now()
         self._errors: list[BaseException] = []
 
-    def plan(self, scenarios: Sequence[str], cycles: int) -> None:
-        """Rounds of one cycle of each cell; within a round the dice choose."""
+    def plan(self, scenarios: Sequence[str], cycles: int, *, all_of_controls: bool) -> None:
+        """Rounds of one cycle of each cell; within a round the dice choose, but those that last long begin first."""
         dice = random.Random(self.seed)
         number = 0
         for turn in range(cycles):
@@ -147,8 +154,10 @@ class _Runner:
                 for column in self.columns
                 for name in scenarios
                 if not column.gone and (faces := column.faces(SCENARIOS[name]))
+                if all_of_controls or not column.control or name in column.must_fail
             ]
             dice.shuffle(cells)
+            cells.sort(key=lambda cell: cell[0].bound < LONG * cell[0].ttl)
             for column, scenario, faces in cells:
                 number += 1
                 plan = Plan(
@@ -226,7 +235,6 @@ class _Runner:
                     continue
                 left = math.inf if self.within is None else self._began + self.within - now()
                 if left < _lasts(plan) and self._seen(plan):
-                    self.partial = self.partial or "the time was over"
                     continue
                 self._running[plan.number] = plan
                 return column, plan
@@ -302,9 +310,10 @@ class _Runner:
             "multilock": multilock.__version__,
             "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "partial": self.partial or None,
-            "command": sys.argv,
+            "command": [_redacted(word) for word in sys.argv],
             "seed": self.seed,
             "cycles": cycles,
+            "planned": self._planned,
             "ttl": ttl,
             "at_once": self.at_once,
             "seconds": round(now() - self._began, 3),
@@ -317,6 +326,12 @@ class _Runner:
             "cells": cells,
             **conclude(columns, cells),
         }  # fmt: skip
+
+
+def _redacted(word: str) -> str:
+    """Without the secrets of a URL in it."""
+    found = re.search(r"[a-zA-Z][a-zA-Z0-9+.-]*://", word)
+    return word if found is None else word[: found.start()] + redact(word[found.start() :])
 
 
 def _lasts(plan: Plan) -> float:

@@ -1,0 +1,158 @@
+"""``multilock compare``: faults on the reader's own servers, and what each lock did."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from multilock import now
+from multilock.cli.exits import say
+from multilock.testing import compare as comparison
+from multilock.testing.compare import Progress, Report, summary
+
+__all__ = ["Wanted", "compare", "verify"]
+
+STYLES = {"kept": "green", "broken": "bold red", "undecided": "yellow", "": "dim"}
+WIDTH = 100
+PLAIN_EVERY = 10.0  # seconds between two lines where there is no terminal
+CYCLES = 20
+QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6  # the last for each core: most of a cycle is waiting
+INTERRUPTED = 130
+DIFFERENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was asked for on the command line."""
+
+    urls: Sequence[str]
+    adapters: Sequence[str]
+    scenarios: str | None
+    cycles: int | None
+    ttl: float
+    seed: int | None
+    quick: bool
+    out: str | None
+    against: str | None
+    as_json: bool
+
+
+def compare(wanted: Wanted) -> int:
+    """Run it, show it, and keep it where ``out`` says. The exit code is the report's; 130 if it was interrupted."""
+    sys.path.insert(0, os.getcwd())  # for adapters, as `python -m` does
+    older = comparison.read_report(Path(wanted.against)) if wanted.against else None
+    console = Console(stderr=wanted.as_json)
+    usual = QUICK_CYCLES if wanted.quick else CYCLES
+    with ExitStack() as stack:
+        report = comparison.run(
+            wanted.urls,
+            adapters=wanted.adapters,
+            scenarios=wanted.scenarios.split(",") if wanted.scenarios else None,
+            cycles=usual if wanted.cycles is None else wanted.cycles,
+            ttl=wanted.ttl,
+            seed=wanted.seed,
+            within=QUICK_WITHIN if wanted.quick else None,
+            at_once=QUICK_AT_ONCE * (os.cpu_count() or 1) if wanted.quick else None,
+            all_of_controls=not wanted.quick,
+            out=Path(wanted.out) if wanted.out else None,
+            progress=_progress(console, stack),
+        )
+    if wanted.out:
+        (Path(wanted.out) / "report.md").write_text(summary.markdown(report), encoding="utf-8")
+    if wanted.as_json:
+        print(json.dumps(report.data, indent=1, ensure_ascii=False))
+    else:
+        _show(console, report)
+    if older is not None:
+        for line in comparison.against(older, report) or ["every verdict is as before"]:
+            console.print(Text(f"against {wanted.against}: {line}"), soft_wrap=True)
+    if report.data["partial"] == comparison.INTERRUPTED:
+        return report.exit_code if report.violations else INTERRUPTED
+    return report.exit_code
+
+
+def verify(folder: str) -> int:
+    """Judge a report again by its history: 0 the same verdicts, 1 others."""
+    differences = comparison.verify(Path(folder))
+    for line in differences:
+        say(line)
+    if not differences:
+        print(f"{folder}: every verdict follows from the history")
+    return DIFFERENT if differences else 0
+
+
+def _progress(console: Console, stack: ExitStack) -> Callable[[Progress], None]:
+    if console.is_terminal:
+        status = stack.enter_context(Status("asking the servers", console=console))
+        return lambda at: _update(status, at)
+    said = now()
+
+    def plain(at: Progress) -> None:
+        nonlocal said
+        if now() - said >= PLAIN_EVERY:
+            said = now()
+            console.print(Text(_words(at)), soft_wrap=True)
+
+    return plain
+
+
+def _update(status: Status, at: Progress) -> None:
+    running = ", ".join(dict.fromkeys(at.running))
+    room = max(0, min(status.console.width, WIDTH) - len(_words(at)) - 6)
+    status.update(Text(f"{_words(at)}  {running[:room]}"))
+
+
+def _words(at: Progress) -> str:
+    done = f"{at.done} of {at.planned} cycles, {at.elapsed:.0f} s"
+    if not at.done:
+        return done
+    left = at.elapsed / at.done * (at.planned - at.done)
+    if at.within is not None:
+        left = min(left, max(0.0, at.within - at.elapsed))
+    return f"{done}, about {left:.0f} s left"
+
+
+def _show(console: Console, report: Report) -> None:
+    names, rows = summary.grid(report)
+    worst = report.exit_code in (1, 3)
+    console.print(Text(summary.headline(report), style="bold red" if worst else "bold"), soft_wrap=True)
+    first = max((len(scenario) for scenario, _ in rows), default=0)
+    for some in _that_fit(names, rows, min(console.width, WIDTH) - first - 2):
+        table = Table("fault", box=None, padding=(0, 2, 0, 0))
+        for number in some:
+            table.add_column(names[number], no_wrap=True)
+        for scenario, marks in rows:
+            if any(marks[number][1] for number in some):
+                table.add_row(scenario, *(Text(marks[number][0], style=STYLES[marks[number][1]]) for number in some))
+        if rows:
+            console.print(table)
+    if rows:
+        console.print(Text(summary.LEGEND, style="dim"), soft_wrap=True)
+    for text, kind in summary.notes(report):
+        console.print(Text(text, style=STYLES[kind]), soft_wrap=True)
+    for line in summary.figures(report):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _that_fit(names: list[str], rows: list[tuple[str, list[summary.Mark]]], width: int) -> list[list[int]]:
+    """The columns, by number, in as many tables as it takes."""
+    tables: list[list[int]] = []
+    left = 0
+    for number, name in enumerate(names):
+        needs = 2 + max(len(name), *(len(marks[number][0]) for _, marks in rows), 0)
+        if not tables or needs > left:
+            tables.append([])
+            left = width
+        tables[-1].append(number)
+        left -= needs
+    return tables

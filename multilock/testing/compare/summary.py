@@ -1,0 +1,121 @@
+"""A report in few words: the grid of verdicts, and a line for each figure. For a terminal, a design record, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from multilock.testing.compare.report import Report
+
+__all__ = ["LEGEND", "Mark", "figures", "grid", "headline", "markdown", "notes"]
+
+LEGEND = "broken / decided cycles, and the worst overlap of two believers; ? nothing could be decided, – not applicable"
+
+Mark = tuple[str, str]
+"""What a cell says, and whether it is ``kept``, ``broken``, ``undecided`` or (``""``) not there."""
+
+
+def headline(report: Report) -> str:
+    """One sentence."""
+    kind = {0: "nothing was broken", 1: "a promise was broken", 3: "VOID: this run has shown nothing"}
+    text = kind.get(report.exit_code, "no server could be reached")
+    partial = report.data["partial"]
+    decided = sum(cell["decided"] for cell in report.data["cells"])
+    cycles = sum(cell["cycles"] for cell in report.data["cells"])
+    return (
+        f"{text}; {decided} of {cycles} cycles decided, {report.data['planned']} planned"
+        f"{f'; partial: {partial}' if partial else ''}"
+    )
+
+
+def grid(report: Report) -> tuple[list[str], list[tuple[str, list[Mark]]]]:
+    """The names of the columns, ours first, and for each scenario its marks."""
+    columns = sorted(report.data["columns"], key=lambda column: bool(column["control"]))
+    cells = report.cells
+    names = [column["name"] for column in columns if any(contestant == column["name"] for contestant, _ in cells)]
+    rows = []
+    for scenario in report.data["scenarios"]:
+        marks = [_mark(cells.get((name, scenario["name"]))) for name in names]
+        if any(kind for _, kind in marks):
+            rows.append((scenario["name"], marks))
+    return names, rows
+
+
+def _mark(cell: dict[str, Any] | None) -> Mark:
+    if cell is None:
+        return "–", ""
+    if not cell["decided"]:
+        return "?", "undecided"
+    text = f"{cell['broken']}/{cell['decided']}"
+    worst = cell["overlap_worst"]
+    if cell["broken"] and worst is not None and worst > 0:
+        text += f" {_seconds(worst)}"
+    return text, cell["verdict"]
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.0f}ms" if value < 1 else f"{value:.1f}s"
+
+
+def notes(report: Report) -> Iterator[Mark]:
+    """What must be read with the grid, the worst first."""
+    for line in report.void:
+        yield f"VOID: {line}", "broken"
+    for line in report.violations:
+        yield line, "broken"
+    for column in report.data["columns"]:
+        if column["gone"] and not column["control"]:
+            yield f"{column['name']}: {column['gone']}", "undecided"
+        elif {each["name"] for each in report.data["scenarios"]} <= set(column["not_applicable"]):
+            yield f"{column['name']}: none of these faults can happen to it", ""
+    decided = [cell for cell in report.data["cells"] if cell["below"] is not None]
+    if decided:
+        least = min(decided, key=lambda cell: int(cell["decided"]))
+        yield f"0/{least['decided']} means: below {least['below'] * 100:.2g} % with 95 %", ""
+
+
+def figures(report: Report) -> Iterator[str]:
+    """One line for each contestant that is no control: of what it lost, in units of the ttl."""
+    controls = {column["name"] for column in report.data["columns"] if column["control"]}
+    for column in report.data["columns"]:
+        cells = [cell for cell in report.data["cells"] if cell["contestant"] == column["name"]]
+        if column["name"] in controls or not cells:
+            continue
+        lost = [cell for cell in cells if cell["scenario"] not in ("gil", "pause", "taken")]
+        margins = [cell["callback_margin"]["least"] for cell in lost if cell["callback_margin"]]
+        told = [cell["notice"]["most"] for cell in lost if cell["notice"]]
+        taken = [cell["takeover"]["most"] for cell in cells if cell["takeover"]]
+        said = [f"ttl {column['ttl']:g} s"]
+        if told:
+            said.append(f"a loss was known after at most {max(told):.2f} ttl")
+        if margins:
+            said.append(f"and told at least {min(margins):.2f} ttl before the next holder")
+        if taken:
+            said.append(f"takeover after at most {max(taken):.2f} ttl")
+        yield f"{column['name']}: {', '.join(said)}, {sum(cell['tokens'] for cell in cells)} tokens"
+
+
+def markdown(report: Report) -> str:
+    """``report.md``: for a design record."""
+    names, rows = grid(report)
+    host = report.data["host"]
+    lines = [
+        f"# Lock backends compared, {report.data['made_at'][:10]}",
+        "",
+        f"{headline(report)}.",
+        "",
+        f"| fault | {' | '.join(names)} |",
+        f"| --- |{' --- |' * len(names)}",
+    ]
+    for scenario, marks in rows:
+        cells = (f"**{text}**" if kind == "broken" else text for text, kind in marks)
+        lines.append(f"| {scenario} | {' | '.join(cells)} |")
+    lines += ["", f"{LEGEND[0].upper()}{LEGEND[1:]}.", ""]
+    lines += [f"- {text}" for text, _ in notes(report)]
+    lines += [f"- {line}" for line in figures(report)]
+    lines += [
+        "",
+        f"multilock {report.data['multilock']}, Python {host['python']}, {host['system']}, {host['cores']} cores, seed "
+        f"{report.data['seed']}. One host, one clock, short ttls: see report.json and history.jsonl.",
+    ]
+    return "\n".join(lines) + "\n"

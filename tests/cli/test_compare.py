@@ -1,0 +1,125 @@
+"""``multilock compare``: exit codes, the grid, and what it keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multilock.testing import compare
+from multilock.testing.compare import Report, summary
+
+PAUSE = ("--scenarios", "pause", "--cycles", "1")
+
+
+def multilock(*words: object, within: float = 60.0, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "multilock", "compare", *map(str, words)],
+        capture_output=True, text=True, check=False, timeout=within, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run over one file, and what it printed on 60 columns."""
+    folder = tmp_path_factory.mktemp("compare")
+    done = multilock(f"sqlite://{folder}/locks.db", *PAUSE, "--out", folder, "--seed", "7", COLUMNS="60")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_the_grid_says_who_broke_what(report: tuple[Path, str]) -> None:
+    _, said = report
+    assert "nothing was broken" in said
+    assert "sqlite-flag" in said
+    assert "pause  0/1" in said
+
+
+def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -> None:
+    folder, _ = report
+    kept = compare.read_report(folder)
+    assert (kept.data["seed"], kept.exit_code) == (7, 0)
+    assert "| pause | 0/1 | **1/1" in (folder / "report.md").read_text()
+    assert summary.markdown(kept) == (folder / "report.md").read_text()
+
+
+def test_verify_judges_the_history_again(report: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = report
+    assert multilock("--verify", folder).returncode == 0
+    data = json.loads((folder / "report.json").read_text())
+    data["cells"][0]["decided"] = 300
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    (tmp_path / "history.jsonl").write_bytes((folder / "history.jsonl").read_bytes())
+    found = multilock("--verify", tmp_path)
+    assert found.returncode == 1
+    assert "decided is 1 by the history, and the report says 300" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("nowhere://x",),
+        ("memory://", "--scenarios", "earthquake"),
+        ("memory://", "--cycles", "0"),
+        ("memory://", "--out", "/proc/nowhere"),
+        ("memory://", "--against", "/nowhere/report.json"),
+        ("--adapter", "no.such.module:Name=redis://x"),
+        ("--verify", "/nowhere"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_runs(words: tuple[str, ...]) -> None:
+    done = multilock(*words)
+    assert done.returncode == 64
+    assert done.stderr.startswith("multilock: ")
+    assert done.stdout == ""
+
+
+def test_where_nobody_answers_it_says_so_and_tells_no_password(tmp_path: Path) -> None:
+    done = multilock("redis://me:geheim@127.0.0.1:1", *PAUSE, "--json", "--out", tmp_path)
+    assert done.returncode == 69
+    data = json.loads(done.stdout)
+    assert "BackendUnavailable" in data["columns"][0]["gone"]
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "geheim" not in done.stdout + done.stderr + written
+
+
+def made_of(*cells: tuple[str, str, str, float | None], control: str = "") -> Report:
+    names = dict.fromkeys(name for name, *_ in cells)
+    columns: list[dict[str, Any]] = [
+        {"name": name, "control": name == control, "gone": None, "not_applicable": [], "ttl": 2.0} for name in names
+    ]
+    rows: list[dict[str, Any]] = [
+        {
+            "contestant": name, "scenario": scenario, "verdict": verdict, "cycles": 1,
+            "decided": int(verdict != "undecided"), "broken": int(verdict == "broken"), "overlap_worst": worst,
+            "below": None, "notice": None, "takeover": None, "callback_margin": None, "tokens": 0,
+        }
+        for name, scenario, verdict, worst in cells
+    ]  # fmt: skip
+    scenarios = [{"name": name} for name in dict.fromkeys(scenario for _, scenario, *_ in cells)]
+    return Report(
+        {
+            "columns": columns, "cells": rows, "scenarios": scenarios, "violations": [], "void": ["no control failed"],
+            "exit_code": 3, "partial": "interrupted", "planned": 9,
+        }
+    )  # fmt: skip
+
+
+def test_ours_come_first_and_what_is_unknown_is_never_green() -> None:
+    report = made_of(
+        ("weak", "pause", "broken", 0.2), ("ours", "pause", "kept", -0.1), ("ours", "kill", "undecided", None),
+        ("weak", "kill", "broken", 12.0), control="weak",
+    )  # fmt: skip
+    names, rows = summary.grid(report)
+    assert names == ["ours", "weak"]
+    assert rows[0] == ("pause", [("0/1", "kept"), ("1/1 200ms", "broken")])
+    assert rows[1] == ("kill", [("?", "undecided"), ("1/1 12.0s", "broken")])
+    assert summary.headline(report).startswith("VOID")
+    assert summary.headline(report).endswith("partial: interrupted")
+    assert next(summary.notes(report)) == ("VOID: no control failed", "broken")

@@ -12,6 +12,7 @@ from multilock.testing.compare.verdicts import cells_of, judge_cycle
 
 A, B = 1, 2
 HELD = ["1 got 10 n A 1 1", "1 held 11.9 A", "1 over 12 A 12.001", "1 lost 12 A lost 12"]
+LATE = ["1 lost 12.4 A lost 12.4"]
 NEXT = ["2 got 12.3 n B 2 1", "2 held 12.9 B", "2 release 13 B", "2 released 13.1 B 1"]
 LAST = ["2 got 13.1 n C 3 1", "2 release 13.2 C", "2 released 13.3 C 1"]
 
@@ -38,18 +39,23 @@ def cycle(
         ("partition", [*HELD[:1], "1 held 12.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "broken", "same time"),
         ("partition", [*HELD[:2], *NEXT, *LAST], "undecided", "end"),
         ("partition", [*HELD, "2 stall 11.5 12.4", *NEXT, *LAST], "undecided", "stood still"),
-        ("partition", [*HELD[:3], "1 lost 12.4 A lost 12.4", *NEXT, *LAST], "broken", "told of its loss"),
-        ("partition", [*HELD[:3], "1 lost 12.4 A lost 12.4", "1 stall 12 12.4", *NEXT, *LAST], "undecided", "callback"),
+        ("partition", [*HELD[:3], *LATE, *NEXT, *LAST], "broken", "told of its loss"),
+        (
+            "partition",
+            [*HELD[:3], "1 lost 12.4 A lost 12.4", "1 stall 10.2 10.3", *NEXT, *LAST],
+            "undecided",
+            "callback",
+        ),
         ("partition", [*HELD, "1 lost 12.1 A lost 12.1", *NEXT, *LAST], "broken", "2 times"),
         ("partition", [*HELD, *NEXT, *LAST, "2 lost 13.2 B lost 13.2"], "broken", "told of a loss too"),
         ("partition", [*HELD, "2 got 12.3 n B 1 1", *NEXT[1:], *LAST], "broken", "token 1 of B"),
-        ("partition", [*HELD, NEXT[0], "2 over 12.7 B 12.7", *LAST], "broken", "nothing had happened"),
-        ("partition", [*HELD, NEXT[0], "2 stall 12.3 12.6", "2 over 12.7 B 12.7", *LAST], "kept", ""),
+        ("partition", [*HELD, NEXT[0], "2 over 12.7 B 12.7", *LAST], "undecided", "no fault was meant for it"),
         ("partition", HELD, "undecided", "fewer than two"),
         ("pause", ["1 got 10 n A 1 1", "1 held 10.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "kept", ""),
         ("pause", ["1 got 10 n A 1 1", "1 held 12.61 A", "1 release 12.7 A", *NEXT, *LAST], "broken", "same time"),
         ("kill", ["1 got 10 n A 1 1", "1 held 10.5 A", "2 got 12.7 n B 2 1", *NEXT[1:], *LAST], "kept", ""),
         ("taken", ["1 got 10 n A 1 1", "1 held 12.5 A", "1 over 12.6 A 12.6", *NEXT, *LAST], "kept", ""),
+        ("taken", ["1 got 10 n A 1 1", "1 held 12.5 A", *NEXT, *LAST], "undecided", "had heard"),
         ("taken", ["1 got 10 n A 1 1", "1 held 17 A", "1 over 17 A 17", *NEXT, *LAST], "broken", "last moment"),
     ],
 )
@@ -61,6 +67,7 @@ def test_a_cycle_is_kept_broken_or_undecided(scenario: str, lines: list[str], ou
 def test_a_fault_that_did_not_happen_shows_nothing() -> None:
     assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, took_place=False)).outcome == "no-fault"
     assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, fault=12.2)).outcome == "no-fault"
+    assert judge_cycle(cycle("taken", *HELD, *NEXT, *LAST, fault=12.2)).outcome == "no-fault"
 
 
 def test_a_cycle_that_broke_off_shows_nothing_but_what_is_certain() -> None:

@@ -2,9 +2,10 @@
 
 A node is watched by a watch on its children: it has none, so that fires when the node is deleted, and not when a
 renewal writes to it. Who waits for one of many nodes watches the children of their parent. Watches fire once, and end
-with the connection: after a reconnect everything is looked at, and watched, again. kazoo calls us on its callback
-thread and, for the session, on its connection thread, which must not send; so what needs a request is done by threads
-of our own, which start when they are first needed: one sets watches, the other tells losses, which wait for no look.
+with the connection: after a reconnect everything is looked at, and watched, again. kazoo calls us on its connection
+thread, which must not send (watches of a client handed over: on its callback thread); so what needs a request is done
+by threads of our own, which start when they are first needed: one sets watches, the other tells losses, which wait for
+no look.
 """
 
 from __future__ import annotations

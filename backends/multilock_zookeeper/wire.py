@@ -1,12 +1,15 @@
 """What is between kazoo and the wire: the sockets and threads it is given, its log, and a few bytes of the protocol.
 
 kazoo keeps to itself which session timeout a server granted, and spends the session on a host that is dead, that says
-nothing, or that turns us away; so it dials, reads and waits through this.
+nothing, or that turns us away; so it dials, reads and waits through this. It also asks the kernel some thirty times for
+one request and its answer; here it asks six times.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import select
 import socket
 import ssl
 import struct
@@ -18,10 +21,11 @@ import kazoo.exceptions as foreign
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth
 
-from multilock.telling import Teller
+from multilock.telling import Teller, logger
 
 __all__ = ["Handler", "dial", "hung_up", "log", "open_second_session", "remember_greetings"]
 
+READ_AHEAD = 65536  # bytes
 LOG = "kazoo.client.multilock"  # heard like its parent, which kazoo takes by itself
 
 
@@ -58,14 +62,42 @@ class _Greeted:
 
     def recv(self, size: int) -> Any:
         piece = self._connection.recv(size)
-        self._begun += piece
-        if len(self._begun) >= 12:  # length, version of the protocol, milliseconds
-            self.granted = struct.unpack_from("!i", self._begun, 8)[0] / 1000
+        self._greet(piece)
+        if self.granted is not None:
             self.recv = self._connection.recv  # type: ignore[method-assign]  # nothing is in between from here on
         return piece
 
+    def _greet(self, piece: bytes) -> None:
+        self._begun += piece
+        if len(self._begun) >= 12:  # length, version of the protocol, milliseconds
+            self.granted = struct.unpack_from("!i", self._begun, 8)[0] / 1000
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
+
+
+class _Buffered(_Greeted):
+    """… and takes from the kernel what is there: kazoo asks for each answer in two pieces. It looks at ``pending()``
+    before it waits, as for TLS; its main loop does not, so `Handler.select` does."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self._ahead = b""
+        self._at = 0
+
+    def recv(self, size: int) -> Any:
+        if self._at == len(self._ahead):
+            self._ahead, self._at = self._connection.recv(READ_AHEAD), 0
+            if self.granted is None:
+                self._greet(self._ahead)
+        piece = self._ahead[self._at : self._at + size]
+        self._at += len(piece)
+        return piece
+
+    def pending(self) -> int:
+        """Bytes that can be read although the kernel has none; those that TLS has decrypted as well."""
+        within: int = self._connection.pending() if isinstance(self._connection, ssl.SSLSocket) else 0
+        return len(self._ahead) - self._at + within
 
 
 def remember_greetings(handler: Any) -> None:
@@ -122,7 +154,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             raise
         self.error = None
         self._greeting = True
-        return _Greeted(connection)
+        return _Buffered(connection)
 
     def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
         """Nor does it spend the session on a host that accepts and says nothing: kazoo would, on the only one."""
@@ -130,7 +162,18 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             self._greeted()
         elif self._greeting:
             timeout = min(timeout, self._greeting_within)
-        return super().select(reading, writing, failing, timeout)
+        return _wait(reading, writing, timeout)
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """A watch that fired is told on the connection thread: ours returns at once, and another thread's turn would
+        cost more than all that it does."""
+        if callback.type != "watch":
+            super().dispatch_callback(callback)
+            return
+        try:
+            callback.func(*callback.args)
+        except Exception:
+            logger.exception("a notice of ZooKeeper failed")
 
     def _greeted(self) -> None:
         self._greeting = False
@@ -142,6 +185,23 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             self.loop = thread
         thread.start()
         return thread
+
+
+def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[Any], list[Any]]:
+    """What ``select.select`` answers, for descriptors of any number. kazoo makes and closes an epoll for each."""
+    buffered = [one for one in reading if isinstance(one, _Buffered) and one.pending()]
+    poll = select.poll()
+    for one in reading:
+        poll.register(one, select.POLLIN)
+    for one in writing:
+        poll.register(one, select.POLLOUT)
+    ready = dict(poll.poll(0 if buffered else math.ceil(max(timeout, 0.0) * 1000)))
+    # What is broken or closed counts as ready, too: whoever reads it learns of it.
+    return (
+        [one for one in reading if one in buffered or one.fileno() in ready],
+        [one for one in writing if one.fileno() in ready],
+        [],
+    )
 
 
 def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:

@@ -1,0 +1,123 @@
+"""What kazoo reads through: answers in pieces and several in one, waits, and watches that fire. Without a server."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kazoo.protocol.states import Callback
+
+from multilock import now
+from multilock_zookeeper.wire import Handler, _Buffered
+
+GREETING = struct.pack("!iiiq", 16, 0, 6000, 1)  # length, version, milliseconds, the session
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[_Buffered, socket.socket]]:
+    """What kazoo reads, and the server's end of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield _Buffered(ours), theirs
+
+
+@pytest.fixture
+def handler() -> Handler:
+    return Handler(now, 1.0, 1.0, lambda since: False)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """By which kazoo's connection thread hears of a request."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def ready(handler: Handler, reading: list[Any], writing: Any = (), timeout: float = 0.0) -> tuple[list[Any], list[Any]]:
+    can_read, can_write, _ = handler.select(reading, list(writing), [], timeout)
+    return can_read, can_write
+
+
+@pytest.mark.parametrize("piece", [1, 5, 12, 100])
+def test_the_granted_timeout_is_known_with_its_last_byte_in_whatever_pieces_it_comes(
+    pair: tuple[_Buffered, socket.socket], piece: int
+) -> None:
+    ours, theirs = pair
+    for start in range(0, 12, piece):
+        assert ours.granted is None
+        theirs.sendall(GREETING[start : start + piece])
+        ours.recv(100)
+    assert ours.granted == 6.0
+
+
+def test_answers_that_came_as_one_are_read_one_by_one_and_none_is_waited_for(
+    pair: tuple[_Buffered, socket.socket], pipe: tuple[socket.socket, socket.socket], handler: Handler
+) -> None:
+    """kazoo waits for the kernel between two answers, which has the second no more."""
+    (ours, theirs), (requests, _) = pair, pipe
+    theirs.sendall(b"first!second")
+    assert ready(handler, [ours, requests], timeout=5.0) == ([ours], [])
+    assert (ours.recv(6), ours.pending()) == (b"first!", 6)
+    assert ready(handler, [ours, requests], timeout=60.0) == ([ours], [])
+    assert ready(handler, [ours], timeout=60.0) == ([ours], [])
+    assert (ours.recv(4), ours.recv(100), ours.pending()) == (b"seco", b"nd", 0)
+    assert ready(handler, [ours, requests]) == ([], [])
+
+
+def test_a_request_is_not_choked_by_answers_that_are_there(
+    pair: tuple[_Buffered, socket.socket], pipe: tuple[socket.socket, socket.socket], handler: Handler
+) -> None:
+    (ours, theirs), (requests, end) = pair, pipe
+    theirs.sendall(b"first!second")
+    ours.recv(6)
+    end.send(b"\0")
+    assert ready(handler, [ours, requests], timeout=60.0) == ([ours, requests], [])
+
+
+def test_what_is_read_is_what_was_sent_when_it_is_more_than_is_taken_at_once(
+    pair: tuple[_Buffered, socket.socket],
+) -> None:
+    ours, theirs = pair
+    sent = bytes(number % 251 for number in range(300_000))
+    threading.Thread(target=theirs.sendall, args=(sent,), daemon=True).start()
+    said = b""
+    while len(said) < len(sent):
+        said += ours.recv(min(100_000, len(sent) - len(said)))
+    assert said == sent
+
+
+def test_a_connection_that_was_closed_can_be_read_and_says_so(
+    pair: tuple[_Buffered, socket.socket], handler: Handler
+) -> None:
+    ours, theirs = pair
+    theirs.sendall(b"last")
+    theirs.close()
+    assert ready(handler, [ours], timeout=5.0) == ([ours], [])
+    assert (ours.recv(100), ours.pending()) == (b"last", 0)
+    assert ready(handler, [ours], timeout=5.0) == ([ours], [])
+    assert ours.recv(100) == b""
+
+
+def test_a_wait_ends_after_its_time_and_not_before(pair: tuple[_Buffered, socket.socket], handler: Handler) -> None:
+    ours, _ = pair
+    for _ in range(10):
+        began = now()
+        assert ready(handler, [ours], timeout=0.0009) == ([], [])
+        assert now() - began >= 0.0009  # or kazoo would ask again and again until then
+    assert ready(handler, [], [ours], timeout=5.0) == ([], [ours])
+
+
+def test_a_watch_is_told_on_the_thread_that_heard_of_it_and_what_it_raises_stays_there(handler: Handler) -> None:
+    told: list[int] = []
+
+    def fail() -> None:
+        raise ValueError("a mistake of ours")
+
+    handler.dispatch_callback(Callback("watch", fail, ()))
+    handler.dispatch_callback(Callback("watch", lambda: told.append(threading.get_ident()), ()))
+    assert told == [threading.get_ident()]

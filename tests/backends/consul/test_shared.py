@@ -448,6 +448,7 @@ def test_force_takes_it_from_all_who_hold_it_and_from_no_waiter(us: Ours, them: 
         us.take(us.reader())
     writing, behind = them.wait(them.writer()), us.wait(us.reader())
     assert them.backend.force_release(NAME, WITHIN) is True
+    assert below.left() == [".lock"], "that of the writer, who is next"
     assert them.woken(writing)
     assert them.holds(writing)
     assert not us.holds(behind, join=True)
@@ -620,7 +621,7 @@ def test_a_cancel_of_what_is_executed_late_is_final(
     claim = MODES[kind](far)
     held = proxy.hold_request(b'"cas"')
     with pytest.raises(BackendUnavailable):
-        far.attempt(claim, join=True, within=1.0)
+        far.attempt(claim, join=True, within=3.0)
     held.wait(SOON)
     far.release(claim, unsure=True)
     held.release()
@@ -643,7 +644,7 @@ def test_a_permit_that_is_taken_during_its_own_cancel_is_taken_off_the_list(
     claim = far.permit(2)
     late = proxy.hold_request(b'"cas"')
     with pytest.raises(BackendUnavailable):
-        far.attempt(claim, join=True, within=1.0)
+        far.attempt(claim, join=True, within=3.0)
     late.wait(SOON)
     ends = proxy.hold_request(b"session/destroy")
     cancel = background(lambda: far.release(claim, unsure=True))

@@ -140,7 +140,7 @@ def _show(console: Console, report: Report) -> None:
         console.print(Text(summary.LEGEND, style="dim"), soft_wrap=True)
     for text, kind in summary.notes(report):
         console.print(Text(text, style=STYLES[kind]), soft_wrap=True)
-    for line in summary.figures(report):
+    for line in (*summary.figures(report), *summary.loads(report)):
         console.print(Text(line), soft_wrap=True)
 
 

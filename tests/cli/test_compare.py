@@ -105,8 +105,8 @@ def made_of(*cells: tuple[str, str, str, float | None], control: str = "") -> Re
     scenarios = [{"name": name} for name in dict.fromkeys(scenario for _, scenario, *_ in cells)]
     return Report(
         {
-            "columns": columns, "cells": rows, "scenarios": scenarios, "violations": [], "void": ["no control failed"],
-            "exit_code": 3, "partial": "interrupted", "planned": 9,
+            "columns": columns, "cells": rows, "loads": [], "scenarios": scenarios, "violations": [],
+            "void": ["no control failed"], "exit_code": 3, "partial": "interrupted", "planned": 9,
         }
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from multilock.testing.compare.history import Event, event_of, record_of
+from multilock.testing.compare.loads import rows_of
 from multilock.testing.compare.report import conclude
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 
@@ -133,3 +134,41 @@ def test_none_of_so_many_is_printed_with_what_it_means() -> None:
     assert cell["below"] == pytest.approx(0.00994, abs=1e-5)
     assert cell["overlap_worst"] == pytest.approx(-0.1)  # from B's release until C believed
     assert cell["takeover"]["most"] == pytest.approx((12.3 - 10.5) / 2)
+
+
+def load(kind: str, *lines: str, contenders: int = 3) -> list[Event]:
+    head = {"kind": kind, "contestant": "x", "adapter": "m:N", "contenders": contenders, "processes": 1, "hold": 0.0}
+    said = [event_of(A, line) for line in lines]
+    events = [{"what": "load", "seconds": 2.0, **head}, *filter(None, said), {"what": "end", "why": ""}]
+    return [{"cycle": 9, **event} for event in events]
+
+
+def test_contention_is_told_by_grants_waits_and_hand_overs() -> None:
+    lines = ["grant 1 P.0 0.5 2 1 1", "grant 2.1 P.1 0.6 3 1 2", "grant 3.5 P.0 3.2 4 1 3"]
+    [row] = rows_of([load("contention", *lines)])
+    assert (row["grants"], row["per_second"], row["starved"], row["most"], row["least"]) == (3, 1.5, 1, 2, 0)
+    assert row["wait"]["most"] == pytest.approx(1.5)
+    assert (row["hand_over"]["n"], row["hand_over"]["most"]) == (1, pytest.approx(0.1))
+    assert row["violations"] == []
+
+
+@pytest.mark.parametrize(
+    ("second", "wrong"),
+    [
+        ("grant 1.9 P.1 0 3 1 2", "at the same time"),
+        ("grant 2.1 P.1 0 3 1 1", "came after"),
+        ("grant 1.9 P.1 0 3 0 2", ""),  # it did not believe in it any more: nothing is certain
+        ("grant 2.1 P.1 0 3 1 -", ""),
+    ],
+)
+def test_two_holders_under_load_are_a_violation(second: str, wrong: str) -> None:
+    [row] = rows_of([load("contention", "grant 1 P.0 0.5 2 1 1", second)])
+    assert [wrong in each for each in row["violations"]] == ([True] if wrong else [])
+    assert conclude([column("x")], [], [row])["exit_code"] == bool(wrong)
+
+
+def test_the_cost_of_a_lock_is_told_beside_its_own_ping() -> None:
+    lines = ["spent 1 P 0.002 0.001 0.001", "spent 2 P 0.004 0.002 -"]
+    [row] = rows_of([load("cost", *lines)])
+    assert (row["acquire_release"]["p50"], row["acquire_release"]["most"]) == (0.003, 0.006)
+    assert (row["ping"]["n"], row["times_ping"]) == (1, 3.0)

@@ -56,8 +56,8 @@ class Lock(Protocol):
 
 
 class Place(Protocol):
-    """A client. It may have ``on_loop(call)``, which runs ``call()`` on its event loop, as a user's code that waits
-    where it must not."""
+    """A client. It may have ``ping()``, one round trip, and ``on_loop(call)``, which runs ``call()`` on its event loop,
+    as a user's code that waits where it must not."""
 
     def lock(self, name: str) -> Lock: ...
 
@@ -120,6 +120,9 @@ class _Client:
     def lock(self, name: str) -> Lock:
         return _Lock(self._client.lock(name))
 
+    def ping(self) -> object:
+        return self._client.ping()
+
     def close(self) -> None:
         self._client.close()
 
@@ -168,6 +171,9 @@ class _AsyncClient:
 
     def lock(self, name: str) -> Lock:
         return _AsyncLock(self, self._client.lock(name, cancel_on_lost=False))
+
+    def ping(self) -> object:
+        return self.run(self._client.ping())
 
     def on_loop(self, call: Callable[[], object]) -> None:
         self.loop.call_soon_threadsafe(call)

@@ -1,8 +1,8 @@
 """What happened, one JSON object a line, so that everybody can judge again.
 
-Each line has ``cycle``, its number, and ``what`` it tells. All lines of a cycle stand together: ``cycle`` (its plan)
-first, then what its processes said (with their ``pid``) and the faults, then ``end``. Times are seconds on the clock of
-`multilock.now()`, the same for all processes.
+Each line has ``cycle``, its number, and ``what`` it tells. All lines of a cycle stand together: first its plan
+(``cycle``; of a measurement ``load``), then what its processes said (with their ``pid``) and the faults, then ``end``.
+Times are seconds on the clock of `multilock.now()`, the same for all processes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ FIELDS = {
     "raised": ("at", "id", "why"),
     "blocked": ("at", "until"),
     "closed": ("at", "id"),
+    "grant": ("at", "id", "asked", "until", "held", "token"),
+    "spent": ("at", "id", "acquire", "release", "ping"),
+    "done": ("at", "id"),
     "wrong": ("id", "why"),
 }
 """What the words of a line of a worker mean."""
 
-TIMES = ("at", "by", "due", "until", "seconds")
+TIMES = ("at", "by", "due", "until", "seconds", "asked", "acquire", "release", "ping")
 COUNTS = ("held", "ours")
 LAST = ("why",)  # a JSON string, which may have spaces
 
@@ -55,7 +58,7 @@ def event_of(pid: int, line: str) -> Event | None:
 
 def _value(name: str, word: str) -> object:
     if name in TIMES:
-        return float(word)
+        return None if word == "-" else float(word)
     if name in COUNTS:
         return int(word)
     if name == "token":

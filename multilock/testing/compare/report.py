@@ -14,6 +14,7 @@ from typing import Any
 
 from multilock import ConfigurationError
 from multilock.testing.compare.history import read_cycles
+from multilock.testing.compare.loads import rows_of
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 
 __all__ = ["HISTORY", "REPORT", "SCHEMA", "Report", "against", "conclude", "read_report", "verify"]
@@ -56,15 +57,18 @@ class Report:
         (folder / REPORT).write_text(text + "\n", encoding="utf-8")
 
 
-def conclude(columns: list[dict[str, Any]], cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """``violations``, ``void`` and ``exit_code`` of these cells."""
+def conclude(
+    columns: list[dict[str, Any]], cells: list[dict[str, Any]], loads: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """``violations``, ``void`` and ``exit_code`` of these cells and loads."""
+    loads = loads or []
     controls = {column["name"] for column in columns if column["control"]}
-    violations = list(_violations(columns, cells, controls))
-    void = list(_void(columns, cells, controls))
+    violations = [*_violations(columns, cells, controls), *_under_load(loads, controls)]
+    void = list(_void(columns, cells, controls)) if cells or not loads else []
     ours = [column for column in columns if not column["control"]]
     if violations:
         code = VIOLATION
-    elif ours and all(column["gone"] for column in ours) and not cells:
+    elif ours and all(column["gone"] for column in ours) and not cells and not loads:
         code = UNREACHABLE
     else:
         code = VOID if void else GREEN
@@ -80,6 +84,13 @@ def _violations(columns: list[dict[str, Any]], cells: list[dict[str, Any]], cont
     for column in columns:
         if not column["control"] and column["leftovers"]:
             yield f"{column['name']}: left behind {', '.join(column['leftovers'])}"
+
+
+def _under_load(loads: list[dict[str, Any]], controls: set[str]) -> Iterator[str]:
+    for row in loads:
+        if row["contestant"] not in controls:
+            for what in row["violations"]:
+                yield f"{row['contestant']}, {row['contenders']} contenders: {what}"
 
 
 def _void(columns: list[dict[str, Any]], cells: list[dict[str, Any]], controls: set[str]) -> Iterator[str]:
@@ -121,13 +132,19 @@ def verify(folder: Path) -> list[str]:
     """Judge every cycle of the history again; each difference from the report in words."""
     told = read_report(folder).data
     try:
-        cycles = [(events[0], judge_cycle(events)) for events in read_cycles(folder / HISTORY)]
+        cycles, loads = [], []
+        for events in read_cycles(folder / HISTORY):
+            if events[0]["what"] == "load":
+                loads += rows_of([events])
+            else:
+                cycles.append((events[0], judge_cycle(events)))
     except OSError as error:
         raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror}") from error
     except (ValueError, KeyError, IndexError, TypeError) as error:
         return [f"{HISTORY} cannot be judged: {type(error).__name__}: {error}"]
     cells = json.loads(json.dumps(cells_of(cycles)))
-    again = {"cells": cells, **conclude(told["columns"], cells)}
+    loads = json.loads(json.dumps(loads))
+    again = {"cells": cells, "loads": loads, **conclude(told["columns"], cells, loads)}
     return [*_cell_differences(told["cells"], cells), *_differences("report", told, again, again)]
 
 

@@ -27,6 +27,7 @@ from multilock import ConfigurationError, MultilockError, now
 from multilock.testing.compare.columns import Column, columns_for
 from multilock.testing.compare.cycle import Plan, play
 from multilock.testing.compare.history import Event, write_cycle
+from multilock.testing.compare.loads import LOADS, Load, play_load, rows_of
 from multilock.testing.compare.mates import Mate, Stopped
 from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
 from multilock.testing.compare.scenarios import SCENARIOS
@@ -37,6 +38,14 @@ __all__ = ["INTERRUPTED", "Progress", "run"]
 
 AT_ONCE = 3  # cycles for each core: they wait most of the time
 LONG = 5  # ttls
+# Contenders, processes, seconds for which each holds it.
+SIZES = [
+    (contenders, min(contenders, processes), hold)
+    for contenders, processes in ((1, 1), (4, 4), (20, 4), (100, 4), (1000, 8))
+    for hold in (0.0, 0.001)
+]
+QUICK_SIZES = [(20, 4, 0.0)]
+SECONDS, QUICK_SECONDS = 5.0, 1.0
 TICK = 0.1
 END_WITHIN = 30.0
 ALIVE_WITHIN = 5.0
@@ -75,14 +84,15 @@ def run(
 
     ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds (one, however long it lasts);
     ``out`` is a folder for the history and the report, made if need be. ``controls`` run beside; ``all_of_controls``:
-    also in scenarios in which they need not fail. ``at_once`` cycles run beside each other (default: 3 for each core).
+    also in scenarios in which they need not fail, and contention has all its sizes. ``at_once`` cycles run beside each
+    other (default: 3 for each core).
 
     Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is marked partial. Call it from a thread
     that outlives it: worker processes end with that.
 
     Raises ConfigurationError, before anything runs, for what is misspelled and for an ``out`` that cannot be written.
     """
-    chosen = _scenarios(scenarios)
+    chosen, loads = _scenarios(scenarios)
     if cycles < 1 or not ttl > 0:
         raise ConfigurationError(f"cycles is {cycles} and ttl {ttl}: both must be more than 0")
     seed = secrets.randbelow(10**6) if seed is None else seed
@@ -91,6 +101,7 @@ def run(
         columns = columns_for(urls, adapters, ttl, controls=controls)
         runner = _Runner(columns, seed, within, at_once or AT_ONCE * (os.cpu_count() or 1), file, progress)
         runner.plan(chosen, cycles, all_of_controls=all_of_controls)
+        runner.plan_loads(loads, quick=not all_of_controls)
         runner.run()
     report = Report(runner.data(chosen, cycles, ttl))
     if out is not None:
@@ -98,11 +109,13 @@ def run(
     return report
 
 
-def _scenarios(names: Sequence[str] | None) -> list[str]:
-    chosen = list(SCENARIOS) if names is None else list(names)
-    if unknown := [name for name in chosen if name not in SCENARIOS]:
-        raise ConfigurationError(f"there is no scenario {unknown[0]!r}: known are {', '.join(SCENARIOS)}")
-    return chosen
+def _scenarios(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Faults and loads."""
+    known = [*SCENARIOS, *LOADS]
+    chosen = known if names is None else list(names)
+    if unknown := [name for name in chosen if name not in known]:
+        raise ConfigurationError(f"there is no scenario {unknown[0]!r}: known are {', '.join(known)}")
+    return [name for name in chosen if name in SCENARIOS], [name for name in chosen if name in LOADS]
 
 
 def _history(out: Path | None) -> TextIO:
@@ -133,6 +146,8 @@ class _Runner:
         self._file, self._tell = file, progress
         self._plans: deque[tuple[Column, Plan]] = deque()
         self._planned = 0
+        self._loads: list[Load] = []
+        self._rows: list[dict[str, Any]] = []
         self._verdicts: list[tuple[Event, Verdict]] = []
         self._running: dict[int, Plan] = {}
         self._lock = threading.Lock()
@@ -167,9 +182,35 @@ class _Runner:
                 self._plans.append((column, plan))
         self._planned = number
 
+    def plan_loads(self, kinds: Sequence[str], *, quick: bool) -> None:
+        """One contestant after another, in an order drawn from the seed; the sizes in turn."""
+        dice = random.Random(f"{self.seed} loads")
+        sizes = QUICK_SIZES if quick else SIZES
+        seconds = QUICK_SECONDS if quick else SECONDS
+        shapes = [("cost", 1, 1, 0.0)] if "cost" in kinds else []
+        if "contention" in kinds:
+            shapes += [("contention", *size) for size in sizes]
+        number = self._planned
+        for kind, contenders, processes, hold in shapes:
+            pairs = [(column, path) for column in self.columns if not column.gone for path in column.adapters]
+            dice.shuffle(pairs)
+            for column, path in pairs:
+                if quick and column.control:
+                    continue
+                number += 1
+                own = 1 if column.url.startswith("memory:") else processes
+                self._loads.append(
+                    Load(
+                        number, kind, column.name, path, column.url, f"compare-{self._id}-{number}", column.ttl,
+                        seconds, contenders, own, hold,
+                    )
+                )  # fmt: skip
+
     def run(self) -> None:
         """On this thread worker processes are made, which end when it does."""
         threads = [threading.Thread(target=self._serve, name="compare", daemon=True) for _ in range(self.at_once)]
+        measuring = threading.Thread(target=self._measure, args=(threads.copy(),), name="compare", daemon=True)
+        threads.append(measuring)
         with _interrupted_once():
             try:
                 for thread in threads:
@@ -221,6 +262,25 @@ class _Runner:
         try:
             while (next_one := self._next()) is not None:
                 self._play(*next_one)
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._errors.append(error)
+            self._stop.set()
+
+    def _measure(self, before: list[threading.Thread]) -> None:
+        """Nothing else runs meanwhile."""
+        try:
+            for thread in before:
+                thread.join()
+            for load in self._loads:
+                if self._stop.is_set():
+                    return
+                events, mates = play_load(load, self._mate, self._stop)
+                for mate in mates:
+                    self._give_back(mate)
+                write_cycle(self._file, events)
+                self._rows += rows_of([events])
         except Stopped:
             pass
         except BaseException as error:
@@ -324,7 +384,8 @@ class _Runner:
             "scenarios": [{"name": name, "says": SCENARIOS[name].says} for name in scenarios],
             "columns": columns,
             "cells": cells,
-            **conclude(columns, cells),
+            "loads": self._rows,
+            **conclude(columns, cells, self._rows),
         }  # fmt: skip
 
 

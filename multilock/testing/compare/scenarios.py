@@ -68,6 +68,11 @@ class Scenario:
     hears: bool = True  #: A can be told that it lost it before anybody else gets it
 
 
+def tells_in_time(scenario: Scenario) -> bool:
+    """Whether A runs, and can be told of a loss before the next holder is in."""
+    return scenario.hears and not scenario.freezes and "loop" not in scenario.needs
+
+
 def _kill(scene: Scene) -> bool:
     scene.begin()
     scene.a.fit = False

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from multilock.testing.compare.report import Report
+from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 
-__all__ = ["LEGEND", "Mark", "figures", "grid", "headline", "markdown", "notes"]
+__all__ = ["LEGEND", "Mark", "figures", "grid", "headline", "loads", "markdown", "notes"]
 
 LEGEND = "broken / decided cycles, and the worst overlap of two believers; ? nothing could be decided, – not applicable"
 
@@ -22,10 +23,9 @@ def headline(report: Report) -> str:
     partial = report.data["partial"]
     decided = sum(cell["decided"] for cell in report.data["cells"])
     cycles = sum(cell["cycles"] for cell in report.data["cells"])
-    return (
-        f"{text}; {decided} of {cycles} cycles decided, {report.data['planned']} planned"
-        f"{f'; partial: {partial}' if partial else ''}"
-    )
+    if cycles:
+        text += f"; {decided} of {cycles} cycles decided, {report.data['planned']} planned"
+    return f"{text}; partial: {partial}" if partial else text
 
 
 def grid(report: Report) -> tuple[list[str], list[tuple[str, list[Mark]]]]:
@@ -66,7 +66,7 @@ def notes(report: Report) -> Iterator[Mark]:
     for column in report.data["columns"]:
         if column["gone"] and not column["control"]:
             yield f"{column['name']}: {column['gone']}", "undecided"
-        elif {each["name"] for each in report.data["scenarios"]} <= set(column["not_applicable"]):
+        elif set() < {each["name"] for each in report.data["scenarios"]} <= set(column["not_applicable"]):
             yield f"{column['name']}: none of these faults can happen to it", ""
     decided = [cell for cell in report.data["cells"] if cell["below"] is not None]
     if decided:
@@ -81,7 +81,7 @@ def figures(report: Report) -> Iterator[str]:
         cells = [cell for cell in report.data["cells"] if cell["contestant"] == column["name"]]
         if column["name"] in controls or not cells:
             continue
-        lost = [cell for cell in cells if cell["scenario"] not in ("gil", "pause", "taken")]
+        lost = [cell for cell in cells if tells_in_time(SCENARIOS[cell["scenario"]])]
         margins = [cell["callback_margin"]["least"] for cell in lost if cell["callback_margin"]]
         told = [cell["notice"]["most"] for cell in lost if cell["notice"]]
         taken = [cell["takeover"]["most"] for cell in cells if cell["takeover"]]
@@ -95,6 +95,32 @@ def figures(report: Report) -> Iterator[str]:
         yield f"{column['name']}: {', '.join(said)}, {sum(cell['tokens'] for cell in cells)} tokens"
 
 
+def loads(report: Report) -> Iterator[str]:
+    """One line for each measurement."""
+    for row in report.data["loads"]:
+        who = f"{row['contestant']}, {row['adapter'].rpartition(':')[2]}"
+        if row["why"]:
+            yield f"{who}: {row['kind']} broke off: {row['why']}"
+        elif row["kind"] == "cost" and row["acquire_release"]:
+            spread, ping = row["acquire_release"], row["times_ping"]
+            beside = f", {ping:.1f} × a ping of its own" if ping is not None else ""
+            yield f"{who}: acquire and release {_of(spread)}{beside}"
+        elif row["kind"] == "contention" and row["wait"]:
+            processes = "1 process" if row["processes"] == 1 else f"{row['processes']} processes"
+            shape = f"{row['contenders']} contenders in {processes}"
+            hold = f", each for {row['hold'] * 1000:g} ms" if row["hold"] else ""
+            handed = f", hand-over {_of(row['hand_over'])}" if row["hand_over"] else ""
+            yield (
+                f"{who}: {shape}{hold}: {row['per_second']:.0f} grants/s, wait {_of(row['wait'])}{handed}; "
+                f"{row['most']} to {row['least']} each, {row['starved']} without"
+            )
+
+
+def _of(spread: dict[str, Any]) -> str:
+    p50, p99, most = (spread[name] * 1000 for name in ("p50", "p99", "most"))
+    return f"p50 {p50:.2f}, p99 {p99:.2f}, max {most:.2f} ms"
+
+
 def markdown(report: Report) -> str:
     """``report.md``: for a design record."""
     names, rows = grid(report)
@@ -104,15 +130,16 @@ def markdown(report: Report) -> str:
         "",
         f"{headline(report)}.",
         "",
-        f"| fault | {' | '.join(names)} |",
-        f"| --- |{' --- |' * len(names)}",
     ]
+    if rows:
+        lines += [f"| fault | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for scenario, marks in rows:
         cells = (f"**{text}**" if kind == "broken" else text for text, kind in marks)
         lines.append(f"| {scenario} | {' | '.join(cells)} |")
-    lines += ["", f"{LEGEND[0].upper()}{LEGEND[1:]}.", ""]
+    if rows:
+        lines += ["", f"{LEGEND[0].upper()}{LEGEND[1:]}.", ""]
     lines += [f"- {text}" for text, _ in notes(report)]
-    lines += [f"- {line}" for line in figures(report)]
+    lines += [f"- {line}" for line in (*figures(report), *loads(report))]
     lines += [
         "",
         f"multilock {report.data['multilock']}, Python {host['python']}, {host['system']}, {host['cores']} cores, seed "

@@ -15,7 +15,7 @@ from typing import Any
 
 from multilock.testing.beliefs import Apart, Belief, Outcome, Record, judge
 from multilock.testing.compare.history import Event, record_of
-from multilock.testing.compare.scenarios import SCENARIOS
+from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 
 __all__ = ["Verdict", "cells_of", "judge_cycle"]
 
@@ -76,7 +76,7 @@ def judge_cycle(events: list[Event]) -> Verdict:
     scenario = SCENARIOS[cycle.header["scenario"]]
     a, b = cycle.record.beliefs.get("A"), cycle.record.beliefs.get("B")
     pairs = list(_apart(cycle, operator=not scenario.hears))
-    told_before = scenario.hears and not scenario.freezes and "loop" not in scenario.needs
+    told_before = tells_in_time(scenario)
     broken = [*_overlaps(pairs), *_others(cycle, told_before=told_before)]
     if not scenario.hears:
         broken += _deaf(cycle)

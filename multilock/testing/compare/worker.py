@@ -11,6 +11,9 @@ of a lease is the role that holds it, or one of::
     blocked FROM TO              its event loop did nothing else
     raised TIME ROLE WHY         release() raised an exception
     closed TIME ROLE             its client is closed
+    grant TIME WHO ASKED UNTIL HELD TOKEN    got at TIME, given back at UNTIL, when it was (HELD) still believed in
+    spent TIME ROLE ACQUIRE RELEASE PING     seconds of each; PING may be "-"
+    done TIME ROLE               its contention, or its cost, has been measured
 """
 
 from __future__ import annotations
@@ -55,6 +58,10 @@ def work() -> None:
                 match what:
                     case "acquire":
                         role.start(role.acquire, order["timeout"])
+                    case "contention":
+                        role.start(role.contend, order["seconds"], order["threads"], order["hold"])
+                    case "cost":
+                        role.start(role.spend, order["seconds"], order["most"])
                     case "block":
                         role.block(order["seconds"])
                     case "release":
@@ -143,6 +150,55 @@ class _Role:
             note("raised", now(), self.role, json.dumps(f"{type(error).__name__}: {error}"[:TEXT]))
             ours = False
         note("released", now(), self.role, int(ours))
+
+    def contend(self, seconds: float, threads: int, hold: float) -> None:
+        """So many contenders of one client, for so long."""
+        until = now() + seconds
+        crew = [
+            threading.Thread(target=self._contend, args=(f"{self.role}.{number}", until, hold), daemon=True)
+            for number in range(threads)
+        ]
+        for each in crew:
+            each.start()
+        for each in crew:
+            each.join()
+        note("done", now(), self.role)
+
+    def _contend(self, who: str, until: float, hold: float) -> None:
+        assert self.place is not None
+        try:
+            lock = self.place.lock(self.name)
+            while (asked := now()) < until:
+                if (holding := lock.acquire(max(0.0, until - asked))) is None:
+                    continue
+                got, token = now(), holding.token
+                if hold:
+                    time.sleep(hold)
+                released, yes = now(), self._believes(holding)
+                holding.release()
+                note("grant", got, who, asked, released, int(yes), "-" if token is None else token)
+        except Exception as error:
+            note("refused", now(), who, json.dumps(f"{type(error).__name__}: {error}"[:TEXT]))
+
+    def spend(self, seconds: float, most: int) -> None:
+        """Acquire and release a free lock, and ping in between."""
+        assert self.place is not None
+        lock, ping = self.place.lock(self.name), getattr(self.place, "ping", None)
+        until = now() + seconds
+        for _ in range(most):
+            if (before := now()) >= until:
+                break
+            holding = lock.acquire(OPEN_WITHIN)
+            between = now()
+            if holding is None:
+                raise TimeoutError("a free lock was not given")
+            holding.release()
+            after = now()
+            if ping is not None:
+                ping()
+            pinged = "-" if ping is None else now() - after
+            note("spent", before, self.role, between - before, after - between, pinged)
+        note("done", now(), self.role)
 
     def _tell_loss(self) -> None:
         at = now()

@@ -1,0 +1,159 @@
+"""What a lock costs, and what it does when many want it: measured one contestant at a time, with no fault.
+
+Each belief is asked for once more right before it is given back, so exclusion and tokens are judged here too.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from multilock import now
+from multilock.testing.compare.history import Event
+from multilock.testing.compare.mates import LOOK_EVERY, Mate, Stopped, Trouble
+
+__all__ = ["LOADS", "Load", "play_load", "rows_of"]
+
+LOADS = {
+    "cost": "acquire and release of a free lock, beside pings of the same client",
+    "contention": "many contenders for one lock",
+}
+OPEN_WITHIN = 30.0
+END_WITHIN = 30.0
+PAIRS = 200  # acquires and releases whose cost is measured, at most
+DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is measured. ``contenders`` share one client in each of ``processes``."""
+
+    number: int
+    kind: str
+    contestant: str
+    adapter: str
+    url: str
+    name: str
+    ttl: float
+    seconds: float
+    contenders: int = 1
+    processes: int = 1
+    hold: float = 0.0  #: seconds for which each holds it
+
+    @property
+    def header(self) -> Event:
+        """Without the URL, which may hold a secret."""
+        return {
+            "what": "load", "kind": self.kind, "contestant": self.contestant, "adapter": self.adapter,
+            "name": self.name, "ttl": self.ttl, "seconds": self.seconds, "contenders": self.contenders,
+            "processes": self.processes, "hold": self.hold, "at": now(),
+        }  # fmt: skip
+
+
+def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tuple[list[Event], list[Mate]]:
+    """Its events, and the workers that took part."""
+    header, why = load.header, ""
+    mates: list[Mate] = []
+    try:
+        for _ in range(load.processes):
+            mates.append(mate())
+        for number, each in enumerate(mates):
+            each.order("open", f"P{number}", adapter=load.adapter, url=load.url, ttl=load.ttl, name=load.name)
+        for number, each in enumerate(mates):
+            each.wait_for(f"P{number}", "opened", within=OPEN_WITHIN)
+        share, more = divmod(load.contenders, load.processes)
+        for number, each in enumerate(mates):
+            role, threads = f"P{number}", share + (number < more)
+            each.order(load.kind, role, seconds=load.seconds, threads=threads, hold=load.hold, most=PAIRS)
+        _wait(load.seconds, stop)
+        for number, each in enumerate(mates):
+            each.wait_for(f"P{number}", "done", within=END_WITHIN)
+            each.order("close", f"P{number}")
+            each.wait_for(f"P{number}", "closed", within=END_WITHIN)
+    except Trouble as trouble:
+        why = str(trouble)
+        for each in mates:
+            each.fit = False
+        if isinstance(trouble, Stopped):
+            raise
+    events = [header, *(event for each in mates for event in each.forget()), {"what": "end", "why": why, "at": now()}]
+    return [{"cycle": load.number, **event} for event in events], mates
+
+
+def _wait(seconds: float, stop: threading.Event) -> None:
+    until = now() + seconds
+    while now() < until:
+        if stop.is_set():
+            raise Stopped("the run was interrupted")
+        time.sleep(LOOK_EVERY)
+
+
+# ---- what came of it
+
+
+def rows_of(loads: Iterable[list[Event]]) -> list[dict[str, Any]]:
+    """One row for each load, from its events."""
+    return [_row(events) for events in loads]
+
+
+def _row(events: list[Event]) -> dict[str, Any]:
+    header, end = events[0], events[-1]
+    row = {key: header[key] for key in ("cycle", "kind", "contestant", "adapter", "contenders", "processes", "hold")}
+    row |= {"why": end["why"] or None, "violations": []}
+    return row | (_cost(events) if header["kind"] == "cost" else _contention(events))
+
+
+def _cost(events: list[Event]) -> dict[str, Any]:
+    spent = [event for event in events if event["what"] == "spent"]
+    pings = [event["ping"] for event in spent if event["ping"] is not None]
+    both = _spread([event["acquire"] + event["release"] for event in spent])
+    ping = _spread(pings)
+    return {
+        "acquire_release": both,
+        "ping": ping,
+        "times_ping": round(both["p50"] / ping["p50"], 2) if both and ping and ping["p50"] else None,
+    }
+
+
+def _contention(events: list[Event]) -> dict[str, Any]:
+    grants = sorted((event for event in events if event["what"] == "grant"), key=lambda event: float(event["at"]))
+    seconds = events[0]["seconds"]
+    per_contender = Counter(event["id"] for event in grants)
+    waited = [event["at"] - event["asked"] for event in grants]
+    # From a release until the next one has it, where that one was waiting already.
+    handed = [other["at"] - one["until"] for one, other in pairwise(grants) if other["asked"] < one["until"]]
+    return {
+        "grants": len(grants),
+        "per_second": round(len(grants) / seconds, 1),
+        "wait": _spread(waited),
+        "hand_over": _spread([each for each in handed if each >= 0]),
+        "most": max(per_contender.values(), default=0),
+        "least": min(per_contender.values(), default=0) if len(per_contender) == events[0]["contenders"] else 0,
+        "starved": events[0]["contenders"] - len(per_contender),
+        "inversions": sum(other["asked"] < one["asked"] for one, other in pairwise(grants)),
+        "violations": list(_violations(grants)),
+    }
+
+
+def _violations(grants: list[Event]) -> Iterator[str]:
+    believed = [event for event in grants if event["held"]]
+    for one, other in pairwise(believed):
+        if other["at"] < one["until"]:
+            yield f"{one['id']} and {other['id']} believed at the same time, for {one['until'] - other['at']:.6f} s"
+        if one["token"] is not None and other["token"] is not None and other["token"] <= one["token"]:
+            yield f"token {other['token']} of {other['id']} came after {one['token']} of {one['id']}"
+
+
+def _spread(values: Iterable[float]) -> dict[str, Any] | None:
+    """Seconds. No mean: nobody waits for the mean."""
+    known = sorted(values)
+    if not known:
+        return None
+    at = {"least": 0, "p50": (len(known) - 1) // 2, "p99": math.ceil(0.99 * len(known)) - 1, "most": len(known) - 1}
+    return {"n": len(known), **{name: round(known[index], DIGITS) for name, index in at.items()}}

@@ -74,6 +74,41 @@ def test_a_refused_try_is_two_requests_and_leaves_nothing(server: ConsulServer, 
     assert sum(made.values()) == 2
 
 
+@pytest.mark.usefixtures("unwatched")
+def test_a_reader_costs_what_a_lock_does_however_many_readers_there_are(server: ConsulServer, connect: Connect) -> None:
+    client, others = connect(server.url, ttl=60), connect(server.url, ttl=60)
+    held = [others.read_write_lock("job").reader().acquire() for _ in range(200)]
+    reader = client.read_write_lock("job").reader()
+    with reader:
+        pass
+    with counted(server) as made:
+        for _ in range(10):
+            with reader:
+                pass
+    assert made == {"PUT txn": 20}
+    with counted(server) as made:
+        assert client.read_write_lock("job").writer().try_acquire() is None
+    assert made.pop("PUT session/create") == 1
+    assert sum(made.values()) <= 5, "taken, seen who reads, given back"
+    assert len(held) == 200
+
+
+@pytest.mark.usefixtures("unwatched")
+def test_a_permit_is_three_requests_and_its_release_too_and_a_refused_try_is_one(
+    server: ConsulServer, connect: Connect
+) -> None:
+    client, other = connect(server.url, ttl=60), connect(server.url, ttl=60)
+    with counted(server) as made, client.semaphore("job", 2):
+        pass
+    assert sum(made.values()) == 6
+    assert made["PUT session/create"] == made["PUT session/destroy"] == 1
+    held = [other.semaphore("job", 2).acquire() for _ in range(2)]
+    with counted(server) as made:
+        assert client.semaphore("job", 2).try_acquire() is None
+    assert sum(made.values()) == 1
+    assert all(lease.release() for lease in held)
+
+
 def test_a_hand_over_is_one_push_and_one_request(server: ConsulServer, connect: Connect) -> None:
     holder, waiter = connect(server.url, ttl=30), connect(server.url, ttl=30)
     lease = holder.lock("job").acquire()

@@ -2,7 +2,8 @@
 
     pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:////var/tmp/locks.db
 
-Without the option the ini value ``multilock_urls`` (one URL a line) counts, and without that ``memory://``.
+All locks of a run have a prefix of their own, so that tests never meet what else uses the servers. Without the option
+the ini value ``multilock_urls`` (one URL a line) counts, and without that ``memory://``.
 
 The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are servers in
 Docker (`multilock.testing.containers`), each started when a test first asks for it and shared by all tests of the run:
@@ -11,6 +12,7 @@ use names of your own. Where none can be started they raise `ContainerError`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -57,6 +59,20 @@ def _urls(config: pytest.Config) -> list[str]:
     return config.getoption("multilock_urls") or config.getini("multilock_urls") or ["memory://"]
 
 
+_run = pytest.StashKey[str]()
+
+
+def _isolated(url: str, config: pytest.Config) -> str:
+    bare, _, query = url.partition("?")
+    if bare.partition(":")[0].lower() == "memory" or any(pair.startswith("prefix=") for pair in query.split("&")):
+        return url
+    worker = getattr(config, "workerinput", {"workerid": "main"})
+    if _run not in config.stash:
+        config.stash[_run] = str(worker.get("testrunuid", os.urandom(4).hex()))[:8]
+    prefix = f"prefix=multilock-test/{config.stash[_run]}-{worker['workerid']}/"
+    return f"{bare}?{query}&{prefix}" if query else f"{bare}?{prefix}"
+
+
 def _parametrized_by(test: pytest.Item) -> set[str]:
     """The arguments that the test itself gives values."""
     named: set[str] = set()
@@ -68,13 +84,14 @@ def _parametrized_by(test: pytest.Item) -> set[str]:
 
 @pytest.fixture
 def multilock_url(request: pytest.FixtureRequest) -> str:
-    """The URL of the backend this run of the test is for.
+    """The URL of the backend this run of the test is for, with a prefix of this test run and xdist worker: its locks
+    meet nobody else's. A URL that names a prefix keeps it, and ``memory://`` needs none.
 
     A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that asks for its
     fixtures with ``request.getfixturevalue``.
     """
     url: str = request.param if hasattr(request, "param") else _urls(request.config)[0]
-    return url
+    return _isolated(url, request.config)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,32 @@ def test_every_url_of_the_option_is_used(tmp_path: Path) -> None:
     assert "used memory://one" in said
     assert f"used sqlite://{tmp_path}/locks.db" in said
     assert "6 passed" in said
+
+
+ISOLATED = """
+import multilock
+
+def test_service_and_client_meet_and_nobody_else_does(multilock_client, multilock_url):
+    with multilock_client.lock("report"):
+        with multilock.connect(multilock_url) as service:
+            assert service.lock("report").try_acquire() is None
+        with multilock.connect(multilock_url.partition("?")[0]) as production:
+            assert production.lock("report").try_acquire() is not None
+    print("used", multilock_url)
+"""
+
+
+def test_the_locks_of_a_run_meet_nobody_elses(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/locks.db"
+    one, other = (run(tmp_path, "--multilock-url", url, test=ISOLATED) for _ in range(2))
+    used = [re.findall(r"^used (.*)", said, re.MULTILINE) for said in (one, other)]
+    assert used[0] != used[1]
+    assert all(each.startswith(f"{url}?prefix=multilock-test/") for [each] in used)
+
+
+def test_a_url_that_names_a_prefix_keeps_it(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/locks.db?ttl=5&prefix=mine/"
+    assert f"used {url}\n" in run(tmp_path, "--multilock-url", url)
 
 
 def test_the_urls_of_the_ini_file_are_used_where_no_option_is_given(tmp_path: Path) -> None:

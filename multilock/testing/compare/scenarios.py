@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from multilock.testing.compare.mates import Mate
 from multilock.testing.compare.network import Network
 
-__all__ = ["SCENARIOS", "Need", "Scenario", "Scene"]
+__all__ = ["SCENARIOS", "Need", "Scenario", "Scene", "tells_in_time"]
 
 Need = Literal["processes", "network", "operator", "loop"]
 When = Literal["acquire", "hold", "release"]

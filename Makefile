@@ -54,7 +54,7 @@ mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 interop: $(VENV)/.dev servers ## try every lock of other programs against ours, and write docs/interoperability.md
 	$(BIN)/python -m tests.interop.table
 
-models: ## the model of the lock on Redis, exhausted, and the mistakes that it must find; needs g++, takes a minute
+models: ## the models of Redis and of a wait on etcd, exhausted, and the mistakes they must find; needs g++, takes a minute
 	tests/models/run.sh
 
 docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker engine; says so where there is none

@@ -5,11 +5,13 @@ set -eu
 cd "$(dirname "$0")"
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-${CXX:-g++} -O2 -std=c++20 -Wall -Wextra -Werror -o "$built/redis" redis.cpp
+for model in etcd redis; do
+    ${CXX:-g++} -O2 -std=c++20 -Wall -Wextra -Werror -o "$built/$model" "$model.cpp"
+done
 
-holds() { "$built/redis" "$@" -; }
+holds() { "$built/$model" "$@" -; }
 found() {
-    if "$built/redis" "$@"; then
+    if "$built/$model" "$@"; then
         echo "this mistake was not found" >&2
         exit 1
     fi
@@ -43,6 +45,18 @@ if [ "${1-}" = long ]; then
     holds X,X,X 1 1 0 0 1 2 2 1 0
     holds XX,X,X 1 0 0 0 2 1 2 1 0
     holds P,P,P 1 0 0 0 3 2 1 1 0
+
+    model=etcd # clients, faults, crashes, deletes, permits
+    holds X,X 2 1 2 1
+    holds XX,XX 1 0 1 1
+    holds X,X,X 1 0 1 1
+    holds X,X,X 0 1 0 1
+    holds R,R,X 1 0 1 1
+    holds R,X,P 1 0 1 1
+    holds P,P,P 1 0 1 2
+    holds P,P,X 0 1 0 2
+    holds P,P,P,X 0 0 0 2
+    holds R,X,R,X 0 0 0 1
     exit
 fi
 
@@ -100,4 +114,29 @@ found X,X,X 0 0 0 0 2 1 2 1 0 plaindelete
 found R,P 0 0 0 0 2 1 2 1 0 kindsmix
 found R,R 0 0 0 0 2 1 2 1 0 markerends
 found R,X 0 0 0 0 2 1 2 1 0 writerstoken
+
+model=etcd # clients, faults, crashes, deletes, permits
+holds X,X 1 1 1 1
+holds X,X 2 0 1 1
+holds X,X,X 1 0 0 1
+holds X,X,X 0 0 1 1
+holds R,X,P 0 0 1 1
+holds R,X,R 1 0 0 1
+holds P,P,P 1 0 0 2
+holds P,P,X 0 0 1 2
+
+for mistake in frombefore ownignored half rejoinkeeps; do
+    found X,X 0 0 1 1 $mistake
+done
+for mistake in fromanswer aftercancel; do
+    found X,X 0 0 0 1 $mistake
+done
+for mistake in countson foundcounts nopast; do
+    found X,X 1 0 0 1 $mistake
+done
+found X,X 0 1 0 1 receipt
+found X,X,X 0 0 0 1 countsall
+found X,X,X 1 0 0 1 toldtwice
+found P,P,P 0 0 0 1 onemore
+found R,R,X 0 0 0 1 likeexcludes
 echo "all hold, and every mistake was found"

@@ -47,13 +47,10 @@ if [ "${1-}" = long ]; then
     holds P,P,P 1 0 0 0 3 2 1 1 0
 
     model=etcd # clients, faults, crashes, deletes, permits
-    holds X,X 2 1 2 1
     holds XX,XX 1 0 1 1
     holds X,X,X 1 0 1 1
     holds X,X,X 0 1 0 1
-    holds R,R,X 1 0 1 1
     holds R,X,P 1 0 1 1
-    holds P,P,P 1 0 1 2
     holds P,P,X 0 1 0 2
     holds P,P,P,X 0 0 0 2
     holds R,X,R,X 0 0 0 1

@@ -143,7 +143,7 @@ class LockConformance(Conformance):
         lease = other.lock(NAME).acquire()
         place.slow_request("release", 0.2)
         with pytest.raises(LockTimeout):
-            client.lock(NAME).acquire(timeout=0.5)
+            client.lock(NAME).acquire(timeout=1.0)
         lease.release()
         own = client.lock(NAME).try_acquire()
         assert own is not None, "the claim that was given up kept it out"

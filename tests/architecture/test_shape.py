@@ -29,6 +29,8 @@ EXTRAS = {
     "sessions": ("what keeps locks alive at the server, and for how long", {"consul", "etcd", "zookeeper"}),
     "places": ("where each claim of this client stands, and which were given up", {"etcd", "zookeeper"}),
     "sweep": ("what a renewal looks after besides", {"consul", "etcd"}),
+    "readers": ("what readers lock, and who waits for them", {"consul"}),
+    "semaphore": ("the layout of the server's own semaphore", {"consul"}),
     "channel": ("a connection for an event loop", {"redis"}),
     "layout": ("what is in the file", {"sqlite"}),
     "host": ("what the host knows about processes and boots", {"sqlite"}),

@@ -65,6 +65,13 @@ class Notices(Protocol):
     def wake(self, claim_id: str | None) -> None:
         """Look again: a hint that the name of this waiting claim may be free. None: everybody, after a reconnect."""
 
+    def granted(self, claim_id: str, granted: Granted) -> None:
+        """The server has handed the name to this waiting claim. As `wake`, and ``granted`` may be taken for the answer
+        to an `attempt`: so ``sent_at`` is the sending of the very request from whose execution the server counts the
+        end of the hand-over; not that of the newest one, nor when the push came. It may be lost, late, or told twice.
+        The kernel drops it, and asks, if an answer to the claim comes first, if the claim is not renewed, or if half of
+        its time is over. A backend without such a push never calls it."""
+
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         """The server said that this claim no longer holds its name (TAKEN), or its session ended (SESSION_LOST)."""
 
@@ -114,8 +121,8 @@ class Backend(Protocol):
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take the name if it is free. Idempotent on ``claim.id``. A refused claim takes its place in the queue if
-        ``join``, else leaves nothing behind. For a claim already queued it is heartbeat and confirmation: only its
-        answer makes a holder.
+        ``join``, else leaves nothing behind. For a claim already queued it is heartbeat and confirmation: its answer
+        makes a holder, or what `Notices.granted` brings.
 
         What excludes what is told by ``claim.mode`` and ``claim.fair``, never by its kind."""
 

@@ -94,7 +94,8 @@ class Granted(NamedTuple):
     ``sent_at`` is `multilock.now()` read immediately before the bytes left of the request that keeps the claim alive;
     ``valid_for`` seconds count from it (ZooKeeper: two thirds of the ttl). The kernel alone turns them into a deadline.
     ``ttl`` is what the server granted, ``renew_every`` the period of renewals in seconds. ``group`` is what is renewed
-    in one request (a server, a session); ``key`` is the backend's own handle (revision, index, path).
+    in one request (a server, a session); ``key`` is the backend's own handle (revision, index, path). ``short``: this
+    one was handed over for less than the ttl that was asked for, which the first renewal brings.
     """
 
     token: int | None
@@ -104,6 +105,7 @@ class Granted(NamedTuple):
     renew_every: float
     group: Hashable
     key: Hashable = None
+    short: bool = False
 
 
 class Busy(NamedTuple):

@@ -6,9 +6,10 @@ once per read. Renewals go over the other one too, since what it changes itself 
 again what they renewed. (Without ``OPTIN`` a 7.0 server remembers all keys of a script at each read in it: renewing
 500 locks took 98 ms instead of 1.1.)
 
-Both are opened when they are first needed: a program whose locks are free and short has neither. A push is a hint and
-never proof, and it is lost when a connection breaks: so after each reconnect everything is looked at once, and until
-then heartbeats and renewals find out what no push told.
+Both are opened when they are first needed: a program whose locks are free and short has neither. A push is lost when a
+connection breaks: so after each reconnect everything is looked at once, and until then heartbeats and renewals find out
+what no push told. The push of a hand-over is proof, for as long as the time of sending in it vouches for
+(`Recipe.pushed`); every other is a hint.
 """
 
 from __future__ import annotations
@@ -232,8 +233,11 @@ class Listener:
         """Wake who is meant; return the names that may have changed."""
         match message:
             case [b"message", _, bytes(payload)]:  # first: somebody waits for it
-                claim_id = payload.decode()
-                self._notices.wake(claim_id)
+                claim_id, granted = self._recipe.pushed(payload)
+                if granted:
+                    self._notices.granted(claim_id, granted)
+                else:
+                    self._notices.wake(claim_id)
                 if "changes" in self.refused:  # force_release tells the former holder so
                     watched = self._watched.get(claim_id)
                     return {watched[0]} if watched else set()

@@ -6,6 +6,10 @@ arrival in which the releaser itself makes the next one the holder, and a cancel
 share it the string is a marker, and who shares it stands in a sorted set, each with the end of its own lease. Each step
 is one script in ``scripts/``, atomic and safe to send again; the invariant stands on top of each. So here is no race:
 they are all in there.
+
+A release makes the next one the holder and tells it so, in one push that is a grant: the waiter's newest executed
+request said when it was sent, and until then plus the liveness that it asked for the server lets in nobody else,
+whenever the push is read.
 """
 
 from __future__ import annotations
@@ -68,7 +72,10 @@ class Recipe:
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        return b"".join((head, keys.common, keys.own(claim), _how(claim.ttl, join, self.told, mode, claim.fair)))
+        how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, claim.renew)
+        if echo:
+            how += echo % (self._transactions.now() * 1e6)  # read before the bytes leave
+        return b"".join((head, keys.common, keys.own(claim), how))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
         ttl = claim.ttl
@@ -84,6 +91,19 @@ class Recipe:
         # Its own end is pushed late, or never.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
         return Busy(liveness(ttl) / 3, expires_in)
+
+    def pushed(self, payload: bytes) -> tuple[str, Granted | None]:
+        """The claim that a push is for; and what it grants, unless it is a hint. Whatever else may be published there
+        is a hint at most."""
+        claim_id, *words = payload.decode(errors="replace").split(" ")
+        try:
+            echo, token, key = words
+            sent_at, wait = (int(number) for number in echo.split("/"))
+            valid_for = wait / 1000
+            granted = Granted(int(token), valid_for, sent_at / 1e6, valid_for, valid_for / 3, self._group, key, True)
+        except (ValueError, OverflowError):
+            return claim_id, None
+        return claim_id, granted
 
     # ---- renew
 
@@ -129,11 +149,18 @@ class Recipe:
 
 
 @lru_cache(maxsize=256)
-def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool) -> bytes:
-    """Packed: ttl, liveness; in which mode it is shared, or else whether a free lock may be taken past the queue."""
+def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool) -> tuple[bytes, bytes]:
+    """Packed: ttl, liveness; in which mode it is shared, or else whether a free lock may be taken past the queue. And
+    the format of the echo that follows, of the time of sending in µs; it is in the first part, and empty, where a push
+    is a hint only. What is not renewed has its whole ttl by an answer only; and a confirmation for a ttl below a
+    liveness would end earlier than the hand-over."""
     wait = round(liveness(ttl) * 1000) if join else 0
     last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()
-    return bulks(b"%d" % round(ttl * 1000), b"%d" % (wait if told else -wait), last)
+    how = bulks(b"%d" % round(ttl * 1000), b"%d" % (wait if told else -wait), last)
+    if not (join and told and renew) or ttl < liveness(ttl):
+        return how + bulks(b""), b""
+    # The time has as many digits as fill 300 years of a machine that is up.
+    return how, bulks(b"%016d/%d" % (0, liveness(ttl) * 1000)).replace(b"%016d" % 0, b"%016d")
 
 
 def _marker(mode: str, generation: int) -> str:

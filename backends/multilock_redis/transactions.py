@@ -44,8 +44,8 @@ class Script:
         return b"*%d\r\n%b" % (3 + words, bulks(b"EVALSHA", self._sha.encode(), b"%d" % keys))
 
 
-ACQUIRE = Script("token.lua", "acquire_free.lua", "pass.lua", "acquire.lua", words=10, keys=6)
-SHARE = Script("token.lua", "pass.lua", "share.lua", words=10, keys=6)
+ACQUIRE = Script("token.lua", "acquire_free.lua", "pass.lua", "acquire.lua", words=11, keys=6)
+SHARE = Script("token.lua", "pass.lua", "share.lua", words=11, keys=6)
 RELEASE = Script("token.lua", "release_alone.lua", "pass.lua", "release.lua", words=8, keys=6)
 REST = Script("token.lua", "pass.lua", "rest.lua", words=10, keys=6)
 FORCE = Script("token.lua", "pass.lua", "force.lua", words=5, keys=5)
@@ -57,10 +57,10 @@ RENEW_SHARED = Script("renew_shared.lua", words=0, keys=0)
 class Transactions:
     def __init__(self, connections: Connections, now: Callable[[], float]) -> None:
         self.connections = connections
-        self._now = now
+        self.now = now
 
     def run(self, script: Script, request: bytes, within: float) -> Answer:
-        deadline = self._now() + within
+        deadline = self.now() + within
         try:
             return self.connections.call(request, within)
         except ScriptMissing:
@@ -70,7 +70,7 @@ class Transactions:
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
         """In one round trip, or two. ``scripts``: those that the requests call."""
-        deadline = self._now() + within
+        deadline = self.now() + within
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
             return self._load_and_run(scripts, requests, exchange, deadline)
@@ -81,7 +81,7 @@ class Transactions:
     ) -> list[Answer]:
         """In one round trip. It is the same request again, so it has its own time of sending."""
         loads = [script.load for script in scripts]
-        return _checked(exchange([*loads, *requests], deadline - self._now()))[len(loads) :]
+        return _checked(exchange([*loads, *requests], deadline - self.now()))[len(loads) :]
 
 
 def _checked(answers: list[Answer]) -> list[Answer]:

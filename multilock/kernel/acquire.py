@@ -13,6 +13,7 @@ from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, 
 from multilock.kernel import validity
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
+from multilock.kernel.monitor import Waiting
 from multilock.model import Busy, Claim, Granted
 from multilock.telling import logger
 
@@ -161,7 +162,7 @@ class _Contender:
             while True:
                 sent_at = line.asked_at = kernel.now()
                 try:
-                    answer = await self._attempt(claim)
+                    answer = self._pushed(claim) or await self._attempt(claim)
                     if isinstance(answer, Granted):
                         granted: Granted | None = answer
                         if claim.renew and validity.half_over(kernel.now(), answer.sent_at, answer.valid_for):
@@ -213,8 +214,23 @@ class _Contender:
         claim = self.kernel.claim(self.want, self.arrived)
         self.granted = None
         self.stands = self.unsure = False
-        self.kernel.monitor.waiting[claim.id] = claim, self.bell  # before the request that joins: no push is missed
+        # Before the request that joins: no push is missed.
+        self.waiting = self.kernel.monitor.waiting[claim.id] = Waiting(claim, self.bell)
         return claim
+
+    def _pushed(self, claim: Claim) -> Granted | None:
+        """What was pushed to the present claim. Looked at between two requests only, so that each of them was answered,
+        or is known not to have been; where it is dropped, the next one asks for the same."""
+        granted, self.waiting.granted = self.waiting.granted, None
+        if granted is None or not claim.renew:
+            return None
+        self._check_wanted()
+        self.kernel.ready()
+        now = self.kernel.now()
+        if granted.sent_at > now or validity.half_over(now, granted.sent_at, granted.valid_for):
+            return None
+        self.stands, self.granted = True, granted
+        return granted
 
     async def _attempt(self, claim: Claim) -> Granted | Busy:
         kernel = self.kernel

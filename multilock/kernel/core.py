@@ -171,7 +171,7 @@ class Kernel:
             lease._adopt()
             due = self.watchdog.adopt(lease)
         self.poke(due)
-        if granted.ttl != want.ttl and not self._told_of_ttl:
+        if granted.ttl != want.ttl and not (granted.short or self._told_of_ttl):
             self._told_of_ttl = True
             logger.warning(
                 "the lock %r has a ttl of %g s, where %g s were asked for: %s grants no other (said once a client)",
@@ -210,8 +210,7 @@ class Kernel:
         self.gate.clear()
         waiting = self.monitor.waiting
         for claim_id in list(waiting):
-            claim, _ = waiting.pop(claim_id)
-            self.cancels.add(claim, None, unsure=True)
+            self.cancels.add(waiting.pop(claim_id).claim, None, unsure=True)
         for lease in list(self.held.values()):
             if lease._state == RELEASING:
                 self.giving_back.go_on(lease)
@@ -300,7 +299,7 @@ class Kernel:
 
     def waiting_names(self) -> list[str]:
         """Of the calls of acquire() that are under way."""
-        asking = [claim.name for claim, _ in list(self.monitor.waiting.values()) if claim.id not in self.held]
+        asking = [one.claim.name for one in list(self.monitor.waiting.values()) if one.claim.id not in self.held]
         return asking + self.gate.behind()
 
     def watchdog_late(self) -> float:

@@ -158,7 +158,7 @@ class End:
         kernel = self._kernel
         with kernel.lock:
             kernel.closed = True
-            waiting = [claim for claim, _ in kernel.monitor.waiting.copy().values() if claim.id not in kernel.held]
+            waiting = [one.claim for one in kernel.monitor.waiting.copy().values() if one.claim.id not in kernel.held]
         if kernel.finished:
             return False
         self._give_back([*((claim, None, True, None) for claim in waiting), *kernel.cancels.take()], deadline)

@@ -236,7 +236,7 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
 
     @property
     def ttl(self) -> float:
-        return self._granted.ttl
+        return self._claim.ttl if self._granted.short else self._granted.ttl
 
     @property
     def owner(self) -> str:

@@ -14,14 +14,25 @@ from multilock.kernel import validity
 from multilock.kernel.holding import Holding
 from multilock.kernel.interrupts import surely
 from multilock.kernel.runtime import wait_until
-from multilock.model import Claim, Loss, LossReason
+from multilock.model import Claim, Granted, Loss, LossReason
 from multilock.telling import logger
 
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
     from multilock.kernel.runtime import Bell
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "Waiting"]
+
+
+class Waiting:
+    """A claim that waits, and what was pushed to it since it last asked."""
+
+    __slots__ = ("bell", "claim", "granted")
+
+    def __init__(self, claim: Claim, bell: Bell) -> None:
+        self.claim = claim
+        self.bell = bell
+        self.granted: Granted | None = None
 
 
 class Monitor:
@@ -31,7 +42,7 @@ class Monitor:
         self._kernel = kernel
         self.client = client
         self.now = kernel.runtime.now
-        self.waiting: dict[str, tuple[Claim, Bell]] = {}  # by claim id
+        self.waiting: dict[str, Waiting] = {}  # by claim id
         self._telling: dict[Holding, int] = {}  # lost, and not all of it is told yet; by which thread
 
     # Notices
@@ -40,7 +51,12 @@ class Monitor:
         waiting = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
         for one in waiting:
             if one:
-                one[1].ring()
+                one.bell.ring()
+
+    def granted(self, claim_id: str, granted: Granted) -> None:
+        if one := self.waiting.get(claim_id):
+            one.granted = granted  # before the bell: who is woken looks for it
+            one.bell.ring()
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         if lease := self._kernel.held.get(claim_id):
@@ -77,7 +93,7 @@ class Monitor:
     def expire(self, lease: Holding) -> None:
         """No acknowledged renewal in time: the deadline has passed."""
         late = self.now() - lease._lost_at
-        reason = validity.loss_reason(self.now(), lease._lost_at, lease.ttl)
+        reason = validity.loss_reason(self.now(), lease._lost_at, lease._granted.ttl)
         if reason is LossReason.PAUSED:
             message = f"this process did not run: its deadline was noticed {late:.3f} s late"
         elif lease._claim.renew:

@@ -13,6 +13,7 @@ from multilock.model import LossReason
 __all__ = [
     "CALLBACK_SHARE",
     "arm_at",
+    "first_renewal_at",
     "half_over",
     "late_at",
     "loss_reason",
@@ -54,6 +55,12 @@ def renew_at(sent_at: float, renew_every: float, ttl: float, jitter: float, phas
     at = sent_at + renew_every * jitter
     grid = GRID_SHARE * ttl
     return max(sent_at, (math.floor(at / grid - phase) + phase) * grid)
+
+
+def first_renewal_at(granted_at: float, lost_at: float) -> float:
+    """When a lease that was granted for less than its ttl is renewed: not at once, since most locks are held briefly,
+    and with most of what it has still left."""
+    return granted_at + min(ARM_AFTER, (lost_at - granted_at) / 3)
 
 
 def late_at(sent_at: float, renew_every: float) -> float:

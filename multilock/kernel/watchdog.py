@@ -53,7 +53,10 @@ class Watchdog:
         That is soon, and only then is anything planned: most locks have been given back by then.
         """
         granted = lease._granted
-        due = granted.sent_at + granted.renew_every / 2
+        if granted.short:  # sent long ago, perhaps: what counts from then may be past
+            due = validity.first_renewal_at(lease._granted_at, lease._lost_at)
+        else:
+            due = granted.sent_at + granted.renew_every / 2
         if due > (look := validity.arm_at(lease._granted_at)):
             due = look
         if due > lease._lost_at:
@@ -89,8 +92,13 @@ class Watchdog:
         if lease._renew_at is None:
             kernel = self._kernel
             granted = lease._granted
-            jitter = kernel.runtime.uniform(0.9, 1.1)
-            lease._renew_at = validity.renew_at(granted.sent_at, granted.renew_every, granted.ttl, jitter, kernel.phase)
+            if granted.short:
+                lease._renew_at = validity.first_renewal_at(lease._granted_at, lease._lost_at)
+            else:
+                jitter = kernel.runtime.uniform(0.9, 1.1)
+                lease._renew_at = validity.renew_at(
+                    granted.sent_at, granted.renew_every, granted.ttl, jitter, kernel.phase
+                )
         return lease._renew_at
 
     def _outdate(self) -> None:
@@ -187,7 +195,7 @@ class Watchdog:
             lease._alive()  # a deadline that passed on the way here is noticed first
         leases = [lease for lease in leases if lease._state == HELD]
         if leases:
-            within = min(self._kernel.request_timeout(lease.ttl) for lease in leases)
+            within = min(self._kernel.request_timeout(lease._granted.ttl) for lease in leases)
             first = min(lease._lost_at for lease in leases)
             self.request(group, leases, min(within, first - self._kernel.now()))
 
@@ -245,7 +253,7 @@ class Watchdog:
                 if not lease._failures:
                     at_risk.append(lease)
                 lease._failures += 1
-                pause = validity.retry_in(lease._failures, lease.ttl, kernel.runtime.uniform(0.5, 1.5))
+                pause = validity.retry_in(lease._failures, lease._granted.ttl, kernel.runtime.uniform(0.5, 1.5))
                 lease._renew_at = kernel.now() + pause
                 due = min(due, self.plan(lease))
         kernel.poke(due)

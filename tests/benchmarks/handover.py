@@ -54,7 +54,7 @@ def _multilock(url: str, fair: bool) -> Take:
 class _PlainSockets:
     """What is left of multilock without its Python: its scripts, prepacked, and a wait in which the waiter itself reads
     the subscription of its process, or is woken by a thread that does. One waiter of a process at a time stands at the
-    server, as with multilock."""
+    server, as with multilock, and the push to it is a grant."""
 
     def __init__(self, url: str, *, listener: bool) -> None:
         self._port = urlsplit(url).port or 0
@@ -82,7 +82,7 @@ class _PlainSockets:
         acquire, release = self._recipe.to_attempt(claim, True), self._recipe.to_release(claim, False)
         connection = self._connection()
         with self._first:
-            while not connection.ask(acquire).startswith(b":"):
+            if not connection.ask(acquire).startswith(b":"):
                 self._bell.wait(TTL) if self._bell else self._push.read()
         yield
         connection.ask(release)

@@ -20,6 +20,7 @@ import pytest
 
 from multilock import Client, ClientClosed, LeaseState, LockLost, LossReason, NotHeld, connect
 from multilock.kernel import process
+from multilock.kernel.monitor import Waiting
 from multilock.kernel.runtime import Threads, now
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
@@ -573,7 +574,7 @@ def test_a_lock_that_is_held_is_not_given_back_while_the_waiters_are() -> None:
     lease = client.lock("n").acquire()
     kernel = client._kernel
     claim = inner(lease)._claim
-    kernel.monitor.waiting[claim.id] = claim, Threads().bell()  # its acquire is still on its way out
+    kernel.monitor.waiting[claim.id] = Waiting(claim, Threads().bell())  # its acquire is still on its way out
     assert kernel.end.withdraw(now() + 5)
     assert backend.called("release") == []
     kernel.end.exit(now() + 5)

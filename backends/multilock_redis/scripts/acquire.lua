@@ -1,7 +1,7 @@
 -- Takes the lock for one alone (where it is free and nobody waits, acquire_free.lua has done so), or takes and keeps a
 -- place in its queue. KEYS 6: tombstone of this id.
 -- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be told), 1: may take a
--- free lock past the queue.
+-- free lock past the queue, echo (empty: it has to ask).
 -- Returns the token: held for ttl from now. {pttl, rank}: not held (pttl -1: another's lock without an end; rank -1:
 -- not queued). {-2, -1}: this id was cancelled.
 -- Invariant: the same request may arrive any number of times, early, late, or after its cancel, and changes nothing
@@ -20,7 +20,7 @@ if redis.call('EXISTS', KEYS[6]) == 1 then
 end
 
 if wait ~= 0 then
-  join(owner, 'x', wait)
+  join(owner, 'x', wait, ARGV[5])
 end
 if not text or shared_as(text) then
   local first = barge

@@ -6,6 +6,10 @@
 -- stands there counts under a marker only, and who makes a marker deletes it first: else one who had the name before an
 -- operator deleted the marker would have it again.
 --
+-- The push of a hand-over is a grant for as long as the waiter's own request vouches for: it sends its time of sending
+-- (`echo`), which stands beside the deadline that this very request set, and goes back with the push. The server never
+-- reads it.
+--
 -- Invariant: who hold it fit together; a waiter that is alive and listens is never overtaken, whatever it wants; a waiter
 -- that is dead costs nobody more than the rest of its own deadline.
 
@@ -16,8 +20,8 @@ local GIVEN = 64 -- who share it and are given it in one script: so do these; th
 local LONGEST = 6000
 
 -- Takes a place at the end of the queue, or keeps the one it has. `wait` is for how long; below 0: its client is refused
--- a subscription (`q`), and that it does not listen says nothing.
-local function join(owner, mode, wait)
+-- a subscription (`q`), and that it does not listen says nothing. `echo` is empty where a push is a hint only.
+local function join(owner, mode, wait, echo)
   local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
   local ticket, now = clock()
   if last and last + 1 > ticket then
@@ -25,7 +29,11 @@ local function join(owner, mode, wait)
   end
   -- The first write decides: a full memory or a missing right refuses that one, and nothing is left. What is refused
   -- after it must leave no key without an end.
+  -- And one write sets both: an echo beside the deadline of another request would vouch for too much.
   local deadline = string.format('%s:%.0f%s', mode, now + math.abs(wait), wait < 0 and 'q' or '')
+  if echo ~= '' then
+    deadline = deadline .. ':' .. echo
+  end
   redis.call('HSET', KEYS[3], owner, deadline)
   local ends = redis.pcall('PEXPIRE', KEYS[3], 60000)
   if type(ends) == 'table' then
@@ -47,12 +55,12 @@ local function channel_of(owner)
   return id, client and 'multilock:wake:' .. client
 end
 
--- Tells the client of this owner to look again. Not being allowed to publish must not abort a half-done script: its
--- timer wakes the waiter.
-local function wake(owner)
+-- Tells the client of this owner to look again or, with a token, that it has it: `text` then stands in the lock. Not
+-- being allowed to publish must not abort a half-done script: its timer wakes the waiter.
+local function wake(owner, echo, token, text)
   local id, channel = channel_of(owner)
   if id then
-    redis.pcall('PUBLISH', channel, id)
+    redis.pcall('PUBLISH', channel, token and string.format('%s %s %.0f %s', id, echo, token, text) or id)
   end
 end
 
@@ -138,7 +146,9 @@ end
 -- Gives the lock to the first waiters that are alive and listen, in their order, as many as fit what stands in it (`text`).
 -- Returns what stands in it then, and whether `me` comes next: before every other such waiter, or there is none. Who does
 -- not listen keeps its place. Where not all who do not could be looked at, it is not known who is next: nobody is, until
--- a deadline of theirs is over. What a push tells of is never taken back.
+-- a deadline of theirs is over. What a push tells of is never taken back: so it is sent last, when all of it is written,
+-- and never to one that is skipped, who may hear it all the same (a replica passes on what nobody here listens to).
+-- Of many to share it the last one has to ask: with its confirmation it goes on with the next.
 local function pass(me, text)
   local now_us, now = clock()
   local skipped, given = 0, 0
@@ -148,11 +158,11 @@ local function pass(me, text)
       return text, true
     end
     local live = redis.call('HGET', KEYS[3], head)
-    local mode, till, quiet = string.match(live or '', '^(%l%d*):(%d+)(q?)$')
+    local mode, till, quiet, echo = string.match(live or '', '^(%l%d*):(%d+)(q?)(.*)$')
     local left = till and till - now or 0
     if left > LONGEST then
       left = LONGEST
-      redis.call('HSET', KEYS[3], head, string.format('%s:%.0f%s', mode, now + left, quiet))
+      redis.call('HSET', KEYS[3], head, string.format('%s:%.0f%s%s', mode, now + left, quiet, echo))
     end
     if left <= 0 then
       leave(head)
@@ -164,19 +174,25 @@ local function pass(me, text)
       end
       return text, false
     else
+      given = given + 1
+      local told = echo ~= '' and (mode == 'x' or given < GIVEN)
+      local token
+      if mode == 'x' or text and told then
+        token = next_token(now_us, now)
+      end
       if mode == 'x' then
-        next_token(now_us, now)
         redis.call('SET', KEYS[1], head, 'PX', left)
         text = head
       else
-        text = share(head, mode, text, left)
+        local made
+        text, made = share(head, mode, text, left)
+        token = token or made
       end
       leave(head)
-      wake(head)
+      wake(head, string.sub(echo, 2), told and token, text)
       if mode == 'x' then
         return text, false
       end
-      given = given + 1
     end
   end
   return text, false

@@ -1,6 +1,6 @@
 -- Takes the lock beside others of the same mode, or takes and keeps a place in its queue. KEYS 6: tombstone of this id.
 -- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be told), mode: `r`, or
--- `p<n>` for one of n permits.
+-- `p<n>` for one of n permits, echo (empty: it has to ask).
 -- Returns {1, token, generation}: held for ttl from now. {pttl, rank} and {-2, -1}: as acquire. {-3, n}: the name has n
 -- permits at present, and another number was asked for; nothing of this id is left.
 -- Invariant: as acquire. Each answer has a token of its own, so one that is lost costs nothing but a number.
@@ -34,7 +34,7 @@ end
 
 local first = true
 if wait ~= 0 and (queued or not fits(mode, text)) then
-  join(owner, mode, wait)
+  join(owner, mode, wait, ARGV[5])
   queued = true
 end
 if queued then

@@ -27,6 +27,7 @@ class Ear:
     def __init__(self) -> None:
         self.client = os.urandom(8).hex()
         self.wakes: list[str | None] = []
+        self.pushed: dict[str, Granted] = {}
         self.losses: list[tuple[str, LossReason]] = []
         self.changes: list[str | None] = []
         self.sessions: list[Hashable] = []
@@ -50,6 +51,11 @@ class Ear:
         self._tell(lambda: self.sessions.remove(group))
 
     def silent(self, group: Hashable) -> None: ...
+
+    def granted(self, claim_id: str, granted: Granted) -> None:
+        """Heard as a wake-up too: a client may drop it."""
+        self.pushed[claim_id] = granted
+        self.wake(claim_id)
 
     def changed(self, name: str | None) -> None:
         self._tell(lambda: self.changes.append(name))
@@ -183,17 +189,30 @@ class BackendConformance(Conformance):
         backend_.release(holder, granted, False, WITHIN)
         assert backend_.inspect(NAME, WITHIN) is None
 
-    def test_only_the_answer_to_an_attempt_makes_a_waiter_the_holder(self, backend_: Backend, ear: Ear) -> None:
+    def test_an_answer_makes_a_waiter_the_holder_or_a_push_that_grants_as_much_as_an_answer(
+        self, backend_: Backend, ear: Ear
+    ) -> None:
         holder, waiter = ear.claim(), ear.claim()
         granted = take(backend_, holder)
+        asked = now()
         assert isinstance(backend_.attempt(waiter, True, WITHIN), Busy)
+        answered = now()
         backend_.release(holder, granted, False, WITHIN)
         if backend_.capabilities.push_wait:
             assert ear.wait(lambda: ear.wakes)
             assert set(ear.wakes) <= {waiter.id, None}
+        pushed = ear.pushed.get(waiter.id)
+        if pushed:
+            assert asked - 0.001 <= pushed.sent_at <= answered  # never from when it came
+            assert pushed.valid_for <= waiter.ttl
+            [renewed] = backend_.renew(pushed.group, [(waiter, pushed)], WITHIN)
+            assert isinstance(renewed, Granted)
+            assert renewed.token == pushed.token
         before = now()
         granted = take(backend_, waiter)
         assert granted.sent_at >= before or ear.sessions  # of a session's lease its last renewal counts
+        if pushed:
+            assert (granted.token, granted.key) == (pushed.token, pushed.key)
 
     def test_fair_waiters_are_served_in_order_of_arrival(self, backend_: Backend, ear: Ear) -> None:
         if not backend_.capabilities.fair:

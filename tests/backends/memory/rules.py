@@ -54,6 +54,9 @@ class Ear:
     def group_gone(self, group: Hashable, message: str) -> None:
         raise AssertionError("a local backend has no sessions")
 
+    def granted(self, claim_id: str, granted: Granted) -> None:
+        raise AssertionError("what is in this process needs no push")
+
     def silent(self, group: Hashable) -> None:
         raise AssertionError("a local backend has no connections")
 

@@ -32,12 +32,18 @@ class Ear:
     def __init__(self) -> None:
         self.client = os.urandom(8).hex()
         self.heard: list[tuple[Any, ...]] = []
+        self.pushed: dict[str, Granted] = {}
         self._changed = threading.Condition()
 
     def now(self) -> float:
         return now()
 
     def wake(self, claim_id: str | None) -> None:
+        self._hear("wake", claim_id)
+
+    def granted(self, claim_id: str, granted: Granted) -> None:
+        """Heard as a wake-up; what it brought is kept."""
+        self.pushed[claim_id] = granted
         self._hear("wake", claim_id)
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:

@@ -138,7 +138,8 @@ def test_a_waiter_keeps_its_liveness_and_no_more_when_the_clock_of_the_server_wa
     holder, _ = us.take()
     waiter = them.wait(them.claim(ttl=30))
     deadline = bare.hget(LIVE, waiter.owner)
-    bare.hset(LIVE, waiter.owner, f"x:{int(deadline[2:]) + 3_600_000}")  # written before the step of an hour
+    mode, till, echo = deadline.decode().split(":")
+    bare.hset(LIVE, waiter.owner, f"{mode}:{int(till) + 3_600_000}:{echo}")  # written before the step of an hour
     us.release(holder)
     assert holder_of(bare) == waiter.owner
     assert 0 < bare.pttl(LOCK) <= 6_000

@@ -1,0 +1,232 @@
+"""A hand-over's push is a grant: what it says, from when it counts, and who has to ask all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import BackendRejected, now
+from multilock.backend import Busy
+from multilock.kernel.validity import valid_until
+from multilock.model import Claim, Granted
+from multilock.testing import FaultProxy
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
+from tests.servers import RedisServer
+
+LOCK, LIVE, TOKEN = "multilock/a", "{multilock/a}:live", "{multilock/a}:token"
+GIVEN = 64  # who share it and are given it in one script (pass.lua)
+Connect = Callable[..., Ours]
+
+
+def handed_over(us: Ours, them: Ours, claim: Claim) -> Granted | None:
+    """To this waiter of theirs; what its push grants."""
+    held, _ = us.take()
+    them.wait(claim)
+    us.release(held)
+    them.ear.hears("wake", claim.id)
+    return them.ear.pushed.get(claim.id)
+
+
+def test_the_push_of_a_hand_over_grants_what_an_answer_would(us: Ours, them: Ours, bare: Bare) -> None:
+    claim = them.claim(ttl=30)
+    granted = handed_over(us, them, claim)
+    assert granted
+    assert granted.token == int(bare.get(TOKEN))
+    assert granted.key == claim.owner == holder_of(bare)
+    assert granted.short
+    assert (granted.ttl, granted.valid_for, granted.renew_every) == (6.0, 6.0, 2.0)
+    [renewed] = them.renew((claim, granted))
+    assert renewed
+    assert (renewed.ttl, renewed.short, renewed.token) == (30, False, granted.token)
+    assert them.release(claim)
+
+
+def test_it_counts_from_the_sending_of_the_request_whose_deadline_the_hand_over_keeps(
+    us: Ours, them: Ours, bare: Bare
+) -> None:
+    held, _ = us.take()
+    claim = them.claim(ttl=30)
+    for _ in range(2):
+        before = now()
+        assert isinstance(them.attempt(claim, join=True), Busy)
+        after = now()
+    us.release(held)
+    left = bare.pttl(LOCK) / 1000
+    them.ear.hears("wake", claim.id)
+    granted = them.ear.pushed[claim.id]
+    assert before - 1e-6 <= granted.sent_at <= after
+    assert valid_until(granted.sent_at, granted.valid_for, granted.ttl) <= now() + left
+
+
+def test_an_older_request_that_is_executed_last_makes_the_push_count_for_less(us: Ours, them: Ours, bare: Bare) -> None:
+    held, _ = us.take()
+    claim = them.claim(ttl=30)
+    recipe = them.backend._recipe
+    late, sent_at = recipe.to_attempt(claim, True), now()
+    assert isinstance(them.attempt(claim, join=True), Busy)
+    newest = now()
+    them.backend._connections.call(late, 2.0)
+    us.release(held)
+    them.ear.hears("wake", claim.id)
+    assert them.ear.pushed[claim.id].sent_at <= sent_at < newest
+
+
+@pytest.mark.parametrize("how", ["renew=False", "a ttl below a liveness"])
+def test_who_would_have_it_for_too_short_a_time_is_only_told_to_look(us: Ours, them: Ours, how: str) -> None:
+    claim = them.claim(ttl=0.9) if how != "renew=False" else them.claim()._replace(renew=False)
+    assert handed_over(us, them, claim) is None
+    assert isinstance(them.attempt(claim, join=True), Granted)
+
+
+def test_a_reader_and_a_permit_are_granted_by_a_push_too(us: Ours, them: Ours, bare: Bare) -> None:
+    for claims in ([them.reader(), them.reader()], [them.permit(2), them.permit(2)]):
+        held, exclusive = us.take()
+        for claim in claims:
+            them.wait(claim)
+        us.release(held)
+        for claim in claims:
+            them.ear.hears("wake", claim.id)
+        first, second = [them.ear.pushed[claim.id] for claim in claims]
+        assert exclusive.token is not None
+        assert first.token is not None
+        assert second.token is not None
+        assert exclusive.token < first.token < second.token == int(bare.get(TOKEN))
+        assert first.key == second.key == holder_of(bare)
+        assert all(them.renew(*zip(claims, (first, second), strict=True)))
+        assert [them.release(claim) for claim in claims] == [True, True]
+
+
+def test_of_many_who_share_it_the_last_one_of_a_script_asks_and_lets_in_the_next(us: Ours, them: Ours) -> None:
+    held, _ = us.take()
+    readers = [them.wait(them.reader()) for _ in range(GIVEN + 10)]
+    us.release(held)
+    last = readers[GIVEN - 1]
+    them.ear.hears("wake", last.id)
+    assert [claim.id in them.ear.pushed for claim in readers] == [True] * (GIVEN - 1) + [False] * 11
+    assert isinstance(them.attempt(last, join=True), Granted)
+    for claim in readers[GIVEN:]:
+        them.ear.hears("wake", claim.id)
+
+
+def test_force_release_tells_the_former_holder_to_look_and_grants_it_to_the_next(us: Ours, them: Ours) -> None:
+    held, granted = us.take()
+    waiter = them.wait()
+    us.watch((held, granted))
+    assert us.backend.force_release("a", 2.0)
+    them.ear.hears("wake", waiter.id)
+    assert waiter.id in them.ear.pushed
+    assert held.id not in us.ear.pushed
+
+
+def test_a_waiter_that_does_not_listen_is_granted_nothing(us: Ours, them: Ours, connect: Connect, bare: Bare) -> None:
+    """A replica passes a push on to its own subscribers, though nobody listens here."""
+    held, _ = us.take()
+    dead, alive = them.wait(), connect().wait()
+    them.close()
+    channel = f"multilock:wake:{dead.id[:16]}"
+    eventually(lambda: bare.pubsub_numsub(channel)[0][1] == 0)
+    bare.execute_command("CONFIG", "RESETSTAT")
+    us.release(held)
+    assert holder_of(bare) == alive.owner
+    assert bare.info("commandstats")["cmdstat_publish"]["calls"] == 1
+
+
+def test_nothing_is_pushed_where_a_full_memory_refuses_the_hand_over(us: Ours, them: Ours, bare: Bare) -> None:
+    held, _ = us.take()
+    waiter = them.wait()
+    bare.delete(LOCK)
+    bare.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(BackendRejected, match="OOM"):
+            us.attempt(us.claim())
+    finally:
+        bare.config_set("maxmemory", 0)
+    assert holder_of(bare) is None
+    us.release(held)  # it passes the free name on; the push of before would have come first
+    them.ear.hears("wake", waiter.id)
+    assert them.ear.heard == []
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        "{} 1/2",
+        "{} a/b 3 k",
+        "{} 1/2 x k",
+        "{} 1 2 3",
+        "{} 1/2/3 4 k",
+        "{} 1/2 3 k more",
+        "{} " + "9" * 5000 + "/1 1 k",
+    ],
+)
+def test_what_else_is_published_there_is_a_hint_at_most(us: Ours, them: Ours, bare: Bare, published: str) -> None:
+    us.take()
+    waiter = them.wait()
+    bare.publish(f"multilock:wake:{them.ear.client}", published.format(waiter.id))
+    bare.publish(f"multilock:wake:{them.ear.client}", b"\xff\xfe 1/6000 1 k")
+    them.ear.hears("wake", waiter.id)
+    assert waiter.id not in them.ear.pushed
+    bare.publish(f"multilock:wake:{them.ear.client}", "after")
+    them.ear.hears("wake", "after")  # it still reads
+
+
+def client(server: RedisServer, url: str | None = None, **options: Any) -> multilock.Client:
+    return multilock.connect(url or server.url, ttl=10.0, **options)
+
+
+def test_who_waits_asks_once(server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    with client(server) as one, client(server) as two:
+        backend: Any = two._kernel.backend
+        attempt, asked = backend.attempt, []
+
+        def counted(*args: Any) -> Any:
+            asked.append(args)
+            return attempt(*args)
+
+        monkeypatch.setattr(backend, "attempt", counted)
+        held = one.lock("a").acquire()
+        with acquiring(two.lock("a", fair=True)) as acquired:
+            eventually(lambda: bare.zcard("{multilock/a}:queue") == 1)
+            held.release()
+            lease = acquired()
+            assert held.token is not None
+            assert lease.token is not None
+            assert lease.token > held.token
+        assert len(asked) == 1
+
+
+def test_a_push_that_comes_when_another_has_the_name_is_believed_by_nobody(server: RedisServer, bare: Bare) -> None:
+    with (
+        FaultProxy.before(server.url) as proxy,
+        client(server) as one,
+        client(server, proxy.url, request_timeout=1) as two,
+    ):
+        held = one.lock("a").acquire()
+        with acquiring(two.lock("a", fair=True)) as acquired:
+            eventually(lambda: bare.zcard("{multilock/a}:queue") == 1)
+            proxy.black_hole()  # neither the push nor a heartbeat arrives
+            held.release()
+            assert str(holder_of(bare)).startswith(two._kernel.client)
+            third = one.lock("a").acquire(timeout=15)  # once that is over
+            proxy.heal()  # now the push comes
+            eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=10)
+            assert third.is_held()
+            third.release()
+            last = acquired()
+            assert third.token is not None
+            assert last.token is not None
+            assert last.token > third.token
+
+
+@contextmanager
+def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multilock.Lease]]:
+    """By another thread; gives what waits for the lease. It is released at the end."""
+    with ThreadPoolExecutor(1) as pool:
+        lease = pool.submit(lock.acquire, 30)
+        yield lease.result
+        lease.result().release()

@@ -1,0 +1,189 @@
+"""A push that is a grant (`Notices.granted`): when it makes a lease, and for how long that one counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from multilock import Client, DistributedLock, LeaseState, LockTimeout, LossReason
+from multilock.kernel.validity import ARM_AFTER
+from multilock.model import Claim, Granted
+from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import inner
+from tests.unit.kit import Answer, Call, Losses, Scripted, executed_but_unanswered, silence, state_of
+
+TOKEN = 77
+VALID_FOR = 6.0
+
+
+def hand_over(backend: Scripted, claim: Claim, sent_at: float, *, valid_for: float = VALID_FOR) -> None:
+    """The server gives the name to this waiter, by the deadline of its request of then, and pushes that."""
+    backend.holders[claim.name] = claim.id
+    backend.queues[claim.name].remove(claim.id)
+    backend.notices.granted(
+        claim.id, Granted(TOKEN, valid_for, sent_at, valid_for, valid_for / 3, "server", short=True)
+    )
+
+
+def then_handed_over(client: Client, after: float, sent_at: float | None = None) -> Answer:
+    """A request that joins; ``after`` seconds later it is handed the name, and told so."""
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        kernel, [claim] = client._kernel, call.claims
+        sent = call.at if sent_at is None else sent_at
+        kernel.timers.at(kernel.now() + after, lambda: hand_over(backend, claim, sent))
+        return call.execute()
+
+    return answer
+
+
+def honest(backend: Scripted, call: Call) -> Any:
+    return call.execute()
+
+
+@pytest.fixture
+def lock(client: Client, backend: Scripted) -> Any:
+    """Of a name that another has; the watchdog runs."""
+    client.lock("other").acquire()
+    backend.calls.clear()
+    backend.holders["n"] = "somebody"
+    backend.heartbeat = 1.0
+    return client.lock("n")
+
+
+def test_a_push_is_a_grant_from_the_sending_of_its_request(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.script("attempt", then_handed_over(client, 0.5))
+    lease = lock.acquire()
+    assert runtime.now() == pytest.approx(1000.5)
+    assert len(backend.called("attempt")) == 1
+    assert lease.token == TOKEN
+    assert lease.remaining() == pytest.approx(1000 + VALID_FOR * (1 - 0.01 - 0.1) - 0.002 - 1000.5)
+    assert lease.ttl == 30.0
+
+
+def test_it_is_renewed_a_moment_later_and_then_has_its_whole_ttl(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.script("attempt", then_handed_over(client, 0.5))
+    lease = lock.acquire()
+    runtime.advance(ARM_AFTER - 0.01)
+    assert backend.called("renew") == []
+    runtime.advance(0.02)
+    assert len(backend.called("renew")) == 1
+    assert 26 < lease.remaining() < 27
+    runtime.advance(60)
+    assert lease.state is LeaseState.HELD
+
+
+def test_it_is_over_at_its_own_end_where_no_renewal_is_answered(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
+) -> None:
+    losses = Losses(runtime)
+    backend.script("attempt", then_handed_over(client, 0.5))
+    lease = lock.acquire()
+    lease.on_lost(losses)
+    runtime.hold_jobs()
+    runtime.advance(4.7)
+    assert state_of(lease) is LeaseState.AT_RISK
+    runtime.advance(0.2)
+    assert state_of(lease) is LeaseState.LOST
+    assert losses.reasons == [LossReason.EXPIRED]
+    assert losses.times == [pytest.approx(1000 + VALID_FOR * 0.89 - 0.002)]
+
+
+@pytest.mark.parametrize("age", [3.1, 600.0, -0.1], ids=["half over", "minutes late", "from the future"])
+def test_one_that_is_half_over_is_a_hint(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime, age: float
+) -> None:
+    backend.script("attempt", then_handed_over(client, 0.5, sent_at=1000.5 - age))
+    lease = lock.acquire()
+    assert len(backend.called("attempt")) == 2
+    assert lease.token != TOKEN
+    assert lease.remaining() > 26
+
+
+def test_what_is_not_renewed_asks_for_its_ttl(client: Client, lock: DistributedLock, backend: Scripted) -> None:
+    backend.script("attempt", then_handed_over(client, 0.5))
+    lease = client.lock("n", renew=False).acquire()
+    assert len(backend.called("attempt")) == 2
+    assert lease.remaining() > 26
+
+
+def test_it_waits_for_the_answer_that_is_under_way(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
+) -> None:
+    def handed_over_meanwhile(backend: Scripted, call: Call) -> Any:
+        hand_over(backend, call.claims[0], 1000.0)
+        return call.execute()
+
+    backend.script("attempt", honest, handed_over_meanwhile)
+    lease = lock.acquire()
+    assert len(backend.called("attempt")) == 2
+    assert lease.token != TOKEN
+    assert inner(lease)._granted.sent_at > 1000.0
+
+
+def test_it_counts_after_an_answer_that_was_older(client: Client, lock: DistributedLock, backend: Scripted) -> None:
+    def refused_and_then_handed_over(backend: Scripted, call: Call) -> Any:
+        answer = call.execute()
+        hand_over(backend, call.claims[0], call.at)  # both are on their way to us
+        return answer
+
+    backend.script("attempt", refused_and_then_handed_over)
+    assert lock.acquire().token == TOKEN
+    assert len(backend.called("attempt")) == 1
+
+
+@pytest.mark.parametrize("unanswered", [executed_but_unanswered, silence()], ids=["executed", "on its way"])
+def test_after_a_request_without_an_answer_its_release_is_final(
+    make: Callable[..., Client], backend: Scripted, unanswered: Answer
+) -> None:
+    """What was not answered may still be executed, after the release: it would make an orphan."""
+
+    def handed_over_and_silent(backend: Scripted, call: Call) -> Any:
+        hand_over(backend, call.claims[0], 1000.0)
+        return unanswered(backend, call)
+
+    backend.script("attempt", honest, handed_over_and_silent)
+    backend.holders["n"] = "somebody"
+    backend.heartbeat = 0.1
+    lease = make(backend, request_timeout=0.5).lock("n").acquire()
+    assert lease.token == TOKEN
+    assert lease.release()
+    assert [call.details["unsure"] for call in backend.called("release")] == [True]
+
+
+def test_a_push_for_a_claim_that_was_given_up_is_nobody_s(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime
+) -> None:
+    with pytest.raises(LockTimeout):
+        lock.acquire(2.5)
+    [claim] = {call.claims[0] for call in backend.called("attempt")}
+    granted = Granted(TOKEN, VALID_FOR, runtime.now(), VALID_FOR, 2.0, "server", short=True)
+    backend.notices.granted(claim.id, granted)
+
+    def told_of_the_former(backend: Scripted, call: Call) -> Any:
+        backend.notices.granted(claim.id, granted)
+        return call.execute()
+
+    backend.script("attempt", told_of_the_former)
+    with pytest.raises(LockTimeout):
+        lock.acquire(2.5)
+
+
+def test_who_is_told_after_close_does_not_hold_it(client: Client, lock: DistributedLock, backend: Scripted) -> None:
+    def closed_and_handed_over(backend: Scripted, call: Call) -> Any:
+        answer = call.execute()
+        client._kernel.closed = True
+        hand_over(backend, call.claims[0], call.at)
+        return answer
+
+    backend.script("attempt", closed_and_handed_over)
+    with pytest.raises(Exception, match="closed"):
+        lock.acquire()
+    client._kernel.closed = False
+    assert "n" not in client._kernel.held_names()

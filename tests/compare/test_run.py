@@ -14,7 +14,6 @@ import redis
 
 from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, say
-from multilock.testing.compare import summary
 from tests.servers import RedisServer
 
 BROKEN = "tests.compare.broken"
@@ -204,14 +203,3 @@ def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text('{"schema": 99}')
     with pytest.raises(ConfigurationError, match="99"):
         compare.read_report(tmp_path)
-
-
-def test_cost_and_contention_are_measured_and_can_be_verified(tmp_path: Path) -> None:
-    found = compare.run(["memory://"], scenarios=["cost", "contention"], all_of_controls=False, out=tmp_path)
-    assert found.exit_code == 0, found.violations
-    assert [row["kind"] for row in found.data["loads"]] == ["cost", "cost", "contention", "contention"]
-    assert {row["why"] for row in found.data["loads"]} == {None}
-    assert all(row["acquire_release"]["n"] for row in found.data["loads"][:2])
-    assert all(row["grants"] for row in found.data["loads"][2:])
-    assert len(list(summary.loads(found))) == 4
-    assert compare.verify(tmp_path) == []

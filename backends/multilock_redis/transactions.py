@@ -44,11 +44,11 @@ class Script:
         return b"*%d\r\n%b" % (3 + words, bulks(b"EVALSHA", self._sha.encode(), b"%d" % keys))
 
 
-ACQUIRE = Script("token.lua", "acquire_free.lua", "pass.lua", "acquire.lua", words=11, keys=6)
-SHARE = Script("token.lua", "pass.lua", "share.lua", words=11, keys=6)
-RELEASE = Script("token.lua", "release_alone.lua", "pass.lua", "release.lua", words=8, keys=6)
-REST = Script("token.lua", "pass.lua", "rest.lua", words=10, keys=6)
-FORCE = Script("token.lua", "pass.lua", "force.lua", words=5, keys=5)
+ACQUIRE = Script("token.lua", "acquire_free.lua", "queue.lua", "acquire.lua", words=11, keys=6)
+SHARE = Script("token.lua", "queue.lua", "share.lua", words=11, keys=6)
+RELEASE = Script("token.lua", "release_alone.lua", "queue.lua", "release.lua", words=8, keys=6)
+REST = Script("token.lua", "queue.lua", "rest.lua", words=10, keys=6)
+FORCE = Script("token.lua", "queue.lua", "force.lua", words=5, keys=5)
 INSPECT = Script("inspect.lua", words=6, keys=5)
 RENEW = Script("renew.lua", words=0, keys=0)
 RENEW_SHARED = Script("renew_shared.lua", words=0, keys=0)

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
 
+from multilock.aio.body import Body
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
 from multilock.kernel.acquire import acquire
@@ -35,7 +36,7 @@ class Enters(AnyHeld, AsyncLease):
 
     __slots__ = ()
 
-    _bodies: list[_Body] | None
+    _bodies: list[Body] | None
     _cancel_on_lost: bool
 
     async def __aenter__(self) -> Self:
@@ -47,9 +48,9 @@ class Enters(AnyHeld, AsyncLease):
     ) -> None:
         await self._exit(self._newest_body(), error)
 
-    def _enter(self) -> _Body:
+    def _enter(self) -> Body:
         self.check()
-        body = _Body(self)
+        body = Body(self)
         if self._bodies is None:
             self._bodies = []  # type: ignore[misc]  # of who has slots for it
         self._bodies.append(body)
@@ -57,7 +58,7 @@ class Enters(AnyHeld, AsyncLease):
             body.watch()
         return body
 
-    async def _exit(self, body: _Body | None, error: BaseException | None) -> None:
+    async def _exit(self, body: Body | None, error: BaseException | None) -> None:
         """``body``: which ends here; None where an exit stack was given the lease itself."""
         cancelled = False
         if body is not None and self._bodies and body in self._bodies:
@@ -67,7 +68,7 @@ class Enters(AnyHeld, AsyncLease):
         if self._is_lost():
             self._raise_lost(None if cancelled else error)
 
-    def _newest_body(self) -> _Body | None:
+    def _newest_body(self) -> Body | None:
         """Of this task; where it has none, of any: it may have begun in another, as that of a fixture does."""
         if not self._bodies:
             return None
@@ -104,7 +105,7 @@ class HeldAsyncLease(Holding, Enters):
     ) -> None:
         super().__init__(kernel, want, claim, granted, unsure)
         self._cancel_on_lost = cancel_on_lost
-        self._bodies: list[_Body] | None = None
+        self._bodies: list[Body] | None = None
 
     async def release(self) -> bool:
         return await self._kernel.giving_back.release(self)
@@ -113,50 +114,13 @@ class HeldAsyncLease(Holding, Enters):
         await self._kernel.renew(self)
 
 
-class _Body:
-    """The body of one ``async with``: its task is cancelled when the lease is lost, as `asyncio.timeout` does."""
-
-    __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
-
-    def __init__(self, lease: Enters) -> None:
-        self._lease = lease
-        self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None, "async with runs in a task"
-        self._task: asyncio.Task[Any] | None = task
-        self._before = task.cancelling()
-        self._cancelled = False
-
-    def watch(self) -> None:
-        if not self._lease._at_end(self._tell):
-            self._tell()  # not at once: a running task keeps a cancellation for its next wait, maybe after the body
-
-    def _tell(self) -> None:
-        """By whatever thread ended the lease."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no body any more
-            self._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None and self._lease._is_lost():
-            self._cancelled = True
-            self._task.cancel()
-
-    def end(self, error: BaseException | None) -> bool:
-        """Whether it ended by our cancellation and nobody else's."""
-        self._lease._not_at_end(self._tell)
-        task, self._task = self._task, None
-        if not self._cancelled or task is None:
-            return False
-        return task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)
-
-
 class Acquiring(Coroutine[Any, Any, L], Generic[L]):
     """A coroutine that may also be entered: ``async with lock.acquire(timeout=5) as lease:``."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
         self._coroutine = coroutine
         self._lease: Enters | None = None
-        self._body: _Body | None = None
+        self._body: Body | None = None
 
     def send(self, value: Any) -> Any:
         return self._coroutine.send(value)

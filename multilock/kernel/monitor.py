@@ -36,7 +36,8 @@ class Waiting:
 
 
 class Monitor:
-    """The kernel's side of `multilock.backend.Notices`, and the only place where a lease becomes LOST."""
+    """The kernel's side of `multilock.backend.Notices`, and the only caller of the transitions to LOST in
+    `multilock.kernel.holding`."""
 
     def __init__(self, kernel: Kernel, client: str) -> None:
         self._kernel = kernel

@@ -19,7 +19,7 @@ from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
 from tests.servers import RedisServer
 
 LOCK, LIVE, TOKEN = "multilock/a", "{multilock/a}:live", "{multilock/a}:token"
-GIVEN = 64  # who share it and are given it in one script (pass.lua)
+GIVEN = 64  # who share it and are given it in one script (queue.lua)
 Connect = Callable[..., Ours]
 
 

@@ -1,0 +1,48 @@
+"""The body of an ``async with``, which a loss cancels."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from multilock.kernel.holding import AnyHeld
+
+__all__ = ["Body"]
+
+
+class Body:
+    """The body of one ``async with``: its task is cancelled when the lease is lost, as `asyncio.timeout` does."""
+
+    __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
+
+    def __init__(self, lease: AnyHeld) -> None:
+        self._lease = lease
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None, "async with runs in a task"
+        self._task: asyncio.Task[Any] | None = task
+        self._before = task.cancelling()
+        self._cancelled = False
+
+    def watch(self) -> None:
+        if not self._lease._at_end(self._tell):
+            self._tell()  # not at once: a running task keeps a cancellation for its next wait, maybe after the body
+
+    def _tell(self) -> None:
+        """By whatever thread ended the lease."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no body any more
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None and self._lease._is_lost():
+            self._cancelled = True
+            self._task.cancel()
+
+    def end(self, error: BaseException | None) -> bool:
+        """Whether it ended by our cancellation and nobody else's."""
+        self._lease._not_at_end(self._tell)
+        task, self._task = self._task, None
+        if not self._cancelled or task is None:
+            return False
+        return task.uncancel() <= self._before and isinstance(error, asyncio.CancelledError)

@@ -296,6 +296,7 @@ class HeldSet(OfThisProcess, NamesOurs, AnyHeld):
         left = [(part, part._count) for part in self._parts]
         ours = True
         try:
+            self._lift_fences()
             if not self._begin_release():
                 return False
             while left:
@@ -332,8 +333,15 @@ class HeldSet(OfThisProcess, NamesOurs, AnyHeld):
         if self._loss is None:
             self._call_hooks()
 
+    def _lift_fences(self) -> None:
+        """Who releases has ended his work under all of them, lost or not; but for what another lock holds besides."""
+        for part in self._parts:
+            if part._count == 1:
+                part._lift_fence()
+
     def _take_back(self) -> None:
         """Its acquire was interrupted before it could be handed out: nobody else would release it."""
+        self._lift_fences()
         with self._kernel.lock:
             self._ending = self._ended = True
         self._give_back_rest()

@@ -177,6 +177,8 @@ class Listener:
     def _wait(self, kind: str, key: str, claim_id: str, index: int) -> None:
         if claim_id not in self._known:
             return
+        if (before := self._serves.get(claim_id)) and (before.kind, before.subject) != (kind, key):
+            self._forget(claim_id)  # it waits for one at a time
         now = self._now()
         if now - self._woken.get(key, -math.inf) < LOST_RACE:
             self._contested[key] = now

@@ -45,18 +45,27 @@ class Readers:
             operation("lock", mine, Value=value, Flags=LOCK_FLAGS, Session=session.id),
         ]
 
-    def keep_out(
-        self, session: Session, claim: Claim, readers: Mapping[str, Entry], still: dict[str, Any], until: float
+    def wait_for_readers(
+        self,
+        session: Session,
+        claim: Claim,
+        readers: Mapping[str, Entry],
+        still: dict[str, Any],
+        join: bool,
+        until: float,
     ) -> Busy | None:
         """2. None: nobody reads, while ``still`` is true. Raises `Refused`, also as long as a lock delay lasts."""
         if living := {key: entry for key, entry in readers.items() if entry.session}:
-            return self.wait_for_one(session, claim, living)
+            return self.wait_for_one(session, claim, living, join)
         if readers:
             self._transactions.bury(list(readers), still, session.id, until)
         return None
 
-    def wait_for_one(self, session: Session, claim: Claim, holders: Mapping[str, Entry]) -> Busy:
-        """Wait until any one of these gives up its key. With n of them that is done ln n times, as a rule."""
+    def wait_for_one(self, session: Session, claim: Claim, holders: Mapping[str, Entry], join: bool) -> Busy:
+        """Wait until any one of these gives up its key. With n of them that is done ln n times, as a rule. A try waits
+        for none."""
+        if not join:
+            return Busy(SAFETY)
         key = random.choice(list(holders))
         if not self._wait(key, claim.id, holders[key].index):
             return Busy(UNPUSHED)

@@ -63,6 +63,20 @@ class Recipe:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         until = self._now() + within
+        had = self._has(claim)
+        try:
+            return self._attempt(claim, join, until)
+        except BackendUnavailable as silence:
+            if silence.unknown or had or not self._has(claim):
+                raise
+            # The request that failed did nothing, but one before it did.
+            raise BackendUnavailable(str(silence), backend="consul") from silence
+
+    def _has(self, claim: Claim) -> bool:
+        """Whether something at the servers may be this claim's."""
+        return self._sessions.holds(claim) or self._sessions.own(claim) is not None
+
+    def _attempt(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
         try:
             answer = self._try(claim, join, until)
         except BackendRejected:
@@ -100,7 +114,7 @@ class Recipe:
                 return self._take_permit(session, claim, state, join, until)
             created = operation("cas", self._keys.of(claim.name), Index=0, Value="", Flags=LOCK_FLAGS)
             try:
-                return self._locked(session, claim, [created], until)
+                return self._locked(session, claim, [created], join, until)
             except Refused as refused:
                 if refused.verb == "lock":
                     raise
@@ -108,7 +122,9 @@ class Recipe:
         except Refused as refused:
             return self._not_lockable(session, claim, refused)
 
-    def _locked(self, session: Session, claim: Claim, first: list[dict[str, Any]], until: float) -> Granted | Busy:
+    def _locked(
+        self, session: Session, claim: Claim, first: list[dict[str, Any]], join: bool, until: float
+    ) -> Granted | Busy:
         """``first`` is what must be true of the key before it is locked, in the same transaction."""
         if claim.mode == "r":
             steps = self._readers.steps(session, claim)
@@ -116,9 +132,11 @@ class Recipe:
             value = b64encode(encode_value(claim)).decode()
             lock = operation("lock", self._keys.of(claim.name), Value=value, Flags=LOCK_FLAGS, Session=session.id)
             steps = [lock, operation("get-tree", self._keys.readers(claim.name))]
-        return self._entered(session, claim, self._transactions.execute([*first, *steps], until), until)
+        return self._entered(session, claim, self._transactions.execute([*first, *steps], until), join, until)
 
-    def _entered(self, session: Session, claim: Claim, found: Mapping[str, Entry], until: float) -> Granted | Busy:
+    def _entered(
+        self, session: Session, claim: Claim, found: Mapping[str, Entry], join: bool, until: float
+    ) -> Granted | Busy:
         """Its key is locked, and these are readers of its name, if nobody reads beside it."""
         mine = self._keys.place(claim, session.id)
         entry = found.get(mine)
@@ -130,7 +148,7 @@ class Recipe:
         if claim.mode != "r":
             readers = {key: one for key, one in found.items() if key.startswith(self._keys.readers(claim.name))}
             still = operation("check-index", mine, Index=entry.index)  # others of our claims are in this session, too
-            if busy := self._readers.keep_out(session, claim, readers, still, until):
+            if busy := self._readers.wait_for_readers(session, claim, readers, still, join, until):
                 return busy
         return _granted(session, entry.index)
 
@@ -149,24 +167,24 @@ class Recipe:
         if mine != key and (self._sessions.holds(claim) or self._sessions.asked_before(claim)):
             own, _ = self._transactions.read(mine, until)
             if own and own.session:
-                return self._ours_already(session, claim, own, until)
+                return self._ours_already(session, claim, own, join, until)
         entry, index = self._transactions.read(key, until)
         if entry is None:  # deleted between the two
             return Busy(random.uniform(0.0, AT_ONCE_AGAIN))
         if mine == key and entry.session and entry.claim_id == claim.id and not entry.rests:
-            return self._ours_already(session, claim, entry, until)
+            return self._ours_already(session, claim, entry, join, until)
         if not entry.session:
             return self._unlocked(session, claim, entry, join, until)
         if not join:
             return Busy(SAFETY)
         return Busy(SAFETY if self._wait(key, claim.id, index) else UNPUSHED)
 
-    def _ours_already(self, session: Session, claim: Claim, entry: Entry, until: float) -> Granted | Busy:
+    def _ours_already(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
         """Our own attempt locked it, whose answer was lost; or it waits for readers to leave."""
         if entry.session == session.id:
             still = operation("check-index", self._keys.place(claim, session.id), Index=entry.index)
             readers = operation("get-tree", self._keys.readers(claim.name))
-            return self._entered(session, claim, self._transactions.look([still, readers], until), until)
+            return self._entered(session, claim, self._transactions.look([still, readers], until), join, until)
         self._delete(claim, entry.session, entry.index, until)  # in a session whose time is over
         return Busy(0.0)
 
@@ -182,17 +200,17 @@ class Recipe:
                 if claim.permits:
                     raise other_number(claim, state.limit, "consul")
                 holders = {self._keys.folder(claim.name) + holder: own for holder, own in state.living.items()}
-                return self._readers.wait_for_one(session, claim, holders) if join else Busy(SAFETY)
+                return self._readers.wait_for_one(session, claim, holders, join)
             self._transactions.bury(self._semaphore.places(claim.name, state.dead), first[0], session.id, until)
             first += [operation("delete", key), operation("cas", key, Index=0, Value="", Flags=LOCK_FLAGS)]
-        return self._locked(session, claim, first, until)
+        return self._locked(session, claim, first, join, until)
 
     def _take_permit(self, session: Session, claim: Claim, state: State, join: bool, until: float) -> Granted | Busy:
         if session.id in state.living:  # our own attempt, as above
             found = {self._keys.place(claim, session.id): state.living[session.id], **state.readers}
-            return self._entered(session, claim, found, until)
+            return self._entered(session, claim, found, join, until)
         if self._semaphore.room(claim, state):
-            return self._entered(session, claim, self._semaphore.join(session, claim, state, until), until)
+            return self._entered(session, claim, self._semaphore.join(session, claim, state, until), join, until)
         return self._wait_for_room(claim, state, join)
 
     def _wait_for_room(self, claim: Claim, state: State, join: bool) -> Busy:

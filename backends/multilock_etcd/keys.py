@@ -27,6 +27,7 @@ class Ahead(NamedTuple):
     others: tuple[Range, ...]  #: whoever does not fit
     like: tuple[Range, ...] = ()  #: those who hold the name together with it, where there may be too many
     room: int = 1  #: … which they are from this number on
+    permits: Range | None = None  #: where the first to come says how many permits the name has
 
 
 class Keyspace:
@@ -43,17 +44,16 @@ class Keyspace:
         return self._folder(claim.name) + _kin(claim) + claim.id.encode()
 
     def ahead(self, claim: Claim) -> Ahead:
-        """Readers never look at readers, so that thousands of them cost another nothing. Permits of other numbers have
-        ranges of their own: whoever stands behind one is refused, also where somebody else came after it."""
+        """Readers never look at readers, so that thousands of them cost another nothing. The number of permits is that
+        of the first: others may stand behind it for a moment, to be refused."""
         begin, end = self.queue(claim.name)
         if claim.mode == "x":
             return Ahead(((begin, end),))
         like = _below(begin + _kin(claim))
+        others = (begin, like[0]), (like[1], end)
         if not claim.permits:
-            return Ahead(((begin, like[0]), (like[1], end)))
-        permits = _below(begin + b"permit/")
-        others = (begin, permits[0]), (permits[0], like[0]), (like[1], permits[1]), (permits[1], end)
-        return Ahead(others, (like,), claim.permits)
+            return Ahead(others)
+        return Ahead(others, (like,), claim.permits, _below(begin + b"permit/"))
 
     def gone(self, claim: Claim) -> bytes:
         """The tombstone of a cancelled claim. No escaped name begins with ``!``."""

@@ -45,6 +45,7 @@ from multilock_etcd.transactions import (
     last_of,
     modified,
     nobody,
+    oldest_of,
     put,
     read,
     read_key,
@@ -197,9 +198,9 @@ class Recipe:
         """
         ahead = self._keys.ahead(claim)
         found = [answer.response_range.kvs for answer in last]
+        if ahead.permits:
+            self._refuse_another_number(claim, place, found.pop(), deadline)
         others = [rows[0] for rows in found[: len(ahead.others)] if rows]
-        if claim.permits:
-            self._refuse_another_number(claim, place, others, deadline)
         if others:
             return [(max(others, key=lambda row: row.create_revision).key, b"")]
         like = [(row.key, b"") for rows in found[len(ahead.others) :] for row in rows]
@@ -207,8 +208,9 @@ class Recipe:
             return []
         return like if len(like) <= WATCHED else list(ahead.like)
 
-    def _refuse_another_number(self, claim: Claim, place: Place, others: Sequence[Any], deadline: float) -> None:
-        for row in others:
+    def _refuse_another_number(self, claim: Claim, place: Place, first: Sequence[Any], deadline: float) -> None:
+        """The ``first`` permit of all says how many there are. Others may be there to be refused."""
+        for row in first:
             kind, permits = self._keys.kind(row) or (None, 0)
             if kind == "permit" and permits != claim.permits:
                 self._take_back(claim, place, deadline)
@@ -419,9 +421,10 @@ def _busy(claim: Claim) -> Busy:
 
 
 def _last_of(ahead: Ahead, before: int = 0) -> list[Part]:
-    """Those who came last, of all for whom a claim may have to wait."""
+    """Those who came last, of all for whom a claim may have to wait; and the first of all permits, for a permit."""
     others = [last_of(each, 1, before) for each in ahead.others]
-    return others + [last_of(each, ahead.room, before) for each in ahead.like]
+    like = [last_of(each, ahead.room, before) for each in ahead.like]
+    return others + like + ([oldest_of(ahead.permits, before)] if ahead.permits else [])
 
 
 def _granted(place: Place) -> Granted:

@@ -27,6 +27,7 @@ __all__ = [
     "missing",
     "modified",
     "nobody",
+    "oldest_of",
     "present_revision",
     "put",
     "read",
@@ -139,6 +140,12 @@ def last_of(there: Range, limit: int, before: int = 0) -> Part:
     """The contenders who came last, those who came ``before`` a revision; without their values."""
     ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
     return {"request_range": {**_sorted(there, m.DESCEND, limit), **ahead}}
+
+
+def oldest_of(there: Range, before: int = 0) -> Part:
+    """The contender who came first, if it came ``before`` a revision; without its value."""
+    ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
+    return {"request_range": {**_sorted(there, m.ASCEND, 1), **ahead}}
 
 
 def _sorted(there: Range, order: int, limit: int) -> Part:

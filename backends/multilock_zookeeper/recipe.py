@@ -59,9 +59,15 @@ class Recipe:
         if place is None:
             return _busy(claim)
         answer: Granted | Busy | None = None
+        had = place.path is not None
         try:
             while answer is None:
                 answer = self._step(claim, place, join, deadline)
+        except BackendUnavailable as silence:
+            if silence.unknown or had or place.path is None:
+                raise
+            # The request that failed did nothing, but one before it made our node.
+            raise BackendUnavailable(str(silence), backend="zookeeper") from silence
         finally:
             if not place.path and not place.unsure:
                 self._places.forget(claim, place)

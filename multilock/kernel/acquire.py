@@ -227,7 +227,9 @@ class _Contender:
         self._check_wanted()
         self.kernel.ready()
         now = self.kernel.now()
-        if granted.sent_at > now or validity.half_over(now, granted.sent_at, granted.valid_for):
+        if granted.sent_at > now or granted.valid_for > claim.ttl:  # forged: whoever may publish can say anything
+            return None
+        if validity.half_over(now, granted.sent_at, granted.valid_for):
             return None
         self.stands, self.granted = True, granted
         return granted

@@ -132,11 +132,17 @@ class Kernel:
         return validity.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
 
     def hard_fence(self) -> Fence:
-        """Raises CapabilityMissing where the process cannot be ended so."""
+        """Raises CapabilityMissing where the process cannot be ended so, and ClientClosed."""
+        if fence := self.fence:
+            return fence
+        fence = Fence(self.runtime.killer())  # without the lock: a library is loaded the first time
         with self.lock:
-            if self.fence is None:
-                self.fence = Fence(self.runtime.killer())
-            return self.fence
+            if self.fence is None and not self.finished:
+                self.fence = fence
+                return fence
+        fence.close()
+        self.check_open()
+        return self.hard_fence()
 
     def lift_fences(self) -> None:
         """The client ends, and with it all that was held through it."""
@@ -201,6 +207,8 @@ class Kernel:
             if lease := self.held.get(claim.id):
                 self.forget(lease)
                 lease._abandon()
+            if self.fence:  # the interrupt may have come before the lease was known here
+                self.fence.lift(claim.id)
 
     def drop_waiters(self) -> None:
         """The event loop of all that wait was closed, and nothing there unwinds: the background does it for them.

@@ -87,9 +87,10 @@ class End:
     def _give_all_back(self, leases: list[Holding], budget: float, until: float) -> None:
         kernel = self._kernel
         try:
+            kernel.monitor.wait(budget)  # which starts callbacks
             kernel.callbacks.wait(budget)
-            kernel.monitor.wait(budget)
         finally:
+            kernel.lift_fences()  # before any request: an outage must not kill who has ended in order
             for lease in leases:
                 if lease._loss:
                     kernel.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
@@ -156,6 +157,7 @@ class End:
         For all clients before any of them gives a lock back, which could go to a waiter that ends with this process.
         """
         kernel = self._kernel
+        kernel.lift_fences()
         with kernel.lock:
             kernel.closed = True
             waiting = [one.claim for one in kernel.monitor.waiting.copy().values() if one.claim.id not in kernel.held]
@@ -197,6 +199,7 @@ class End:
         """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
         kernel = self._kernel
         kernel.lock = threading.RLock()  # another thread may have held it, also that of a closed client
+        kernel.fence = None  # its timer is the parent's
         for lease in [*kernel.held.values(), *kernel.lost]:
             lease._reset_in_child()
         kernel.lost.clear()

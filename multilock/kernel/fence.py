@@ -48,14 +48,17 @@ class KillingTimer:
                 "hard_fence=True has no effect in process 1 of a container, which its own timer cannot kill: start the "
                 "container with an init (docker run --init), or leave it out"
             )
-        import ctypes  # late: few programs need it
+        try:
+            import ctypes  # late: few programs need it
 
-        self._libc = _with_timers()
+            self._libc = _with_timers()
+        except (ImportError, OSError) as error:
+            raise CapabilityMissing(f"hard_fence=True: this Python reaches no timer: {error}") from error
         self._timer = ctypes.c_void_p()
         event = SIGEVENT.pack(0, SIGKILL, SIGEV_SIGNAL)
         if self._libc.timer_create(clock, event, ctypes.byref(self._timer)):
-            error = os.strerror(ctypes.get_errno())
-            raise CapabilityMissing(f"hard_fence=True: the operating system gives this process no timer: {error}")
+            why = os.strerror(ctypes.get_errno())
+            raise CapabilityMissing(f"hard_fence=True: the operating system gives this process no timer: {why}")
 
     def at(self, when: float) -> None:
         times = NEVER
@@ -95,9 +98,10 @@ class Fence:
         self._set()
 
     def lift(self, claim_id: str) -> None:
-        """Its holder has ended what it did under it."""
-        if self._until.pop(claim_id, None) is not None:
-            self._set()
+        """Its holder has ended what it did under it. Also after an interrupt, which may have come before the timer was
+        set."""
+        self._until.pop(claim_id, None)
+        self._set()
 
     def close(self) -> None:
         self._until.clear()

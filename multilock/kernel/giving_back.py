@@ -111,7 +111,7 @@ class GivingBack:
                 return None
         if lease._state == HELD:
             kernel.monitor.expire(lease)
-        lease._lift_fence()
+        lease._end_of_work()
         lease._leave_scope()
         return False
 
@@ -144,6 +144,7 @@ class GivingBack:
             if not first and lease._state != RELEASED:
                 return
             kernel.held.pop(lease._claim.id, None)
+        lease._lift_fence()  # again, if the release was interrupted
         lease._leave_scope()
         for hook in list(lease._hooks or ()):
             hook()
@@ -163,6 +164,7 @@ class GivingBack:
         try:
             with self._kernel.lock:
                 if not lease._begin_release():
+                    lease._lift_fence()
                     return
             self._release_late(lease)
         except BaseException:  # interrupted: what we have begun to release nobody else would give back
@@ -190,7 +192,7 @@ class GivingBack:
         else:
             try:
                 if lease._state != HELD or kernel.now() >= lease._lost_at:
-                    lease._lift_fence()
+                    lease._end_of_work()
                     return False
                 if lease._count_down():
                     return True
@@ -210,7 +212,10 @@ class GivingBack:
         """Twice is harmless."""
         kernel = self._kernel
         with kernel.lock:
-            if lease._count_down() or not (lease._begin_release() or lease._state == RELEASING):
+            if lease._count_down():
+                return
+            if not (lease._begin_release() or lease._state == RELEASING):
+                lease._end_of_work()
                 return
             kernel.watchdog.drop(lease)
         kernel.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)

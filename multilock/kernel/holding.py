@@ -325,8 +325,14 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
             self._count += 1
             return True
 
+    def _end_of_work(self) -> None:
+        """One who works under a lease that was lost says that he has ended; it is fenced until all of them have."""
+        if self._count > 1:
+            self._count -= 1
+        else:
+            self._lift_fence()
+
     def _lift_fence(self) -> None:
-        """Its holder says that its work has ended; a lease that was lost goes on to be fenced until then."""
         if self._want.hard_fence:
             with self._kernel.lock:
                 if fence := self._kernel.fence:

@@ -127,8 +127,10 @@ class Monitor:
             self._telling[lease] = get_ident()
             kernel.lost.add(lease)
             kernel.forget(lease)
-        self._tell(lease, loss, give_back)
-        self._telling.pop(lease, None)
+        try:
+            self._tell(lease, loss, give_back)
+        finally:
+            self._telling.pop(lease, None)
         return True
 
     def _tell(self, lease: Holding, loss: Loss[Any], give_back: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,11 +14,11 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import CapabilityMissing, Client, LeaseState, LockLost, LossReason
+from multilock import BackendUnavailable, CapabilityMissing, Client, LeaseState, LockLost, LossReason
 from multilock.kernel.fence import Fence, KillingTimer
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
-from tests.unit.kit import Scripted, silence
+from tests.unit.kit import Call, Scripted, interrupted_at, silence
 
 NEVER = float("inf")
 
@@ -112,6 +113,111 @@ def test_each_part_of_several_locks_is_fenced(client: Client, runtime: HandRunti
     with client.lock_all(["a", "b"], ttl=9, hard_fence=True) as both:
         assert runtime.kills_at == min(map(valid_until, both.leases))
     assert runtime.kills_at == NEVER
+
+
+@pytest.mark.parametrize("how", ["release", "with"])
+def test_several_locks_of_which_one_was_lost_are_fenced_until_their_holder_ends(
+    client: Client, backend: Scripted, runtime: HandRuntime, how: str
+) -> None:
+    lock = client.lock_all(["a", "b"], hard_fence=True)
+    lease = lock.__enter__()
+    backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
+    assert runtime.kills_at < NEVER
+    if how == "release":
+        assert not lease.release()
+    else:
+        with pytest.raises(LockLost):
+            lock.__exit__(None, None, None)
+    assert runtime.kills_at == NEVER
+
+
+def test_several_locks_are_all_unfenced_when_their_release_begins(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock_all(["a", "b"], hard_fence=True, renew=False).acquire()
+    seen: list[float] = []
+
+    def slow(backend: Scripted, call: Call) -> Any:
+        seen.append(runtime.kills_at)
+        backend.pass_time(5)
+        raise BackendUnavailable("silent")
+
+    backend.always("release", slow)
+    lease.release()
+    assert seen
+    assert {*seen, runtime.kills_at} == {NEVER}
+
+
+def test_several_locks_that_nobody_got_end_no_process(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
+    """The first is held, and lost in the outage in which the request for the second gives up."""
+
+    def outage(backend: Scripted, call: Call) -> Any:
+        backend.always("release", silence())
+        backend.pass_time(28)
+        raise BackendUnavailable("silent")
+
+    backend.script("attempt", lambda backend, call: call.execute(), outage)
+    backend.always("renew", silence())
+    with pytest.raises(BackendUnavailable):
+        client.lock_all(["a", "b"], hard_fence=True).acquire(timeout=20)
+    assert runtime.kills_at == NEVER
+
+
+def test_a_lost_reentrant_lease_is_fenced_until_each_has_released_it(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lock = client.lock("n", reentrant=True, hard_fence=True)
+    lock.acquire()
+    lease = lock.acquire()
+    backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
+    assert not lease.release()
+    assert runtime.kills_at < NEVER, "the outer one may be at work"
+    assert not lease.release()
+    assert runtime.kills_at == NEVER
+
+
+def test_a_client_that_is_closed_in_an_outage_is_not_killed_for_what_its_requests_take(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lease = client.lock("n", hard_fence=True).acquire()
+    backend.always("renew", silence())
+    backend.always("release", silence())
+    runtime.advance(27)
+    assert lease.state is LeaseState.LOST
+    killed_at = runtime.kills_at
+    assert runtime.now() < killed_at < NEVER
+    client.close()
+    assert runtime.now() > killed_at
+    assert runtime.kills_at == NEVER
+
+
+def test_a_release_that_is_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
+    for step in range(1000):
+        lease = client.lock("n", hard_fence=True).acquire()
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "GivingBack.release") as where:
+            lease.release()
+        lease.release()  # if the interrupt came before it began
+        runtime.settle()
+        assert runtime.kills_at == NEVER, (step, where)
+        if not where:
+            break
+    assert 10 < step < 999
+
+
+def test_an_acquire_that_is_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
+    lock = client.lock("n", hard_fence=True)
+    for step in range(1000):
+        lease = None
+        with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "Kernel.adopt") as where:
+            lease = lock.acquire()
+        if lease:
+            lease.release()
+        runtime.settle()
+        assert client._kernel.held == {}
+        assert runtime.kills_at == NEVER, (step, where)
+        if not where:
+            break
+    assert 10 < step < 999
 
 
 @pytest.mark.parametrize("value", [1, None, "yes"])

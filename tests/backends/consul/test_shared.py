@@ -19,7 +19,8 @@ from multilock.testing.conformance.base import SOON, eventually
 from multilock.testing.conformance.faces import background
 from multilock_consul.inspection import OTHERS_MAX, TAKEN_AT_ONCE
 from multilock_consul.keys import LOCK_FLAGS
-from multilock_consul.transactions import BURIED_AT_ONCE
+from multilock_consul.recipe import Recipe
+from multilock_consul.transactions import BURIED_AT_ONCE, Transactions
 from tests.backends.consul.kit import NAME, WITHIN, Ours
 from tests.servers_consul import ConsulServer
 
@@ -113,6 +114,57 @@ def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, 
         them.release(other)
         assert us.release(held)
         assert below.empty(), (first, second)
+
+
+@pytest.mark.parametrize("join", [True, False], ids=["joins", "tries"])
+@pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
+def test_who_shut_the_door_and_could_ask_no_further_may_have_done_something(
+    us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str, join: bool
+) -> None:
+    """A reader's session has ended, and to ask for its lock delay is a second request, which finds no leader."""
+    below.end(us.session(us.take(us.reader())))
+    claim = MODES[kind](them)
+
+    def no_leader(*_: object) -> None:
+        raise BackendUnavailable("No cluster leader", unknown=False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transactions, "bury", no_leader)
+        with pytest.raises(BackendUnavailable) as silence:
+            them.attempt(claim, join)
+    assert silence.value.unknown
+    them.release(claim, unsure=True)
+    come_in(us, us.writer())
+
+
+@pytest.mark.parametrize("kind", ["writer", "permit"])
+def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    us.take(us.reader())
+    claim = MODES[kind](them)
+
+    def no_leader(*_: object) -> None:
+        raise BackendUnavailable("No cluster leader", unknown=False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recipe, "_give_back", no_leader)
+        with pytest.raises(BackendUnavailable) as silence:
+            them.attempt(claim)
+    assert silence.value.unknown
+
+
+def test_a_writer_waits_for_one_reader_at_a_time_and_a_try_for_none(us: Ours, them: Ours) -> None:
+    for _ in range(20):
+        us.take(us.reader())
+    claim = them.writer()
+    for _ in range(20):
+        them.wait(claim)
+    listener = them.backend._listener
+    eventually(lambda: sum(bool(query.waiting) for query in list(listener._queries.values())) == 1)
+    them.release(claim)
+    assert not them.holds(them.writer())
+    eventually(lambda: not any(query.waiting for query in list(listener._queries.values())))
 
 
 def test_no_more_hold_it_than_there_are_permits(us: Ours, them: Ours) -> None:

@@ -122,8 +122,27 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
     us.take(us.permit(2))
 
 
-@joining
+def test_who_is_just_being_refused_for_its_number_refuses_nobody_in_its_turn(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us.take(us.permit(3))
+    leaving = them.permit(5)
+
+    def silent(*_: object) -> None:
+        raise BackendUnavailable("no time", unknown=False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transactions, "delete", silent)
+        with pytest.raises(BackendUnavailable):
+            them.attempt(leaving, join=True)
+    behind = us.wait(us.permit(3))
+    them.release(leaving, unsure=True)
+    us.hears_a_wake_for(behind)
+    us.take(behind)
+
+
 @pytest.mark.parametrize("between", ["lock", "read", "write"])
+@joining
 def test_another_number_is_refused_also_behind_somebody_else_who_waits(
     us: Ours, them: Ours, standing: Standing, between: str, join: bool
 ) -> None:

@@ -15,6 +15,7 @@ from multilock.backend import Claim
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
 from multilock_zookeeper.inspection import DELETED_AT_ONCE, SHOWN
+from multilock_zookeeper.recipe import Recipe
 from tests.backends.zookeeper.conftest import Operator
 from tests.backends.zookeeper.kit import NAME, WITHIN, Ours
 from tests.servers_zookeeper import ZooKeeperServer
@@ -102,6 +103,25 @@ def test_no_more_hold_it_than_there_are_permits(open_ours: Callable[..., Ours], 
     assert not them.holds(them.permit())
     assert us.release(first)
     them.take(them.permit())
+
+
+def test_who_made_its_node_and_could_ask_no_further_may_have_done_something(
+    us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us.take(us.mutex())
+    claim = them.mutex()
+
+    def broken(*_: object) -> None:
+        raise BackendUnavailable("the connection broke", unknown=False)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recipe, "_stand_behind", broken)
+        with pytest.raises(BackendUnavailable) as silence:
+            them.attempt(claim, join=True)
+    assert silence.value.unknown
+    assert len(below.nodes()) == 2
+    them.release(claim)
+    eventually(lambda: len(below.nodes()) == 1)
 
 
 def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:

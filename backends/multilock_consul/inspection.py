@@ -59,9 +59,13 @@ class Inspection:
     def _info(self, name: str, found: Mapping[str, Entry]) -> LockInfo | None:
         state = self._state(name, found)
         alone = [state.lock] if state.lock and state.lock.session else []
-        if readers := [entry for entry in state.readers.values() if entry.session]:
+        if state.readers:  # ours wait for them, and for the lock delay of those that vanished
+            readers = [entry for entry in state.readers.values() if entry.session]
             waiting = sum(entry.claim_id is not None for entry in (*alone, *state.living.values()))
-            return _together(name, readers, "read", waiting=waiting or None)
+            if readers:
+                return _together(name, readers, "read", waiting=waiting or None)
+            strangers = [entry for entry in alone if entry.claim_id is None]
+            return _holder(name, strangers[0]) if strangers else None
         if alone:
             return _holder(name, alone[0])
         if state.living:
@@ -89,7 +93,8 @@ class Inspection:
     def _held(self, name: str, state: State) -> Mapping[str, Entry]:
         """The keys of those who hold it now, and not of who waits for readers to leave: he is next."""
         lock = {self._keys.of(name): state.lock} if state.lock and state.lock.session else {}
-        if readers := {key: entry for key, entry in state.readers.items() if entry.session}:
+        if state.readers:
+            readers = {key: entry for key, entry in state.readers.items() if entry.session}
             return {**readers, **{key: entry for key, entry in lock.items() if entry.claim_id is None}}
         folder = self._keys.folder(name)
         return lock or {folder + session: entry for session, entry in state.living.items()}

@@ -58,6 +58,7 @@ class Recipe:
         self._semaphore = Semaphore(keys, transactions)
         self._now = now
         self._wait = wait
+        self._unsettled: dict[str, list[str]] = {}  # claim id -> sessions whose late requests are to be looked for
 
     # ---- acquire
 
@@ -281,7 +282,16 @@ class Recipe:
     def _release(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
         if self._sessions.is_beginning(claim):
             raise BackendUnavailable("its session is not made yet", unknown=False, backend="consul")
-        unanswered = any(claim.id in session.open for session in doubtful)
+        if any(claim.id in session.open for session in doubtful):
+            self._unsettled[claim.id] = [session.id for session in doubtful]
+        ours = self._release_sent(claim, granted, doubtful, until)
+        self._unsettled.pop(claim.id, None)
+        return ours
+
+    def _release_sent(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
+        """What an unanswered request may have done before the end of its session, which is final, is looked for after
+        that; also by the next release, if this one has no answer to it."""
+        unanswered = self._unsettled.get(claim.id, ())
         if claim.permits > 1:
             return self._release_permit(claim, granted, doubtful, unanswered, until)
         if granted and granted.token is not None:
@@ -295,12 +305,18 @@ class Recipe:
         return ours
 
     def _release_permit(
-        self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], unanswered: bool, until: float
+        self,
+        claim: Claim,
+        granted: Granted | None,
+        doubtful: Sequence[Session],
+        unanswered: Sequence[str],
+        until: float,
     ) -> bool:
-        sessions = dict.fromkeys([*([str(granted.key)] if granted else ()), *(one.id for one in doubtful)])
+        its_own = [str(granted.key)] if granted else []
+        sessions = dict.fromkeys([*its_own, *(one.id for one in doubtful), *unanswered])
         were = [self._semaphore.leave(claim, session, until) for session in sessions]
         self._end_doubtful(claim, doubtful, until)
-        if unanswered:  # it may have been executed before the end of its session, which is final
+        if unanswered:
             for session in sessions:
                 self._semaphore.leave(claim, session, until)
         return any(were)

@@ -19,7 +19,10 @@ from multilock.testing.conformance.base import SOON, eventually
 from multilock.testing.conformance.faces import background
 from multilock_consul.inspection import OTHERS_MAX, TAKEN_AT_ONCE
 from multilock_consul.keys import LOCK_FLAGS
+from multilock_consul.readers import Readers
 from multilock_consul.recipe import Recipe
+from multilock_consul.semaphore import Semaphore
+from multilock_consul.sessions import Sessions
 from multilock_consul.transactions import BURIED_AT_ONCE, Transactions
 from tests.backends.consul.kit import NAME, WITHIN, Ours
 from tests.servers_consul import ConsulServer
@@ -152,6 +155,60 @@ def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
         with pytest.raises(BackendUnavailable) as silence:
             them.attempt(claim)
     assert silence.value.unknown
+
+
+def test_who_waits_for_the_lock_delay_of_a_vanished_reader_holds_nothing(us: Ours, them: Ours, below: Below) -> None:
+    below.end(us.session(us.take(us.reader())))
+    claim = them.wait(them.writer())
+    assert us.backend.inspect(NAME, WITHIN) is None
+    assert not us.backend.force_release(NAME, WITHIN)
+    come_in(them, claim)
+    assert us.backend.inspect(NAME, WITHIN) is not None
+
+
+@pytest.mark.parametrize("kind", ["reader", "permit"])
+def test_a_release_that_could_not_look_for_a_late_request_looks_the_next_time(
+    us: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The request is executed while its release is under way, before the end of its session."""
+    claim = MODES[kind](us)
+    late: list[Callable[[], object]] = []
+    execute, destroy, leave = Transactions.execute, Sessions.destroy, Semaphore.leave
+
+    def unanswered(self: Transactions, steps: Any, until: float) -> Any:
+        late.append(lambda: execute(self, steps, now() + WITHIN))
+        raise BackendUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transactions, "execute", unanswered)
+        with pytest.raises(BackendUnavailable):
+            us.attempt(claim)
+    left: list[str] = []
+
+    def executed_before(self: Sessions, session: Any, within: float) -> None:
+        while late:
+            late.pop()()
+        destroy(self, session, within)
+
+    def silent_after_the_first(self: Semaphore, claim: Claim, session: str, until: float) -> bool:
+        left.append(session)
+        if len(left) > 1:
+            raise BackendUnavailable("no answer")
+        return leave(self, claim, session, until)
+
+    def silent(*_: object) -> None:
+        raise BackendUnavailable("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Sessions, "destroy", executed_before)
+        patched.setattr(Semaphore, "leave", silent_after_the_first)
+        patched.setattr(Readers, "forget", silent)
+        with pytest.raises(BackendUnavailable):
+            us.release(claim, unsure=True)
+    assert not late
+    assert not below.empty()
+    us.release(claim, unsure=True)
+    assert below.empty()
 
 
 def test_a_writer_waits_for_one_reader_at_a_time_and_a_try_for_none(us: Ours, them: Ours) -> None:

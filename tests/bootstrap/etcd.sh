@@ -5,6 +5,7 @@
 # nothing is installed: this machine's own source of packages is read under the other name, by a second set of lists.
 set -eu
 cd "$(dirname "$0")/../.."
+. tests/bootstrap/install.sh
 . tests/bootstrap/release.sh
 
 suite=${1:-}
@@ -23,20 +24,7 @@ if [ -z "$suite" ]; then
     if [ -n "$on_path" ] && command -v etcdctl >/dev/null 2>&1; then
         found "$on_path"
     fi
-    command -v apt-get >/dev/null 2>&1 || missing
-    if [ "$(id -u)" = 0 ]; then
-        sudo=
-    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-        sudo=sudo
-    else
-        missing
-    fi
-    # RUNLEVEL=1: the tests start servers of their own, the package's service need not run.
-    install() {
-        $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
-            install -y -qq --no-install-recommends etcd-server etcd-client
-    }
-    { install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+    install_packages etcd-server etcd-client || missing
     found "$(command -v etcd)"
 fi
 

@@ -2,6 +2,7 @@
 # See to it that a PostgreSQL can be started: the newest that is installed, else Debian's package. Prints the folder of
 # its programs.
 set -eu
+. "$(dirname "$0")/install.sh"
 
 find_one() {
     folder=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -n 1)
@@ -16,18 +17,5 @@ missing() {
 }
 
 find_one || true
-command -v apt-get >/dev/null 2>&1 || missing
-if [ "$(id -u)" = 0 ]; then
-    sudo=
-elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-    sudo=sudo
-else
-    missing
-fi
-# RUNLEVEL=1: the tests start servers of their own, the package's service need not run.
-install() {
-    $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
-        install -y -qq --no-install-recommends postgresql
-}
-{ install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+install_packages postgresql || missing
 find_one || missing

@@ -6,6 +6,7 @@
 # packages is read under the other name, by a second set of package lists.
 set -eu
 cd "$(dirname "$0")/../.."
+. tests/bootstrap/install.sh
 . tests/bootstrap/release.sh
 
 suite=${1:-}
@@ -25,20 +26,7 @@ if [ -z "$suite" ]; then
     [ -z "${MULTILOCK_TEST_REDIS_URL:-}" ] || found "$MULTILOCK_TEST_REDIS_URL"
     on_path=$(command -v redis-server || true)
     [ -z "$on_path" ] || found "$on_path"
-    command -v apt-get >/dev/null 2>&1 || missing
-    if [ "$(id -u)" = 0 ]; then
-        sudo=
-    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-        sudo=sudo
-    else
-        missing
-    fi
-    # RUNLEVEL=1: the tests start servers of their own, the package's service need not run.
-    install() {
-        $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
-            install -y -qq --no-install-recommends redis-server
-    }
-    { install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+    install_packages redis-server || missing
     found "$(command -v redis-server)"
 fi
 

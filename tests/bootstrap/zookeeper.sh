@@ -2,6 +2,7 @@
 # See to it that a ZooKeeper can be started, and Curator's recipes beside it: a java, the jars, and a binding for their
 # log, all of the distribution's packages. Prints the class path. No service is started.
 set -eu
+. "$(dirname "$0")/install.sh"
 
 jars=/usr/share/java
 # Debian's ZooKeeper names the jars it needs, but not all that its Netty connections (TLS) need.
@@ -18,23 +19,10 @@ present() {
 }
 
 if ! present; then
-    command -v apt-get >/dev/null 2>&1 || missing
-    if [ "$(id -u)" = 0 ]; then
-        sudo=
-    elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
-        sudo=sudo
-    else
-        missing
-    fi
     java=
     command -v java >/dev/null 2>&1 || java=default-jre-headless
-    # RUNLEVEL=1: the tests start servers of their own.
-    install() {
-        # shellcheck disable=SC2086
-        $sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -o DPkg::Lock::Timeout=120 \
-            install -y -qq --no-install-recommends $java zookeeper libslf4j-java libcurator-recipes-java
-    }
-    { install || { $sudo apt-get update -qq && install; }; } >&2 || missing
+    # shellcheck disable=SC2086
+    install_packages $java zookeeper libslf4j-java libcurator-recipes-java || missing
     present || missing
 fi
 printf '%s\n' "$classpath"

@@ -75,12 +75,26 @@ def _session(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _shared(found: Mapping[str, Any]) -> list[str]:
+    readers, permits = found["readers"], found["permits"]
+    kinds = list(next(iter(readers.values())))
+    served = ["grants/s", "median wait, ms", "p99, ms", "grants of the last"]
+    return [
+        _table(
+            ["acquire + release of", *kinds],
+            ([backend, *("–" if one is None else one for one in row.values())] for backend, row in readers.items()),
+        ),
+        _table(["3 permits, 40 threads want one", *served], ([of, *row.values()] for of, row in permits.items())),
+    ]
+
+
 #: What can be measured alone, and what shows it.
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "redis": _redis,
     "etcd": _session,
     "consul": _session,
     "zookeeper": _session,
+    "shared": _shared,
 }
 
 

@@ -45,6 +45,8 @@ def test_a_part_alone_is_written_anew_and_the_others_stay(tmp_path: Path) -> Non
         "old consul",
         "text zookeeper",
         "old zookeeper",
+        "text shared",
+        "old shared",
     ]
     assert head + "old redis\n" == FRAME[: len(head) + len("old redis\n")]
 

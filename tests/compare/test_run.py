@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import redis
 
 from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, say
+from multilock.testing.compare.runner import _interrupted_once
 from tests.servers import RedisServer
 
 BROKEN = "tests.compare.broken"
@@ -203,3 +205,12 @@ def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text('{"schema": 99}')
     with pytest.raises(ConfigurationError, match="99"):
         compare.read_report(tmp_path)
+
+
+def test_an_interrupt_that_a_finalizer_threw_away_is_raised_by_the_next_look() -> None:
+    with _interrupted_once() as check:
+        check()
+        with contextlib.suppress(KeyboardInterrupt):  # as the interpreter does inside one
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            check()

@@ -211,11 +211,12 @@ class _Runner:
         threads = [threading.Thread(target=self._serve, name="compare", daemon=True) for _ in range(self.at_once)]
         measuring = threading.Thread(target=self._measure, args=(threads.copy(),), name="compare", daemon=True)
         threads.append(measuring)
-        with _interrupted_once():
+        with _interrupted_once() as check:
             try:
                 for thread in threads:
                     thread.start()
                 while any(thread.is_alive() for thread in threads):
+                    check()
                     self._make_mates()
                     self._report_progress()
             except KeyboardInterrupt:
@@ -411,10 +412,11 @@ def _away(column: Column) -> str:
 
 
 @contextlib.contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt once; while that is cleaned up after, no other does."""
+def _interrupted_once() -> Iterator[Callable[[], None]]:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt once; while that is cleaned up after, no other does. What is yielded
+    raises it too, if there was one: an interpreter that is inside a finalizer throws it away."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
     interrupted = False
 
@@ -424,9 +426,13 @@ def _interrupted_once() -> Iterator[None]:
             interrupted = True
             raise KeyboardInterrupt
 
+    def check() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -10,6 +10,7 @@ from tests.conformance.test_alone import disguised
 
 
 class Writer(Consul):
+    quick_ttl = 3.0  # each permit is a session of its own, and renewed by itself
     kind = "writer"
 
     def connect(self, face: Face, **options: object) -> Client:

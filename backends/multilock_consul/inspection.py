@@ -58,19 +58,14 @@ class Inspection:
 
     def _info(self, name: str, found: Mapping[str, Entry]) -> LockInfo | None:
         state = self._state(name, found)
-        alone = [state.lock] if state.lock and state.lock.session else []
-        if state.readers:  # ours wait for them, and for the lock delay of those that vanished
-            readers = [entry for entry in state.readers.values() if entry.session]
-            waiting = sum(entry.claim_id is not None for entry in (*alone, *state.living.values()))
-            if readers:
-                return _together(name, readers, "read", waiting=waiting or None)
-            strangers = [entry for entry in alone if entry.claim_id is None]
-            return _holder(name, strangers[0]) if strangers else None
-        if alone:
-            return _holder(name, alone[0])
-        if state.living:
-            return _together(name, list(state.living.values()), "permit", permits=state.limit)
-        return None
+        held = self._held(name, state)
+        if readers := [entry for key, entry in held.items() if key in state.readers]:
+            behind = [state.lock] if state.lock and state.lock.session else state.living.values()
+            waiting = sum(entry.claim_id is not None for entry in behind)
+            return _together(name, readers, "read", waiting=waiting or None)
+        if alone := held.get(self._keys.of(name)):
+            return _holder(name, alone)
+        return _together(name, list(held.values()), "permit", permits=state.limit) if held else None
 
     def _state(self, name: str, found: Mapping[str, Entry]) -> State:
         try:
@@ -91,7 +86,8 @@ class Inspection:
         raise self._transactions.restless(self._keys.of(name))
 
     def _held(self, name: str, state: State) -> Mapping[str, Entry]:
-        """The keys of those who hold it now, and not of who waits for readers to leave: he is next."""
+        """The keys of those who hold it now, and not of who waits for readers to leave, or for the lock delay of those
+        that vanished: he is next."""
         lock = {self._keys.of(name): state.lock} if state.lock and state.lock.session else {}
         if state.readers:
             readers = {key: entry for key, entry in state.readers.items() if entry.session}

@@ -68,10 +68,9 @@ class Recipe:
         try:
             return self._attempt(claim, join, until)
         except BackendUnavailable as silence:
-            if silence.unknown or had or not self._has(claim):
-                raise
-            # The request that failed did nothing, but one before it did.
-            raise BackendUnavailable(str(silence), backend="consul") from silence
+            # The request that failed may have done nothing, and one before it something.
+            silence.unknown = silence.unknown or (self._has(claim) and not had)
+            raise
 
     def _has(self, claim: Claim) -> bool:
         """Whether something at the servers may be this claim's."""

@@ -64,10 +64,9 @@ class Recipe:
             while answer is None:
                 answer = self._step(claim, place, join, deadline)
         except BackendUnavailable as silence:
-            if silence.unknown or had or place.path is None:
-                raise
-            # The request that failed did nothing, but one before it made our node.
-            raise BackendUnavailable(str(silence), backend="zookeeper") from silence
+            # The request that failed may have done nothing, and one before it have made our node.
+            silence.unknown = silence.unknown or (place.path is not None and not had)
+            raise
         finally:
             if not place.path and not place.unsure:
                 self._places.forget(claim, place)

@@ -137,7 +137,7 @@ class Kernel:
             return fence
         fence = Fence(self.runtime.killer())  # without the lock: a library is loaded the first time
         with self.lock:
-            if self.fence is None and not self.finished:
+            if self.fence is None and not self.closed:
                 self.fence = fence
                 return fence
         fence.close()

@@ -142,7 +142,6 @@ class End:
         kernel = self._kernel
         with kernel.lock:
             kernel.finished = True
-        kernel.lift_fences()
         kernel.followers.close()
         kernel.watchdog.close()
         kernel.cancels.close()

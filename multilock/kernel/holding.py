@@ -220,7 +220,6 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         if self._state not in (NEW, HELD, RELEASING):
             return False
         self._state = RELEASED
-        self._lift_fence()
         return True
 
     def _reset_in_child(self) -> None:

@@ -31,6 +31,8 @@ EXTRAS = {
     "sweep": ("what a renewal looks after besides", {"consul", "etcd"}),
     "readers": ("what readers lock, and who waits for them", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),
+    "node": ("all of it for one primary", {"redis"}),
+    "endpoints": ("where servers are, out of a URL or of a client handed over", {"redis"}),
     "channel": ("a connection for an event loop", {"redis"}),
     "layout": ("what is in the file", {"sqlite"}),
     "host": ("what the host knows about processes and boots", {"sqlite"}),

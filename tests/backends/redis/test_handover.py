@@ -99,7 +99,7 @@ def test_a_deleted_lock_is_passed_on_by_who_had_it(server: RedisServer, bare: Ba
         waiter = threading.Thread(target=theirs.lock("a").acquire, daemon=True)
         waiter.start()
         eventually(lambda: bare.zcard(QUEUE) == 1)
-        eventually(lambda: ours._kernel.backend._listener._watched)  # type: ignore[attr-defined]
+        eventually(lambda: ours._kernel.backend._node.listener._watched)  # type: ignore[attr-defined]
         bare.delete("multilock/a")
         eventually(lambda: (holder_of(bare) or former.owner) != former.owner, within=1.0)
         waiter.join()
@@ -186,7 +186,7 @@ def test_who_may_not_subscribe_waits_by_timers_and_is_served(server: RedisServer
     waiter = deaf.wait()
     holder.release(claim)
     assert isinstance(deaf.attempt(waiter, join=True), Granted)
-    assert "wake-ups" in deaf.backend._listener.refused
+    assert "wake-ups" in deaf.backend._node.listener.refused
 
 
 def test_who_may_not_publish_hands_over_all_the_same(server: RedisServer, bare: Bare, connect: Connect) -> None:

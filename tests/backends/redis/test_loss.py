@@ -81,9 +81,9 @@ def test_a_renewal_over_another_connection_is_no_loss_and_the_watch_goes_on(us: 
     held = us.take()
     us.watch(held)
     bare.pexpire(LOCK, 20_000)  # as a renewal that found the tracked connection in use
-    us.backend._listener._using_tracked.acquire()
+    us.backend._node.listener._using_tracked.acquire()
     us.renew(held)
-    us.backend._listener._using_tracked.release()
+    us.backend._node.listener._using_tracked.release()
     time.sleep(0.05)
     assert us.ear.heard == []
     bare.delete(LOCK)
@@ -110,7 +110,7 @@ def reads(bare: Bare) -> int:
 def test_a_killed_connection_is_replaced_and_the_watch_goes_on(us: Ours, bare: Bare, which: str) -> None:
     held = us.take()
     us.watch(held)
-    listener = us.backend._listener
+    listener = us.backend._node.listener
     before = listener._tracked
     bare.client_kill_filter(_type=which, skipme=True)
     # Found by the next renewal, push or look every two seconds; then every key is read again.
@@ -135,7 +135,7 @@ def test_a_key_that_went_while_the_connections_were_cut_is_reported_after_they_a
 
 def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
     old = us.take()
-    us.backend._listener._watched[old[0].id] = "a", old[0].owner.encode()  # its push was lost
+    us.backend._node.listener._watched[old[0].id] = "a", old[0].owner.encode()  # its push was lost
     bare.delete(LOCK)
     new = us.take()
     us.watch(new)
@@ -167,7 +167,7 @@ def test_a_second_lease_of_a_name_is_no_loss_of_the_first_and_both_hear_of_its_e
 @pytest.mark.parametrize("released", [0, 1])
 def test_a_lease_that_is_given_back_ends_its_own_watch_only(us: Ours, bare: Bare, released: int) -> None:
     leases = two_leases_of_one_name(us)
-    us.backend._listener.unwatch(leases[released][0].id)  # as its release begins
+    us.backend._node.listener.unwatch(leases[released][0].id)  # as its release begins
     us.renew(leases[0])  # what this connection changes is not pushed to it
     bare.delete(LOCK)
     us.ear.hears("gone", leases[1 - released][0].id, TAKEN)
@@ -180,9 +180,9 @@ def test_a_loss_is_told_once(us: Ours, bare: Bare) -> None:
     us.watch(held)
     bare.delete(LOCK)
     us.ear.hears("gone", held[0].id, TAKEN)
-    us.backend._listener._look(None, 1.0)
+    us.backend._node.listener._look(None, 1.0)
     assert us.ear.heard == []
-    assert us.backend._listener._watched == {}
+    assert us.backend._node.listener._watched == {}
 
 
 def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_says_what_is_missing(
@@ -214,7 +214,7 @@ def test_without_permission_to_read_many_keys_renewals_go_on(server: RedisServer
     bare.execute_command("ACL", "SETUSER", "app", "-mget")
     assert all(us.renew(held))
     us.watch(held)
-    assert "changes" in us.backend._listener.refused
+    assert "changes" in us.backend._node.listener.refused
 
 
 def test_subscribing_while_the_server_is_busy_is_silence_and_no_refusal(
@@ -225,7 +225,7 @@ def test_subscribing_while_the_server_is_busy_is_silence_and_no_refusal(
     with busy(redis_server), pytest.raises(BackendUnavailable, match="BUSY"):
         us.watch(held)
     us.watch(held)
-    assert us.backend._listener.refused == {}
+    assert us.backend._node.listener.refused == {}
     with redis.Redis(port=redis_server.port) as bare:
         bare.delete(LOCK)
     us.ear.hears("gone", held[0].id, TAKEN)
@@ -243,7 +243,7 @@ def test_a_server_that_is_busy_when_the_connections_were_cut_pushes_losses_after
             proxy.cut()
             eventually(lambda: "BUSY" in caplog.text, within=5)  # it was asked for a subscription
         us.ear.hears("wake", None, within=6)
-        assert us.backend._listener.refused == {}
+        assert us.backend._node.listener.refused == {}
         with redis.Redis(port=redis_server.port) as bare:
             bare.delete(LOCK)
         us.ear.hears("gone", held[0].id, TAKEN, within=5)
@@ -272,14 +272,14 @@ def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription_and
     us = connect(server.url.replace("redis://", "redis://healed:x@"))
     held = us.take()
     us.watch(held)
-    refused = set(us.backend._listener.refused)
+    refused = set(us.backend._node.listener.refused)
     cut()
-    eventually(lambda: set(us.backend._listener.refused) == refused, within=5)
+    eventually(lambda: set(us.backend._node.listener.refused) == refused, within=5)
     warnings = [record.getMessage() for record in caplog.records if f":{server.port}" in record.getMessage()]
     assert len(warnings) == len(refused) > 0
     allow()
     cut()
-    eventually(lambda: us.backend._listener._tracked and us.backend._listener._tracked.alive, within=5)
+    eventually(lambda: us.backend._node.listener._tracked and us.backend._node.listener._tracked.alive, within=5)
     assert "refused" not in {finding.code for finding in us.backend.diagnose(1)}
     bare.delete(LOCK)
     us.ear.hears("gone", held[0].id, TAKEN)
@@ -293,7 +293,7 @@ def test_what_happened_while_a_server_that_refuses_tracking_was_away_is_found_at
     us = connect(server.url.replace("redis://", "redis://untracked:x@"))
     held = us.take()
     us.watch(held)
-    assert "changes" in us.backend._listener.refused
+    assert "changes" in us.backend._node.listener.refused
     bare.delete(LOCK)
     bare.execute_command("CLIENT", "KILL", "USER", "untracked")
     us.ear.hears("gone", held[0].id, TAKEN, within=5)

@@ -44,7 +44,7 @@ def forking(url: str) -> None:
     _, status = os.waitpid(child, 0)
     # The parent's connections are as they were.
     say("child", os.waitstatus_to_exitcode(status))
-    say("parent", ours.renew(held) != [None], ours.backend._listener._subscribed is not None)
+    say("parent", ours.renew(held) != [None], ours.backend._node.listener._subscribed is not None)
     hear()
     ours.close()
 
@@ -186,7 +186,7 @@ def test_threads_at_once_have_a_connection_each_and_leave_few_behind(us: Ours, b
     for thread in threads:
         thread.join()
     assert errors == []
-    assert len(us.backend._connections._idle) <= 16
+    assert len(us.backend._node.connections._idle) <= 16
 
 
 def holder_of_name(us: Ours, name: str) -> str | None:
@@ -197,7 +197,7 @@ def holder_of_name(us: Ours, name: str) -> str | None:
 def test_one_thread_keeps_to_one_connection(us: Ours) -> None:
     for _ in range(20):
         us.release(us.take()[0])
-    assert len(us.backend._connections._idle) == 1
+    assert len(us.backend._node.connections._idle) == 1
 
 
 def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
@@ -217,7 +217,7 @@ def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
 
 
 def test_spare_connections_end_when_they_were_not_used_for_a_minute(us: Ours) -> None:
-    pool = us.backend._connections
+    pool = us.backend._node.connections
     wires = [pool._take(1)[0] for _ in range(10)]
     for age, wire in enumerate(wires):
         wire.used = us.ear.now() - 100 + age
@@ -231,7 +231,7 @@ def test_a_connection_whose_call_was_interrupted_is_never_used_again(
     us: Ours, monkeypatch: pytest.MonkeyPatch, interruption: type[BaseException]
 ) -> None:
     us.take()
-    [wire] = us.backend._connections._idle
+    [wire] = us.backend._node.connections._idle
 
     def interrupted(self: object) -> None:
         raise interruption
@@ -252,7 +252,7 @@ def test_what_was_not_sent_when_a_request_is_given_up_never_reaches_the_server(
     proxy.black_hole("up")
     with pytest.raises(BackendUnavailable):
         us.take()
-    assert len(us.backend._connections._idle) == 0
+    assert len(us.backend._node.connections._idle) == 0
     eventually(lambda: len(proxy.connections) <= 1)
     assert holder_of(bare) is None
 

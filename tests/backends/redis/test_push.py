@@ -66,11 +66,11 @@ def test_it_counts_from_the_sending_of_the_request_whose_deadline_the_hand_over_
 def test_an_older_request_that_is_executed_last_makes_the_push_count_for_less(us: Ours, them: Ours, bare: Bare) -> None:
     held, _ = us.take()
     claim = them.claim(ttl=30)
-    recipe = them.backend._recipe
+    recipe = them.backend._node.recipe
     late, sent_at = recipe.to_attempt(claim, True), now()
     assert isinstance(them.attempt(claim, join=True), Busy)
     newest = now()
-    them.backend._connections.call(late, 2.0)
+    them.backend._node.connections.call(late, 2.0)
     us.release(held)
     them.ear.hears("wake", claim.id)
     assert them.ear.pushed[claim.id].sent_at <= sent_at < newest

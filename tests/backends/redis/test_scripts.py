@@ -166,7 +166,7 @@ def test_a_waiter_is_told_to_look_when_the_holder_ends_only_if_it_is_among_the_f
 
 
 def test_the_first_three_look_one_after_the_other(us: Ours) -> None:
-    understood = [us.backend._recipe.attempted(us.claim(), [5000, rank], 0.0) for rank in range(4)]
+    understood = [us.backend._node.recipe.attempted(us.claim(), [5000, rank], 0.0) for rank in range(4)]
     looks = [answer.expires_in for answer in understood if isinstance(answer, Busy)]
     assert looks == [pytest.approx(5.002), pytest.approx(5.022), pytest.approx(5.042), None]
 

@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Holding(Protocol):
     """A lock that was acquired.
 
-    It may have ``on_lost(callback)``, which calls ``callback()`` once the holding is lost, and ``ttl``, the seconds
-    that were granted.
+    It may have ``on_lost(callback)``, which calls ``callback()`` once the holding is lost; ``ttl``, the seconds that
+    were granted; and ``remaining()``, the seconds for which it is valid if nothing is heard any more.
     """
 
     @property
@@ -145,6 +145,9 @@ class _Lease:
     def believes(self) -> bool:
         return self.lease.is_held()
 
+    def remaining(self) -> float:
+        return self.lease.remaining()
+
     def on_lost(self, callback: Callable[[], object]) -> None:
         self.lease.on_lost(lambda _: callback())
 
@@ -205,6 +208,9 @@ class _AsyncLease:
 
     def believes(self) -> bool:
         return self._lease.is_held()
+
+    def remaining(self) -> float:
+        return self._lease.remaining()
 
     def on_lost(self, callback: Callable[[], object]) -> None:
         self._client.loop.call_soon_threadsafe(self._lease.on_lost, lambda _: callback())

@@ -30,6 +30,7 @@ FIELDS = {
     "opened": ("at", "id"),
     "asking": ("at", "id", "name"),
     "ttl": ("id", "seconds"),
+    "valid": ("id", "until"),
     "refused": ("at", "id", "why"),
     "raised": ("at", "id", "why"),
     "blocked": ("at", "until"),

@@ -7,6 +7,7 @@ of a lease is the role that holds it, or one of::
     opened TIME ROLE             its client is open
     asking TIME ROLE NAME        acquire() is called
     ttl ID SECONDS               … and this was granted
+    valid ID UNTIL               it says that it is valid until then, if nothing else happens
     refused TIME ROLE WHY        it came to nothing
     blocked FROM TO              its event loop did nothing else
     raised TIME ROLE WHY         release() raised an exception
@@ -36,6 +37,7 @@ __all__ = ["work"]
 
 ASK_EVERY = 0.002  # seconds between two questions whether it is still held
 NOTE_EVERY = 0.02  # … and between two lines that say so
+RENEWED = 0.005  # seconds by which the end of its validity moved
 OPEN_WITHIN = 10.0
 TEXT = 300
 
@@ -139,9 +141,10 @@ class _Role:
         note("got", began, self.name, self.role, "-" if token is None else token, int(yes))
         if ttl := getattr(holding, "ttl", None):
             note("ttl", self.role, float(ttl))
+        valid = self._note_validity(holding, 0.0)
         if on_lost := getattr(holding, "on_lost", None):
             on_lost(self._tell_loss)
-        self._hold(holding, yes)
+        self._hold(holding, yes, valid)
         self.release_now.wait()
         note("release", now(), self.role)
         try:
@@ -204,7 +207,17 @@ class _Role:
         at = now()
         note("lost", at, self.role, "lost", at)
 
-    def _hold(self, holding: Holding, yes: bool) -> None:
+    def _note_validity(self, holding: Holding, before: float) -> float:
+        """Where the holding has a word for it. It is for the eye: no verdict depends on it."""
+        remaining = getattr(holding, "remaining", None)
+        if remaining is None or (left := float(remaining())) <= 0:
+            return before
+        valid = now() + left
+        if abs(valid - before) > RENEWED:
+            note("valid", self.role, valid)
+        return valid
+
+    def _hold(self, holding: Holding, yes: bool, valid: float) -> None:
         """Until it is believed in no more, or is to be given back. The last yes before a pause or an end is noted."""
         noted = last = now()
         while yes and not self.release_now.wait(ASK_EVERY):
@@ -219,6 +232,7 @@ class _Role:
                     note("held", last, self.role)
                 note("held", asked, self.role)
                 noted = asked
+                valid = self._note_validity(holding, valid)
             last = asked
         if yes:
             note("held", last, self.role)

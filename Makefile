@@ -40,10 +40,14 @@ types: $(VENV)/.dev
 bench: $(VENV)/.bench $(VENV)/peers/.etcd servers ## the benchmarks, against the field's own locks, in one run
 	$(BIN)/python -m tests.benchmarks
 
-chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks of every kind, in which everything goes wrong; outages of minutes, long ways
+chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks of every kind, in which everything goes wrong; crowds; outages of minutes, long ways
 	for backend in redis sqlite consul etcd zookeeper; do \
 		$(BIN)/python -m tests.faults.chaos --backend $$backend --seconds $(SECONDS) || exit 1; \
 		$(BIN)/python -m tests.faults.chaos --backend $$backend --seconds $(SECONDS) --mixed || exit 1; \
+	done
+	for backend in memory redis sqlite consul etcd zookeeper; do \
+		$(BIN)/python -m tests.faults.crowd --backend $$backend || exit 1; \
+		test $$backend = memory || $(BIN)/python -m tests.faults.crowd --backend $$backend --permits || exit 1; \
 	done
 	$(BIN)/python -m tests.faults.chaos --backend etcd --seconds $(SECONDS) --outage 75
 	MULTILOCK_REQUIRE=$(SERVERS) MULTILOCK_ROUND_TRIPS=0.02,0.1 $(BIN)/python -m pytest tests/faults/test_round_trips.py

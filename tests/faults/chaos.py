@@ -54,6 +54,7 @@ from tests.servers_zookeeper import ZooKeeperServer
 __all__ = [
     "ARENAS",
     "Arena",
+    "Chaos",
     "ConsulArena",
     "EtcdArena",
     "LateEtcdArena",
@@ -61,6 +62,7 @@ __all__ = [
     "Report",
     "ServerArena",
     "SqliteArena",
+    "Stream",
     "ZooKeeperArena",
     "overstays",
     "run",
@@ -418,7 +420,7 @@ Happening = Callable[[], bool]
 """Something that goes wrong; False: not now, the right moment has to come."""
 
 
-class _Stream:
+class Stream:
     """One thing after another goes wrong."""
 
     def __init__(self, dice: random.Random, kinds: Mapping[Happening, float], pace: float) -> None:
@@ -441,6 +443,10 @@ class _Stream:
 class Chaos:
     """The processes, the faults that are under way, and how each is undone."""
 
+    names: Sequence[str] = NAMES
+    processes = PROCESSES
+    at_once = AT_ONCE
+
     def __init__(
         self, arena: Arena, ledger: LedgerServer, seed: int, habits: Sequence[str], defect: str, mixed: bool
     ) -> None:
@@ -456,7 +462,7 @@ class Chaos:
         self._busy: set[int | None] = set()  # places (None: the server) with a fault under way
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # what is to be done, and when
         self._numbers = itertools.count()
-        self._starts = itertools.count()
+        self.starts = itertools.count()
 
     def start(self, place: int) -> None:
         threads, more = divmod(CONTENDERS, PROCESSES)
@@ -465,7 +471,7 @@ class Chaos:
         self.helpers[place] = Helper(
             "tests.faults.contender:contend",
             self.arena.url_for(place), self.arena.ttl, ",".join(NAMES), threads - 2, 2, self.ledger.path,
-            f"{self.seed}.{next(self._starts)}", ";".join(habits), self.defect, "mixed" if self.mixed else "",
+            f"{self.seed}.{next(self.starts)}", ";".join(habits), self.defect, "mixed" if self.mixed else "",
         )  # fmt: skip
 
     def close(self) -> None:
@@ -476,31 +482,34 @@ class Chaos:
         """Read what the contenders said since the last time."""
         for helper in (*self.gone, *self.helpers.values()):
             for line in itertools.islice(helper.lines, self._read[helper], None):
-                self.record.feed(helper.pid, line)
+                self.feed(helper.pid, line)
                 self._read[helper] += 1
+
+    def feed(self, pid: int, line: str) -> None:
+        self.record.feed(pid, line)
 
     def do_what_is_due(self, at: float) -> None:
         while self._later and self._later[0][0] <= at:
             heapq.heappop(self._later)[2]()
 
-    def streams(self) -> list[_Stream]:
+    def streams(self) -> list[Stream]:
         if isinstance(self.arena, ServerArena) and self.arena.one_at_a_time:
-            return [_Stream(self.dice, {self.cut_off_before_a_renewal: 1}, PROCESS_PACE)]
+            return [Stream(self.dice, {self.cut_off_before_a_renewal: 1}, PROCESS_PACE)]
         processes: dict[Happening, int] = {
             partial(what, holding): weight * share
             for what, weight in ((self.freeze, 10), (self.kill, 6))
             for holding, share in ((FOR_A_WHILE, 4), (None, 1))
         }
         if not isinstance(self.arena, ServerArena):
-            return [_Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
+            return [Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
         processes |= {partial(self.partition, FOR_A_WHILE): 10, self.freeze_a_new_holder: 30}
         server: dict[Happening, float] = {self.freeze_server: 0.7}
         for kind, (weight, what) in self.arena.mishaps.items():
             server[partial(self.hurt_server, kind, what)] = weight
-        streams = [_Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
+        streams = [Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
         if self.arena.by_session:  # rare moments have a stream of their own
-            streams.append(_Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE))
-        return [*streams, _Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
+            streams.append(Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE))
+        return [*streams, Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
 
     def _rest(self, *, always_long: bool = False) -> float:
         """How long it lasts: as a rule longer than a lease lives without a renewal."""
@@ -510,7 +519,7 @@ class Chaos:
     def _pick(self, holding: Since | None) -> int | None:
         """A process that is in order, and has held something for so long. None: not now."""
         free = [place for place in self.helpers if place not in self._busy]
-        if len(free) <= PROCESSES - AT_ONCE - CUT_OFF_TOO * (holding is JUST_NOW):
+        if len(free) <= self.processes - self.at_once - CUT_OFF_TOO * (holding is JUST_NOW):
             return None
         if holding:
             pids = {belief.pid for belief in self._holding(holding)}
@@ -553,12 +562,16 @@ class Chaos:
     def kill(self, holding: Since | None) -> bool:
         if (place := self._pick(holding)) is None:
             return False
+        self.kill_at(place)
+        return True
+
+    def kill_at(self, place: int) -> None:
+        """Kill this process; another one takes its place."""
         helper = self.helpers[place]
         self._happened("process killed", helper.pid)
         helper.kill()
         self.gone.append(helper)
         self.start(place)
-        return True
 
     def partition(self, holding: Since | None) -> bool:
         if (place := self._pick(holding)) is None:
@@ -648,13 +661,21 @@ class Chaos:
 
     # ---- the end
 
+    def judged(self) -> Iterator[str]:
+        """What is wrong besides, in a chaos of another kind."""
+        return iter(())
+
+    def told(self) -> list[str]:
+        """… and what there is to tell."""
+        return []
+
     def calm(self, bound: float, within: float) -> Iterator[str]:
         """Everything in order again; every name finds a holder, every process ends by itself."""
         while self._later:
             self.do_what_is_due(self._later[0][0])
             time.sleep(0.01)
         began = now()
-        stuck = set(NAMES)
+        stuck = set(self.names)
         while now() < began + 2 * self.arena.ttl or (stuck and now() < began + bound + 2 * self.arena.ttl):
             self.collect()
             stuck -= {belief.name for belief in self.record.beliefs.values() if belief.began > began}
@@ -683,6 +704,7 @@ class Report:
     writes: int = 0
     refused: int = 0
     violations: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
 
     @property
     def acquisitions(self) -> int:
@@ -728,19 +750,23 @@ class Report:
             f"{self.acquisitions} acquisitions, {losses} losses ({self.record.judged_callbacks} of them noticed by a "
             f"running process); {self.writes} fenced writes, {self.refused} refused; {len(self.violations)} violations"
         )
+        for line in self.told:
+            console.print(line, highlight=False)
         for violation in self.violations[:20]:
             console.print(f"  {violation}", markup=False, highlight=False)
 
 
 @contextmanager
-def _chaos(arena: type[Arena], seed: int, habits: Sequence[str], defect: str, mixed: bool) -> Iterator[Chaos]:
+def _chaos(
+    kind: type[Chaos], arena: type[Arena], seed: int, habits: Sequence[str], defect: str, mixed: bool
+) -> Iterator[Chaos]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="multilock-chaos-"))
         ledger = LedgerServer(Path(folder, "ledger"))
         stack.callback(ledger.close)
-        chaos = Chaos(arena(stack), ledger, seed, habits, defect, mixed)
+        chaos = kind(arena(stack), ledger, seed, habits, defect, mixed)
         stack.callback(chaos.close)
-        for place in range(PROCESSES):
+        for place in range(chaos.processes):
             chaos.start(place)
         for helper in chaos.helpers.values():
             helper.wait_for("ready", within=20)
@@ -756,10 +782,11 @@ def run(
     defect: str = "",
     mixed: bool = False,
     enough: Callable[[Report], bool] = lambda _: True,
+    kind: type[Chaos] = Chaos,
 ) -> Report:
     """Chaos for so many seconds, or until the first violation. For up to twice as long where not ``enough`` happens in
     that time: on a busy machine. ``mixed``: for locks of every kind."""
-    with _chaos(arena, seed, habits, defect, mixed) as chaos:
+    with _chaos(kind, arena, seed, habits, defect, mixed) as chaos:
         record, ledger = chaos.record, chaos.ledger
         started, look_at, streams = now(), now() + LOOK_EVERY, chaos.streams()
         until = started + seconds
@@ -788,8 +815,9 @@ def run(
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
             violations += record.wrong
+            violations += chaos.judged()
             violations += chaos.arena.leftovers()
-        return Report(lasted, record, chaos.faults, ledger.accepted, ledger.refused, violations)
+        return Report(lasted, record, chaos.faults, ledger.accepted, ledger.refused, violations, chaos.told())
 
 
 def _bound(arena: Arena) -> float:

@@ -87,7 +87,7 @@ def contend(
         worker.join()
     crew.close()
     blocking.close()
-    _note_end()
+    note_end()
 
 
 def _uvloop() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -109,7 +109,7 @@ def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
     done = threading.Event()
 
     def take(number: int) -> Lease:
-        lease = client.lock(f"{prefix}{number}", on_lost=_tell_loss).acquire()
+        lease = client.lock(f"{prefix}{number}", on_lost=tell_loss).acquire()
         began, held = now(), lease.is_held()
         note("got", began, lease.name, _id(lease), lease.token, int(held))
         return lease
@@ -133,7 +133,7 @@ def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
     done.set()
     looking.join()
     client.close()
-    _note_end()
+    note_end()
 
 
 class _Crew:
@@ -153,10 +153,10 @@ class _Crew:
         place = {"url": self.url, "ttl": self.ttl, "outage_timeout": 2.0}
         blocking, asynchronous = multilock.connect(place), multilock.connect_async(place)
         # The locks that all contenders of a face share: which of them entered is for the lock to know.
-        self.shared = {name: blocking.lock(name, on_lost=_tell_loss) for name in self.names}
+        self.shared = {name: blocking.lock(name, on_lost=tell_loss) for name in self.names}
         # A scope that is left elsewhere has no body of a task's own that a loss could cancel.
         self.async_shared = {
-            name: asynchronous.lock(name, cancel_on_lost=False, on_lost=_tell_loss) for name in self.names
+            name: asynchronous.lock(name, cancel_on_lost=False, on_lost=tell_loss) for name in self.names
         }
         return blocking, asynchronous
 
@@ -174,12 +174,12 @@ class _Crew:
         permits, and all of them plain locks too."""
         name, kind = dice.choice(self.names), dice.random()
         if not self.mixed:
-            return client.lock(name, fair=client.capabilities.fair and dice.random() < 0.7, on_lost=_tell_loss)
+            return client.lock(name, fair=client.capabilities.fair and dice.random() < 0.7, on_lost=tell_loss)
         if kind < PLAIN:
-            return client.lock(name, on_lost=_tell_loss)
+            return client.lock(name, on_lost=tell_loss)
         if self.names.index(name) % 2:
-            return client.semaphore(name, PERMITS, on_lost=_tell_loss)
-        both = client.read_write_lock(name, on_lost=_tell_loss)
+            return client.semaphore(name, PERMITS, on_lost=tell_loss)
+        both = client.read_write_lock(name, on_lost=tell_loss)
         return both.writer() if kind < PLAIN + WRITERS else both.reader()
 
     # ---- the blocking face
@@ -194,10 +194,10 @@ class _Crew:
                     continue
                 lock: DistributedLock = self._lock(client, dice)
                 if lease := lock.try_acquire(timeout=_patience(dice)):
-                    for pause in _hold(lease, account, dice):
+                    for pause in hold(lease, account, dice):
                         time.sleep(pause)
-                    _note_release(lease)
-                    _note_released(lease, lease.release())
+                    note_release(lease)
+                    note_released(lease, lease.release())
             except BackendUnavailable:
                 time.sleep(0.05)
             except Exception:
@@ -210,10 +210,10 @@ class _Crew:
         scope = _scope(lock)
         lease = next(scope)
         self._end_lost(others, lock.name)
-        for pause in _hold(lease, account, dice):
+        for pause in hold(lease, account, dice):
             time.sleep(pause)
-        _note_release(lease)
-        _note_released(lease, others.submit(_leave, scope).result())
+        note_release(lease)
+        note_released(lease, others.submit(_leave, scope).result())
 
     def _leave_a_stack(
         self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random
@@ -223,18 +223,18 @@ class _Crew:
         stack = ExitStack()
         lease = stack.enter_context(lock)
         self._end_lost(others, lock.name)
-        for pause in _hold(lease, account, dice):
+        for pause in hold(lease, account, dice):
             time.sleep(pause)
-        _note_release(lease)
+        note_release(lease)
         if lease.is_held():
-            _note_released(lease, _close(stack))
+            note_released(lease, _close(stack))
         else:
             self.lost[lock.name].append((lease, stack))
 
     def _end_lost(self, others: ThreadPoolExecutor, name: str) -> None:
         for _ in range(len(self.lost[name])):
             lease, stack = self.lost[name].popleft()
-            _note_released(lease, others.submit(_close, stack).result())
+            note_released(lease, others.submit(_close, stack).result())
 
     # ---- the asyncio face
 
@@ -260,10 +260,10 @@ class _Crew:
                 else:
                     lease = await lock.try_acquire(timeout=patience)
                 if lease:
-                    for pause in _hold(lease, account, dice):
+                    for pause in hold(lease, account, dice):
                         await asyncio.sleep(pause)
-                    _note_release(lease)
-                    _note_released(lease, await lease.release())
+                    note_release(lease)
+                    note_released(lease, await lease.release())
             except BackendUnavailable:
                 await asyncio.sleep(0.05)
             except TimeoutError:
@@ -276,27 +276,27 @@ class _Crew:
         scope = _async_scope(lock)
         lease = await anext(scope)
         await self._end_lost_of_tasks(lock.name)
-        for pause in _hold(lease, account, dice):
+        for pause in hold(lease, account, dice):
             await asyncio.sleep(pause)
-        _note_release(lease)
-        _note_released(lease, await asyncio.create_task(_leave_async(scope)))
+        note_release(lease)
+        note_released(lease, await asyncio.create_task(_leave_async(scope)))
 
     async def _leave_an_async_stack(self, lock: AsyncDistributedLock, account: Account, dice: random.Random) -> None:
         stack = AsyncExitStack()
         lease = await stack.enter_async_context(lock)
         await self._end_lost_of_tasks(lock.name)
-        for pause in _hold(lease, account, dice):
+        for pause in hold(lease, account, dice):
             await asyncio.sleep(pause)
-        _note_release(lease)
+        note_release(lease)
         if lease.is_held():
-            _note_released(lease, await _close_async(stack))
+            note_released(lease, await _close_async(stack))
         else:
             self.async_lost[lock.name].append((lease, stack))
 
     async def _end_lost_of_tasks(self, name: str) -> None:
         for _ in range(len(self.async_lost[name])):
             lease, stack = self.async_lost[name].popleft()
-            _note_released(lease, await asyncio.create_task(_close_async(stack)))
+            note_released(lease, await asyncio.create_task(_close_async(stack)))
 
 
 def _scope(lock: DistributedLock) -> Iterator[Lease]:
@@ -350,7 +350,9 @@ def _id(lease: Lease | AsyncLease) -> str:
     return lease.owner.partition("@")[0]
 
 
-def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> Iterator[float]:
+def hold(
+    lease: Lease | AsyncLease, account: Account, dice: random.Random, *, long: float = LONG_HOLD
+) -> Iterator[float]:
     """Hold this lease for a while, and count one up under it; yields the seconds to sleep."""
     began, held = now(), lease.is_held()
     assert isinstance(lease, Holding)
@@ -361,8 +363,8 @@ def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> I
     note("got", began, lease.name, _id(lease), lease.token, int(held), mode)
     assert lease.token is not None
     value = account.read(lease.name, lease.token) if mode == "x" else None
-    long = dice.random() < LONG_HOLD
-    until = began + (lease.ttl * dice.uniform(0.4, 1.3) if long else dice.uniform(0.0, SHORT_HOLD))
+    for_long = dice.random() < long
+    until = began + (lease.ttl * dice.uniform(0.4, 1.3) if for_long else dice.uniform(0.0, SHORT_HOLD))
     noted = 0.0
     while True:
         asked = now()
@@ -379,21 +381,21 @@ def _hold(lease: Lease | AsyncLease, account: Account, dice: random.Random) -> I
         account.write(lease.name, lease.token, value + 1)
 
 
-def _note_release(lease: Lease | AsyncLease) -> None:
+def note_release(lease: Lease | AsyncLease) -> None:
     note("release", now(), _id(lease))
 
 
-def _note_released(lease: Lease | AsyncLease, ours: bool) -> None:
+def note_released(lease: Lease | AsyncLease, ours: bool) -> None:
     note("released", now(), _id(lease), int(ours))
 
 
-def _tell_loss(loss: Loss) -> None:
+def tell_loss(loss: Loss) -> None:
     at = now()
     lease = loss.lease
     note("lost", at, lease.owner.partition("@")[0], loss.reason.value, lost_at(loss.valid_until, lease.ttl))
 
 
-def _note_end() -> None:
+def note_end() -> None:
     """What closed clients left behind. What is just ending gets a moment: gRPC's threads close the socket of a channel
     after its ``close()`` has returned (1 ms measured)."""
     until = now() + 3.0

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-__all__ = ["Belief", "Fault", "Record"]
+__all__ = ["Belief", "Fault", "Record", "within"]
 
 CALLBACK_SLACK = 0.05  # seconds by which a callback may start after lost_at
 
@@ -185,7 +185,7 @@ class Record:
         holders = dict(self.by_name())
         for belief in self.beliefs.values():
             for at, reason, lost_at in belief.losses:
-                stalled = _within(self.stalls[belief.pid], lost_at - CALLBACK_SLACK, at)
+                stalled = within(self.stalls[belief.pid], lost_at - CALLBACK_SLACK, at)
                 late = at - lost_at
                 if late > slack + stalled:
                     yield f"O4 {belief.name}: the callback came {late:.3f} s late ({reason}, process {belief.pid})"
@@ -226,11 +226,11 @@ class Record:
                 )
                 disturbed = times[: bisect_right(times, other.began)]
                 since, end = max([free_from, *disturbed[-1:]]), min(other.began, until)
-                late = end - since - _within(self.stalls[other.pid], since, end) - bound
+                late = end - since - within(self.stalls[other.pid], since, end) - bound
                 if late > 0:
                     yield f"O5 {name}: {bound + late:.2f} s without a holder, {late:.2f} s more than the bound"
 
 
-def _within(stalls: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+def within(stalls: Iterable[tuple[float, float]], begin: float, end: float) -> float:
     """Seconds of these that are between the two."""
     return sum(max(0.0, min(end, stopped) - max(begin, started)) for started, stopped in stalls)

@@ -1,0 +1,239 @@
+"""Fifty readers and five writers of one name, in four processes that are stopped and killed; or a crowd that wants one
+of three permits, whose holders are killed. Judged besides all that `chaos` judges: whether anybody is starved or
+overtaken, and when the permits of the dead are in use again.
+
+python -m tests.faults.crowd                              a minute of readers and writers, on a Redis of its own
+python -m tests.faults.crowd --backend etcd --seconds 20  or memory, sqlite, consul, zookeeper
+python -m tests.faults.crowd --permits                    a minute of permits
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import multilock
+from multilock.testing import Helper
+from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
+from multilock.testing.beliefs.oracles import within
+from tests.faults.chaos import ARENAS, FOR_A_WHILE, PROCESS_PACE, Arena, Chaos, Happening, Stream, run
+from tests.faults.crowd_member import NAME, PATIENCE
+
+__all__ = ["PERMITS", "PLACES", "Crowd", "MemoryArena", "Permits", "Wait", "Waits", "in_use_again"]
+
+READERS, WRITERS = 50, 5
+PERMITS, WANT_ONE = 3, 20
+PROCESSES = 4
+HOLDING = (0.0, math.inf)  # seconds since a lock was got
+LIKELY_ASKED = 1.0  # seconds by which a question that was sent first has come first, on a busy machine
+STOOD_STILL = 0.1  # seconds for which a waiter's process did not run, and may have lost its place
+LATE = 0.5  # by which a permit may be back, on a machine that stands still at times
+
+
+class MemoryArena(Arena):
+    """One process, which is stopped; killed, it would take the store with it."""
+
+    scheme = "memory"
+    url = "memory://crowd"
+
+    def leftovers(self) -> Iterator[str]:
+        return iter(())
+
+
+PLACES: dict[str, type[Arena]] = {"memory": MemoryArena, **{k: v for k, v in ARENAS.items() if v.scheme == k}}
+
+
+# ---- who waited, and for how long
+
+
+@dataclass(slots=True)
+class Wait:
+    """Somebody asked for the name with this mode; entered, or went without, at ``ended``."""
+
+    who: str
+    pid: int
+    mode: str
+    asked: float
+    ended: float = math.inf
+    entered: bool = False
+
+
+class Waits:
+    """What the members of the crowd wrote down: the lines of `tests.faults.crowd_member`."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.all: list[Wait] = []
+        self._of: dict[str, Wait] = {}
+
+    def feed(self, pid: int, line: str) -> None:
+        match line.split(" "):
+            case ["asks", at, who, mode]:
+                self._of[who] = Wait(who, pid, mode, float(at))
+                self.all.append(self._of[who])
+            case ["enters" | "leaves" as how, at, who]:
+                self._of[who].ended, self._of[who].entered = float(at), how == "enters"
+
+    def lasted(self, wait: Wait) -> float:
+        """Seconds, without those in which its process did not run."""
+        stalls = self.record.stalls[wait.pid]
+        return wait.ended - wait.asked - within(stalls, wait.asked, wait.ended)
+
+    def starved(self) -> Iterator[str]:
+        """Who waited until the end of his patience, or of the run: nobody of a process that was not killed."""
+        for wait in self.all:
+            if wait.ended == math.inf and wait.pid in self.record.ends:
+                yield f"O8 {wait.who} ({wait.mode}) asked, and never heard an answer"
+            elif wait.ended < math.inf and self.lasted(wait) > PATIENCE:
+                yield f"O8 {wait.who} ({wait.mode}) waited for {self.lasted(wait):.1f} s"
+
+    def overtaken(self) -> Iterator[tuple[Wait, Wait]]:
+        """Who waited all the time, and who asked after that, may not be beside it, and was in before."""
+        entered = sorted((wait for wait in self.all if wait.entered), key=lambda wait: wait.ended)
+        ends = [wait.ended for wait in entered]
+        for wait in entered:
+            if any(
+                end - start > STOOD_STILL and start < wait.ended and end > wait.asked
+                for start, end in self.record.stalls[wait.pid]
+            ):
+                continue
+            for other in entered[bisect_right(ends, wait.asked + LIKELY_ASKED) : bisect_right(ends, wait.ended)]:
+                if other.asked > wait.asked + LIKELY_ASKED and "x" in (wait.mode, other.mode):
+                    yield wait, other
+
+    def told(self, mode: str) -> str:
+        those = [wait for wait in self.all if wait.mode == mode]
+        times = sorted(self.lasted(wait) for wait in those if wait.entered) or [math.nan]
+        return (
+            f"mode {mode}: {len(those)} asked, {sum(wait.entered for wait in those)} entered, after "
+            f"{statistics.median(times):.3f} s in the median, {times[int(0.99 * len(times))]:.2f} s at p99, "
+            f"{times[-1]:.2f} s at most"
+        )
+
+
+def in_use_again(record: Record, killed: Sequence[Fault], permits: int) -> Iterator[tuple[int, float]]:
+    """For each process that was killed: how many permits it held, and the seconds until others had all of them; without
+    those in which the process of the last one did not run. Endless: they never had."""
+    ended = {fault.pid: fault.start for fault in killed}
+
+    def end(one: Belief) -> float:
+        """A killed process believed in it to the last, though it had not said so since it got it."""
+        return one.release or one.over or ended.get(one.pid, one.until)
+
+    for fault in killed:
+        taken = len(record.held_at(fault.pid, fault.start))
+        others = [each for each in record.beliefs.values() if each.confirmed and each.pid != fault.pid]
+        changes = [(each.began, 1, each.pid) for each in others]
+        changes += [(end(each), -1, each.pid) for each in others]
+        holders, back = 0, math.inf
+        for at, change, pid in sorted(changes):
+            holders += change
+            if holders == permits and change == 1 and at > fault.start:
+                back = at - fault.start - within(record.stalls[pid], fault.start, at)
+                break
+        yield taken, back
+
+
+# ---- the crowds
+
+
+class Crowd(Chaos):
+    """Readers and writers. Processes are stopped and killed, two at a time at most."""
+
+    names = (NAME,)
+    at_once = 2
+    permits = 0
+
+    def __init__(
+        self, arena: Arena, ledger: LedgerServer, seed: int, habits: Sequence[str], defect: str, mixed: bool
+    ) -> None:
+        super().__init__(arena, ledger, seed, habits, defect, mixed)
+        self.processes = 1 if arena.scheme == "memory" else PROCESSES
+        self.waits = Waits(self.record)
+        with multilock.connect(arena.url, ttl=arena.ttl) as client:
+            self.can = client.capabilities
+
+    def start(self, place: int) -> None:
+        wanted = (WANT_ONE, 0) if self.permits else (READERS, WRITERS)
+        share = [total // self.processes + (place < total % self.processes) for total in wanted]
+        self.helpers[place] = Helper(
+            "tests.faults.crowd_member:attend",
+            self.arena.url, self.arena.ttl, *share, self.permits, self.ledger.path, f"{self.seed}.{next(self.starts)}",
+        )  # fmt: skip
+
+    def feed(self, pid: int, line: str) -> None:
+        super().feed(pid, line)
+        self.waits.feed(pid, line)
+
+    def streams(self) -> list[Stream]:
+        kinds: dict[Happening, float] = {partial(self.freeze, HOLDING): 8, partial(self.freeze, None): 2}
+        if self.processes > 1:
+            kinds |= {partial(self.kill, HOLDING): 4, partial(self.kill, None): 2}
+        return [Stream(self.dice, kinds, self.arena.ttl / 2)]
+
+    def judged(self) -> Iterator[str]:
+        yield from self.waits.starved()
+        for wait, other in self.waits.overtaken() if self.can.fair else ():
+            later = f"{other.who} ({other.mode}), who asked {other.asked - wait.asked:.2f} s later"
+            yield f"O9 {wait.who} ({wait.mode}) was overtaken by {later}"
+
+    def told(self) -> list[str]:
+        return [self.waits.told(mode) for mode in sorted({wait.mode for wait in self.waits.all})]
+
+
+class Permits(Crowd):
+    """Processes that hold permits are killed, each when those of the last one are in use again."""
+
+    permits = PERMITS
+
+    def streams(self) -> list[Stream]:
+        return [Stream(self.dice, {self.kill_holders: 1}, PROCESS_PACE)]
+
+    def kill_holders(self) -> bool:
+        alive = {helper.pid: place for place, helper in self.helpers.items()}
+        held = [belief.pid for belief in self._holding(FOR_A_WHILE) if belief.pid in alive]
+        if len(held) < self.permits:
+            return False
+        self.kill_at(alive[self.dice.choice(held)])
+        return True
+
+    def judged(self) -> Iterator[str]:
+        yield from super().judged()
+        for taken, seconds in in_use_again(self.record, self.faults, self.permits):
+            if seconds > self.can.takeover_bound + LATE:
+                yield f"O10: {taken} permits of a killed process were in use again after {seconds:.2f} s"
+
+    def told(self) -> list[str]:
+        back = list(in_use_again(self.record, self.faults, self.permits))
+        times = sorted(seconds for _, seconds in back) or [math.nan]
+        return [
+            *super().told(),
+            f"{sum(taken for taken, _ in back)} permits of {len(back)} killed processes; all in use again after "
+            f"{statistics.median(times):.2f} s in the median, {times[-1]:.2f} s at most "
+            f"(takeover_bound {self.can.takeover_bound:.2f} s)",
+        ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=PLACES, default="redis")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--permits", action="store_true", help="not on memory, where all would be killed at once")
+    given = parser.parse_args()
+    print(f"seed {given.seed}")
+    kind = Permits if given.permits else Crowd
+    report = run(PLACES[given.backend], given.seconds, seed=given.seed, kind=kind)
+    report.show()
+    return bool(report.violations)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

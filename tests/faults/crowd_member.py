@@ -1,0 +1,134 @@
+"""A process of the crowd: readers, writers or those who want a permit, on threads and on a loop.
+
+Each line is one of those of `multilock.testing.beliefs.witness` and `tests.faults.contender`, or::
+
+    asks TIME WHO MODE               WHO, which names one of them for ever, asks for the name
+    enters TIME WHO                  … and has it; or
+    leaves TIME WHO                  … goes without
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import multilock
+from multilock import AsyncClient, BackendUnavailable, Client, now
+from multilock.testing import hear
+from multilock.testing.beliefs import Account, note, watch_pulse
+from tests.faults.contender import hold, note_end, note_release, note_released, tell_loss
+
+__all__ = ["NAME", "PATIENCE", "attend"]
+
+NAME = "catalogue"
+PATIENCE = 30.0  # seconds after which somebody is starved
+IMPATIENT = 0.1  # the share of questions that are not waited with, and of those that are not waited for long
+LONG_HOLD = 0.01  # the share of reads and writes that take long: among fifty readers there is often one
+THINK = 0.02  # seconds at most between two turns
+
+
+def attend(url: str, ttl: str, readers: str, writers: str, permits: str, ledger: str, seed: str) -> None:
+    """Ask again and again until the harness says so; ``permits`` 0: to read or to write."""
+    watch_pulse()
+    crew = _Crew(int(permits), ledger, seed)
+    place = {"url": url, "ttl": float(ttl), "outage_timeout": 2.0}
+    blocking, asynchronous = multilock.connect(place), multilock.connect_async(place)
+    modes = ["r" if not crew.permits else f"p{permits}"] * int(readers) + ["x"] * int(writers)
+    members = list(enumerate(modes))
+    workers = [threading.Thread(target=crew.work, args=(blocking, *member)) for member in members[::2]]
+    workers.append(threading.Thread(target=lambda: asyncio.run(crew.work_on_loop(asynchronous, members[1::2]))))
+    for worker in workers:
+        worker.start()
+    note("ready")
+    hear()
+    crew.done.set()
+    for worker in workers:
+        worker.join()
+    blocking.close()
+    note_end()
+
+
+class _Crew:
+    """Those of this process; each has its own dice."""
+
+    def __init__(self, permits: int, ledger: str, seed: str) -> None:
+        self.permits, self.ledger, self.seed = permits, ledger, seed
+        self.pid = os.getpid()
+        self.done = threading.Event()
+
+    def long(self) -> float:
+        """A permit is held for long, so that all are in use as a rule; but by nobody who keeps up the end."""
+        return 0.0 if self.done.is_set() else 1.0 if self.permits else LONG_HOLD
+
+    def _lock(self, client: Any, mode: str) -> Any:
+        """Of either face."""
+        if self.permits:
+            return client.semaphore(NAME, self.permits, on_lost=tell_loss)
+        both = client.read_write_lock(NAME, on_lost=tell_loss)
+        return both.writer() if mode == "x" else both.reader()
+
+    def work(self, client: Client, number: int, mode: str) -> None:
+        lock, dice, account = self._lock(client, mode), self._dice(number), Account(self.ledger)
+        while not self.done.is_set():
+            turn = _Turn(f"{self.pid}.{number}", mode)
+            try:
+                if turn.had(lease := lock.try_acquire(timeout=_patience(dice))):
+                    for pause in hold(lease, account, dice, long=self.long()):
+                        time.sleep(pause)
+                    note_release(lease)
+                    note_released(lease, lease.release())
+            except BackendUnavailable:
+                turn.had(None)
+            except Exception:
+                note("wrong", repr(traceback.format_exc()))
+            time.sleep(dice.uniform(0.0, THINK))
+        account.close()
+
+    async def work_on_loop(self, client: AsyncClient, members: Sequence[tuple[int, str]]) -> None:
+        async with client:
+            await asyncio.gather(*(self._work_in_task(client, *member) for member in members))
+
+    async def _work_in_task(self, client: AsyncClient, number: int, mode: str) -> None:
+        lock, dice, account = self._lock(client, mode), self._dice(number), Account(self.ledger)
+        while not self.done.is_set():
+            turn = _Turn(f"{self.pid}.{number}", mode)
+            try:
+                if turn.had(lease := await lock.try_acquire(timeout=_patience(dice))):
+                    for pause in hold(lease, account, dice, long=self.long()):
+                        await asyncio.sleep(pause)
+                    note_release(lease)
+                    note_released(lease, await lease.release())
+            except BackendUnavailable:
+                turn.had(None)
+            except Exception:
+                note("wrong", repr(traceback.format_exc()))
+            await asyncio.sleep(dice.uniform(0.0, THINK))
+        account.close()
+
+    def _dice(self, number: int) -> random.Random:
+        return random.Random(f"{self.seed} {number}")
+
+
+class _Turn:
+    """One question, and what came of it."""
+
+    def __init__(self, who: str, mode: str) -> None:
+        self.who = who
+        note("asks", now(), who, mode)
+
+    def had(self, lease: object) -> bool:
+        note("leaves" if lease is None else "enters", now(), self.who)
+        return lease is not None
+
+
+def _patience(dice: random.Random) -> float:
+    kind = dice.random()
+    if kind < IMPATIENT:
+        return 0.0
+    return dice.uniform(0.05, 0.5) if kind < 2 * IMPATIENT else PATIENCE

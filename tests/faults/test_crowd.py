@@ -1,0 +1,108 @@
+"""A crowd of readers and writers, and one that wants permits, for a few seconds; and what would be called out in it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from multilock.testing.beliefs import Fault, Record
+from tests.faults.chaos import Chaos, RedisArena, Report, run
+from tests.faults.crowd import PERMITS, Crowd, Permits, Waits, in_use_again
+from tests.faults.crowd_member import PATIENCE
+
+
+def waits(*lines: str) -> Waits:
+    """``PID what …`` each."""
+    those = Waits(Record())
+    for line in lines:
+        pid, _, rest = line.partition(" ")
+        those.record.feed(int(pid), rest)
+        those.feed(int(pid), rest)
+    return those
+
+
+def overtaken(those: Waits) -> list[tuple[str, str]]:
+    return [(wait.who, other.who) for wait, other in those.overtaken()]
+
+
+WRITER = ["1 asks 10 w x", "1 enters 15 w"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([*WRITER, "2 asks 12 r r", "2 enters 13 r"], [("w", "r")]),
+        ([*WRITER, "2 asks 12 r r", "2 enters 16 r"], []),
+        ([*WRITER, "2 asks 9 r r", "2 enters 13 r"], []),
+        ([*WRITER, "2 asks 10.5 r r", "2 enters 13 r"], []),  # the writer may have come to the server after it
+        ([*WRITER, "1 stall 11 14", "2 asks 12 r r", "2 enters 13 r"], []),  # … or have lost its place
+        ([*WRITER, "2 asks 12 r r", "2 leaves 13 r"], []),
+        (["1 asks 10 a r", "1 enters 15 a", "2 asks 12 b r", "2 enters 13 b"], []),  # they hold it together
+        (["1 asks 10 a r", "1 enters 15 a", "2 asks 12 w x", "2 enters 13 w"], [("a", "w")]),
+    ],
+)
+def test_who_came_later_and_was_in_first_has_overtaken(lines: list[str], expected: list[tuple[str, str]]) -> None:
+    assert overtaken(waits(*lines)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w"], 1),
+        (["1 asks 10 w x", f"1 leaves {11 + PATIENCE} w"], 1),
+        (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w", "1 stall 10 20"], 0),
+        (["1 asks 10 w x", "1 enters 11 w", "1 asks 12 w x", "1 end - 0"], 1),  # by its own end, without an answer
+        (["1 asks 10 w x", "1 enters 11 w", "1 asks 12 w x"], 0),  # killed
+    ],
+)
+def test_who_waits_longer_than_anybody_should_is_starved(lines: list[str], number: int) -> None:
+    assert len(list(waits(*lines).starved())) == number
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["2 got 7 n d 4 1 p3"], [(1, 2.0)]),
+        (["2 got 7 n d 4 1 p3", "2 stall 6 7"], [(1, 1.0)]),
+        (["2 got 4 n d 4 1 p3", "2 held 4.5 d"], [(1, math.inf)]),  # before the kill
+        (["2 release 5.5 b", "2 got 7 n d 4 1 p3", "2 got 8 n e 5 1 p3"], [(1, 3.0)]),  # in the place of its neighbour
+        ([], [(1, math.inf)]),
+    ],
+)
+def test_a_dead_holders_permit_is_in_use_again_when_as_many_hold_as_there_are(
+    lines: list[str], expected: list[tuple[int, float]]
+) -> None:
+    holders = ["1 got 1 n a 1 1 p3", "1 held 4 a", "2 got 1 n b 2 1 p3", "2 got 1 n c 3 1 p3"]
+    still = ["2 held 9 b", "2 held 9 c", *(["2 held 9 d"] if any("got 7 n d" in line for line in lines) else [])]
+    one = waits(*holders, *lines, *still, *(["2 held 9 e"] if len(lines) == 3 else [])).record
+    assert list(in_use_again(one, [Fault("process killed", 1, 5.0, 5.0)], PERMITS)) == expected
+
+
+def crowd(kind: type[Chaos], seconds: float, capsys: pytest.CaptureFixture[str], **least: int) -> Report:
+    def enough(report: Report) -> bool:
+        return all(report.by_mode[mode] >= number for mode, number in least.items()) and report.outliving > 0
+
+    report = run(RedisArena, seconds, kind=kind, enough=enough)
+    with capsys.disabled():
+        print()
+        report.show()
+    assert report.violations == []
+    assert enough(report)
+    return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_no_writer_is_beside_anybody_and_none_starved_in_a_crowd_that_is_stopped_and_killed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    crowd(Crowd, 6.0, capsys, x=10, r=100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_there_are_never_four_permits_of_three_and_those_of_killed_holders_come_back_within_the_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    crowd(Permits, 6.0, capsys, p3=12)

@@ -33,6 +33,8 @@ OURS: Mapping[str, Ours] = {
     "redis": Ours("multilock_redis", "redis", "redis"),
     "rediss": Ours("multilock_redis", "redis", "redis"),
     "unix": Ours("multilock_redis", "redis", "redis"),
+    "redis+cluster": Ours("multilock_redis", "redis", "redis"),
+    "rediss+cluster": Ours("multilock_redis", "redis", "redis"),
     "etcd": Ours("multilock_etcd", "etcd", "grpc"),
     "etcds": Ours("multilock_etcd", "etcd", "grpc"),
     "consul": Ours("multilock_consul", "consul", "consul"),
@@ -50,10 +52,6 @@ NOT_THERE_YET: Mapping[str, str] = {
     **dict.fromkeys(
         ("redis+sentinel", "rediss+sentinel"),
         "give redis:// with the address of the primary, or use etcd:// or zookeeper:// for a lock that outlives it",
-    ),
-    **dict.fromkeys(
-        ("redis+cluster", "rediss+cluster"),
-        "give redis:// with a primary that is in no cluster, or use etcd:// or zookeeper://",
     ),
 }
 

@@ -75,6 +75,7 @@ class Server(Service):
     program: ClassVar[str]  #: as in messages
     start_within: ClassVar[float]  #: seconds until it answers, on a busy machine
     ends_by: ClassVar[signal.Signals] = signal.SIGTERM  #: what `stop` sends
+    place: ClassVar[str | None] = None  #: where its folder is made; None: where all are
     keeps: ClassVar[bool] = True  #: whether its folder outlives `kill`; none outlives `stop`
 
     def __init__(self) -> None:
@@ -130,7 +131,9 @@ class Server(Service):
     def launch(self) -> None:
         """Without waiting for an answer, which one member of three alone never gives."""
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="multilock-test-", ignore_cleanup_errors=True)
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="multilock-test-", dir=self.place, ignore_cleanup_errors=True
+            )
         folder = Path(self._folder.name)
         with self._log().open("ab") as output:
             self._process = subprocess.Popen(

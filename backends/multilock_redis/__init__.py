@@ -3,42 +3,83 @@
 `recipe` is the algorithm, ``scripts/`` its steps, `transactions` runs them, `keys` says on which keys. `transport`
 carries the requests, `wire` is their format; `notices` is what the server pushes, `channel` a connection for an event
 loop. `inspection` is for operators, `diagnosis` says what this server takes away. `node` is all of it for one primary,
-`endpoints` says where that is.
+`endpoints` says where that is; `cluster` has a node for each primary of a cluster, `topology` says which, out of the
+table in `slots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+from multilock import BackendUnavailable
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import reject_unknown, ttl_of
 from multilock_redis.channel import Channel
+from multilock_redis.cluster import ClusterBackend
 from multilock_redis.diagnosis import diagnose
-from multilock_redis.endpoints import OPTIONS, endpoint_of_client, endpoint_of_url, keyspace
+from multilock_redis.endpoints import (
+    OPTIONS,
+    cluster_of_client,
+    cluster_of_url,
+    endpoint_of_client,
+    endpoint_of_url,
+    keyspace,
+)
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import liveness
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
 
-__all__ = ["RedisBackend", "open_backend"]
+__all__ = ["ClusterBackend", "RedisBackend", "open_backend"]
 
 
-def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend:
-    """The backend of ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``.
+def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | ClusterBackend:
+    """The backend of ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``; of
+    ``redis+cluster://[user:password@]h1[:port],h2`` or ``rediss+cluster://…``.
 
     Own options: ``username``, ``password``, ``db`` (they win over the URL's), ``ca``, ``cert``, ``key`` (files, for
-    ``rediss://``), or ``client``, a ``redis.Redis`` whose settings are used for connections of our own; it is never
-    closed. Raises ConfigurationError; no I/O.
+    ``rediss://``), or ``client``, a ``redis.Redis`` (of a cluster: ``redis.RedisCluster``) whose settings are used for
+    connections of our own; it is never closed. Raises ConfigurationError; no I/O.
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, (*OPTIONS, "client"), scheme)
     keys = keyspace(options, scheme)
+    if scheme.endswith("+cluster"):
+        if "client" in options:
+            seeds, endpoint_at = cluster_of_client(url, options["client"], options)
+        else:
+            seeds, endpoint_at = cluster_of_url(url, scheme, options)
+        return ClusterBackend(scheme, seeds, endpoint_at, keys, _capabilities(ttl_of(options)))
     if "client" in options:
         endpoint = endpoint_of_client(url, options["client"], options)
     else:
         endpoint = endpoint_of_url(url, scheme, options)
     return RedisBackend(scheme, endpoint, keys, ttl=ttl_of(options))
+
+
+def _capabilities(ttl: float) -> Capabilities:
+    wait = liveness(ttl)
+    return Capabilities(
+        fencing=True,
+        fencing_scope=(
+            "unless the server loses the token's key (flush, eviction, restart or failover without the last "
+            "writes, 10 minutes without a holder) and its clock then stands behind the last grant"
+        ),
+        fair=True,
+        push_wait=True,
+        push_loss=True,
+        cross_host=True,
+        survives_failover=False,
+        ttl_min=0.1,
+        ttl_max=365 * 86400.0,
+        ttl_step=0.001,
+        # Its own ttl, and that of a waiter which died with it; then the next one's heartbeat, jitter included.
+        takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
+        hold_at_least=True,
+        read_write=True,
+        semaphore=True,
+    )
 
 
 class RedisBackend:
@@ -50,27 +91,7 @@ class RedisBackend:
         self.scheme = scheme
         self._endpoint = endpoint
         self._keys = keys
-        wait = liveness(ttl)
-        self.capabilities = Capabilities(
-            fencing=True,
-            fencing_scope=(
-                "unless the server loses the token's key (flush, eviction, restart or failover without the last "
-                "writes, 10 minutes without a holder) and its clock then stands behind the last grant"
-            ),
-            fair=True,
-            push_wait=True,
-            push_loss=True,
-            cross_host=True,
-            survives_failover=False,
-            ttl_min=0.1,
-            ttl_max=365 * 86400.0,
-            ttl_step=0.001,
-            # Its own ttl, and that of a waiter which died with it; then the next one's heartbeat, jitter included.
-            takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
-            hold_at_least=True,
-            read_write=True,
-            semaphore=True,
-        )
+        self.capabilities = _capabilities(ttl)
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self._endpoint.name}>"
@@ -90,7 +111,9 @@ class RedisBackend:
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
         return Returned(self._node.rest(claim, unsure, seconds, within))
 
-    def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
         return self._node.listener.renew(held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from multilock import BackendRejected, Finding
+from multilock_redis.node import Node
+from multilock_redis.slots import SLOTS, Address, SlotTable
 from multilock_redis.transport import Connections
 from multilock_redis.wire import pack
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "diagnose_cluster"]
 
 Facts = Mapping[str, str]
 
-SETTINGS = ("maxmemory-policy", "appendonly", "appendfsync")
+Check = Callable[[Facts], Finding | None]
+
+SETTINGS = ("maxmemory-policy", "appendonly", "appendfsync", "cluster-require-full-coverage")
 OLDEST = {"redis": (6, 0), "valkey": (7, 2)}
 
 
-def diagnose(connections: Connections, refused: Iterable[str], within: float) -> list[Finding]:
+def diagnose(
+    connections: Connections, refused: Iterable[str], within: float, checks: Sequence[Check] | None = None
+) -> list[Finding]:
     """Two round trips. ``refused``: what the server has already denied to this client."""
     requests = [pack("INFO"), *(pack("CONFIG", "GET", setting) for setting in SETTINGS)]
     (info, _), *settings = connections.exchange(requests, within)
@@ -36,7 +43,37 @@ def diagnose(connections: Connections, refused: Iterable[str], within: float) ->
             findings.append(_hidden(f"CONFIG GET: {answer}"))
             break
         facts |= [pair for pair in [tuple(word.decode() for word in answer)] if len(pair) == 2]
-    return findings + [finding for check in CHECKS if (finding := check(facts))]
+    return findings + [finding for check in checks or CHECKS if (finding := check(facts))]
+
+
+def diagnose_cluster(
+    table: SlotTable, nodes: Iterable[tuple[Address, Node]], left: Callable[[], float]
+) -> Iterator[Finding]:
+    """What is to be said of the whole, then what each primary says of itself, once. ``left`` is in seconds."""
+    found: dict[Finding, list[str]] = {}
+    alone: list[str] = []
+    for address, node in nodes:
+        for finding in diagnose(node.connections, node.listener.refused.values(), left(), CLUSTER_CHECKS):
+            found.setdefault(finding, []).append(str(address))
+        if not table.replicas.get(address):
+            alone.append(str(address))
+    if uncovered := table.uncovered():
+        yield Finding(
+            "uncovered",
+            "error",
+            f"{uncovered} of {SLOTS} slots are served by no node: no lock in them can be taken",
+            "bring their primary back, or redis-cli --cluster fix",
+        )
+    if alone:
+        yield Finding(
+            "alone",
+            "warning",
+            f"{', '.join(alone)} has no replica: when it ends, its locks can be neither taken nor given back",
+            "add a replica to each primary",
+        )
+    for finding, which in found.items():
+        where = "" if len(which) == len(table.primaries) else f" ({', '.join(which)})"
+        yield replace(finding, message=f"{finding.message}{where}")
 
 
 def _hidden(what: str) -> Finding:
@@ -79,6 +116,17 @@ def _cluster(facts: Facts) -> Finding | None:
     )
 
 
+def _coverage(facts: Facts) -> Finding | None:
+    if facts.get("cluster-require-full-coverage", "no") == "no":
+        return None
+    return Finding(
+        "coverage",
+        "info",
+        "cluster-require-full-coverage is yes: while one shard is without a primary no lock of any shard can be had",
+        "set cluster-require-full-coverage no, so that a shard that is down stops its own locks only",
+    )
+
+
 def _failover(facts: Facts) -> Finding | None:
     if facts.get("connected_slaves", "0") == "0":
         return None
@@ -115,11 +163,5 @@ def _persistence(facts: Facts) -> Finding | None:
     return Finding("persistence", "warning", what, "set appendonly yes and appendfsync always")
 
 
-CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
-    _version,
-    _replica,
-    _cluster,
-    _failover,
-    _eviction,
-    _persistence,
-)
+CHECKS: tuple[Check, ...] = (_version, _replica, _cluster, _failover, _eviction, _persistence)
+CLUSTER_CHECKS: tuple[Check, ...] = (_version, _coverage, _failover, _eviction, _persistence)

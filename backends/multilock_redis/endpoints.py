@@ -3,21 +3,44 @@ it here: hosts and ports, who logs in, the database, TLS."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis as AsyncRedis
 from redis.client import Redis
+from redis.cluster import RedisCluster
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelManagedConnection
 
 from multilock import ConfigurationError
-from multilock.options import LOGIN, TLS_FILES, client_alone, number, prefix_of, texts, tls_context, tls_only
+from multilock.options import (
+    LOGIN,
+    TLS_FILES,
+    client_alone,
+    host_list,
+    number,
+    prefix_of,
+    texts,
+    tls_context,
+    tls_only,
+    user_info,
+)
 from multilock_redis.keys import Keyspace
+from multilock_redis.slots import Address, key_slot
 from multilock_redis.transport import Endpoint
 
-__all__ = ["OPTIONS", "at", "database", "endpoint_of_client", "endpoint_of_url", "keyspace", "tls_settings"]
+__all__ = [
+    "OPTIONS",
+    "at",
+    "cluster_of_client",
+    "cluster_of_url",
+    "database",
+    "endpoint_of_client",
+    "endpoint_of_url",
+    "keyspace",
+    "tls_settings",
+]
 
 OPTIONS = (*LOGIN, "db", *TLS_FILES)
 FORBIDDEN = "{}*?[]\\"
@@ -40,7 +63,7 @@ def keyspace(options: Mapping[str, object], scheme: str) -> Keyspace:
         raise ConfigurationError(
             f"prefix {prefix!r} contains {' '.join(bad)}: {scheme}:// takes none of {' '.join(FORBIDDEN)}"
         )
-    return Keyspace(prefix)
+    return Keyspace(prefix, key_slot if scheme.endswith("+cluster") else None)
 
 
 def tls_settings(options: Mapping[str, object], scheme: str, secure: str) -> dict[str, Any]:
@@ -109,17 +132,68 @@ def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) 
         raise ConfigurationError(f"client= connects by {kind.__qualname__}: only one fixed server is supported")
     if scheme == "rediss" and not issubclass(kind, SSLConnection):
         raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis:// as the URL")
-    settings = {
-        name: value
-        for name, value in pool.connection_kwargs.items()
-        if name not in NOT_TAKEN_OVER and not name.startswith(NOT_TAKEN_OVER_PREFIXES)
-    }
+    settings = _settings_of(pool)
     shown = _place(scheme, settings.get("host", "localhost"), settings.get("port", 6379), settings.get("db") or 0)
     if path := settings.get("path"):
         shown = f"unix://{path}"
     if rest and endpoint_of_url(url, scheme, {}).name != shown:
         raise ConfigurationError(f"client= is connected to {shown}, which is not where the URL leads: give {scheme}://")
     return Endpoint(shown, kind, settings)
+
+
+Nodes = tuple[list[Address], Callable[[Address], Endpoint]]
+"""Those of a cluster that are asked first, and how each of its nodes is connected to."""
+
+
+def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Nodes:
+    """Of ``redis+cluster://[user:password@]h1[:port],h2[/0]``, or ``rediss+cluster://…``: some of its nodes, each of
+    which knows the others."""
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    if not hosts:
+        raise ConfigurationError(
+            f"{scheme}:// takes some nodes of the cluster: {scheme}://h1:6379,h2:6379 "
+            "(a '/' in a password is written %2F)"
+        )
+    if database(options, parts.path.strip("/")):
+        raise ConfigurationError(f"a cluster has database 0 only: give {scheme}://{hosts}")
+    settings = {**user_info(login), **texts(options, LOGIN), **tls_settings(options, scheme, "rediss+cluster")}
+    pairs = (each.rpartition(":") for each in host_list(hosts, 6379, f"node of a {scheme} URL"))
+    seeds = [Address(host.strip("[]"), int(port)) for host, _, port in pairs]
+    kind = scheme.removesuffix("+cluster")
+    return seeds, lambda address: at(kind, *address, settings)
+
+
+def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -> Nodes:
+    """Which nodes this ``redis.RedisCluster`` knows, and how it connects; its connections themselves are not used."""
+    scheme, _, rest = url.partition("://")
+    if not isinstance(client, RedisCluster):
+        other = f"{type(client).__module__}.{type(client).__qualname__}"
+        hint = ": give redis://" if isinstance(client, Redis) else ""
+        raise ConfigurationError(f"client= of {scheme}:// takes a redis.RedisCluster, not {other}{hint}")
+    if rest:
+        raise ConfigurationError(f"client= knows its nodes itself: give {scheme}://")
+    client_alone(options, OPTIONS)
+    cluster: Any = client
+    pool = cluster.get_default_node().redis_connection.connection_pool
+    secure = issubclass(pool.connection_class, SSLConnection)
+    if scheme == "rediss+cluster" and not secure:
+        raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis+cluster://")
+    settings = _settings_of(pool) | {"redis_connect_func": cluster.user_on_connect_func}  # its own may ask for replicas
+    remap: Callable[[tuple[str, int]], tuple[str, int]] = cluster.nodes_manager.address_remap or Address._make
+
+    def endpoint_at(address: Address) -> Endpoint:
+        return at("rediss" if secure else "redis", *remap((address.host, address.port)), settings)
+
+    return [Address(node.host, node.port) for node in cluster.nodes_manager.startup_nodes.values()], endpoint_at
+
+
+def _settings_of(pool: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if name not in NOT_TAKEN_OVER and not name.startswith(NOT_TAKEN_OVER_PREFIXES)
+    }
 
 
 def _place(scheme: str, host: str, port: int, db: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +13,7 @@ from multilock.names import escape
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import RESTS
 from multilock_redis.transactions import FORCE, INSPECT, Transactions
-from multilock_redis.wire import bulks, pack
+from multilock_redis.wire import Redirected, bulks, pack
 
 __all__ = ["Inspection"]
 
@@ -32,7 +32,10 @@ class Inspection:
         answer, _ = self._transactions.run(INSPECT, self._inspection(name, NAMED), within)
         return None if answer is None else _info(name, *answer)
 
-    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+    def inspect_all(
+        self, prefix: str, within: float, elsewhere: Callable[[str], LockInfo | None] | None = None
+    ) -> Iterator[LockInfo]:
+        """``elsewhere`` asks for a name that another node of a cluster serves by now."""
         seen: set[str] = set()  # SCAN may show a key twice
         # A name that is all dots is escaped otherwise than the beginning of a longer one.
         pattern = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)) + "*"
@@ -46,9 +49,14 @@ class Inspection:
             names = [name for name in listed if name is not None and name.startswith(prefix) and name not in seen]
             seen.update(names)
             requests = [self._inspection(name, 1) for name in names]
-            answers = self._transactions.run_all({INSPECT}, requests, connections.exchange, within)
+            answers = self._transactions.run_each({INSPECT}, requests, connections.exchange, within)
             for name, (answer, _) in zip(names, answers, strict=True):
-                if answer is not None:
+                if isinstance(answer, Redirected) and elsewhere:
+                    if info := elsewhere(name):
+                        yield info
+                elif isinstance(answer, Exception):
+                    raise answer
+                elif answer is not None:
                     yield _info(name, *answer)
             if cursor == b"0":
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,13 +31,20 @@ class Keyspace:
     """Names and keys. ``{lock}:x`` is in the lock's slot of a cluster, and no lock can be called so: no escaped name
     and no prefix has a brace."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, slot_of: Callable[[bytes], int] | None = None) -> None:
+        """``slot_of``: the slot of a key, where keys of two slots may not stand in one request."""
         self.prefix = prefix
+        self._slot_of = slot_of
+        self.in_slots = slot_of is not None
         # For names that are taken again and again; a renewal of thousands, each once in a while, would only flush it.
         self.of = lru_cache(maxsize=1024)(self._keys)
 
     def lock(self, name: str) -> bytes:
         return (self.prefix + escape(name)).encode()
+
+    def slot(self, name: str) -> int:
+        """That of all keys of this name; always 0 where there are none."""
+        return self._slot_of(self.lock(name)) if self._slot_of else 0
 
     def name(self, key: bytes) -> str | None:
         """The lock whose key this is; None for any other key."""

@@ -17,13 +17,13 @@ __all__ = ["Node"]
 class Node:
     """Its methods promise what those of `multilock.backend.Backend` do; what needs one part only is asked of that."""
 
-    def __init__(self, endpoint: Endpoint, keys: Keyspace, notices: Notices) -> None:
-        """No I/O. Made anew in a forked child."""
+    def __init__(self, endpoint: Endpoint, keys: Keyspace, notices: Notices, tag: str = "") -> None:
+        """No I/O. Made anew in a forked child. ``tag``: see `Recipe`."""
         endpoint.forget()
         self._now = notices.now
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
-        self.recipe = Recipe(keys, transactions, endpoint.name)
+        self.recipe = Recipe(keys, transactions, endpoint.name, tag)
         self.inspection = Inspection(keys, transactions)
         self.listener = Listener(endpoint, self.connections, keys, self.recipe, notices)
 

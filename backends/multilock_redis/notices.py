@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,9 +27,9 @@ from multilock.telling import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
 from multilock_redis.transport import Answer, Connections, Endpoint, Wire
-from multilock_redis.wire import pack
+from multilock_redis.wire import Redirected, pack
 
-__all__ = ["Listener"]
+__all__ = ["Listener", "Watched"]
 
 INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
@@ -44,6 +44,12 @@ REDIRECT_ENDED = "you want redirect to does not exist"
 
 Before = tuple[str, list[tuple[str, bytes]]]
 """A name that is asked for, and which of our claims were watched then, each with what its key should hold."""
+
+Owner = bytes | Redirected | None
+"""What a key holds; or that another node of a cluster serves it."""
+
+Watched = dict[str, tuple[str, bytes]]
+"""Claim id -> its name, and what the key holds as long as it is this claim's: several may share a name."""
 
 
 class Listener:
@@ -69,9 +75,12 @@ class Listener:
         self._using_tracked = threading.Lock()
         self._tracked: Wire | None = None
         self._redirect = 0  # the subscriber that the tracked connection's changes go to
-        # Claim id -> its name, and what the key holds as long as it is this claim's: several may share a name.
-        self._watched: dict[str, tuple[str, bytes]] = {}
+        self._watched: Watched = {}
         self._followed: dict[str, object] = {}  # name -> owner as last read
+        self._elsewhere: set[str] = set()  # names of these that another node of a cluster serves, as this one says
+        #: In the thread, of such names, and of all after each connection that broke: has those looked after that
+        #: another node serves, and returns the others. What is elsewhere is neither free nor lost: it is not told of.
+        self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
         """Subscribe, unless that is done. BackendUnavailable (nothing was executed) if there is no answer."""
@@ -113,13 +122,13 @@ class Listener:
             self._look(names - followed.keys(), deadline - self._now())
         return "changes" not in self.refused
 
-    def renew(self, held: Sequence[Held], within: float) -> list[Granted | None]:
+    def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
         """Over the tracked connection, and what is watched stays tracked. Over another when that is in use or down:
         then the renewal itself is pushed as a change, and looked at, which tracks it again."""
         if self._tracked is None:
             return self._recipe.renew(held, self._connections.exchange, within)
         taken: list[bool] = []
-        owners: list[bytes | None] = []
+        owners: list[Owner] = []
         before: list[Before] = []
         try:
             taken += map(self._using_tracked.acquire, [False])
@@ -133,7 +142,7 @@ class Listener:
             def exchange(requests: Sequence[bytes], within: float) -> list[Answer]:
                 answers = wire.exchange([*requests, *reads], within)
                 with suppress(MultilockError):  # a read that is refused harms no renewal
-                    owners[:] = _owners(answers[len(requests) :])
+                    owners[:] = self._owners(answers[len(requests) :])
                 return answers[: len(requests)]
 
             answers = self._recipe.renew(held, exchange, within)
@@ -142,6 +151,31 @@ class Listener:
                 self._using_tracked.release()
         self._tell(zip(before, owners, strict=False))  # without an answer there is nothing to tell
         return answers
+
+    def watches(self) -> bool:
+        return bool(self._watched or self._followed)
+
+    def leave(self, names: Collection[str]) -> tuple[Watched, dict[str, object]]:
+        """What is watched and followed of these; from now on it is not, here: `take_over` it at another node."""
+        watched = {claim_id: entry for claim_id, entry in list(self._watched.items()) if entry[0] in names}
+        # What a release takes out meanwhile stays out.
+        watched = {claim_id: it for claim_id, it in watched.items() if self._watched.pop(claim_id, None) is not None}
+        followed = {name: owner for name, owner in self._followed.items() if name in names}
+        self._followed = {name: owner for name, owner in self._followed.items() if name not in names}
+        return watched, followed
+
+    def take_over(self, watched: Watched, followed: dict[str, object], wanted: Container[str], within: float) -> None:
+        """What another node was left with; ``wanted``: the claims that were not released meanwhile."""
+        deadline = self._now() + within
+        self._watched.update(watched)
+        for claim_id in watched:
+            if claim_id not in wanted:
+                self._watched.pop(claim_id, None)
+        self._followed = followed | self._followed
+        names = {name for name, _ in watched.values()} | followed.keys()
+        self._elsewhere |= names  # looked at again until an answer comes
+        self.listen(within)
+        self._look(names, deadline - self._now())
 
     def close(self) -> None:
         self._closed.set()
@@ -201,6 +235,9 @@ class Listener:
         """None: the client was closed."""
         pause = FIRST_PAUSE
         while not self._closed.wait(pause * random.uniform(0.5, 1.5)):
+            self.hand_on(self._names())
+            if self._closed.is_set():
+                break
             try:
                 return self._subscribe(RECONNECT_WITHIN)
             except MultilockError as error:
@@ -221,13 +258,26 @@ class Listener:
                 message = wire.receive(0.0) if 0 < len(changed) < READ_AT_ONCE else None
             if changed and (changed := changed & self._names()):
                 self._look_again(changed)
+                self._hand_on()
             if self._now() >= tend_at:
                 if not heard:
                     raise self._silence("the subscribed connection is dead")
                 heard = False
                 wire.send(PING, LOOK_WITHIN)
-                self._look_again(())
+                self._look_again(self._took_elsewhere())
+                self._hand_on()
                 tend_at = self._now() + TEND_EVERY
+
+    def _hand_on(self) -> None:
+        if names := self._took_elsewhere():
+            self._elsewhere |= self.hand_on(names)
+
+    def _took_elsewhere(self) -> set[str]:
+        names: set[str] = set()
+        with suppress(KeyError):  # other threads add to it
+            while True:
+                names.add(self._elsewhere.pop())
+        return names & self._names()
 
     def _understand(self, message: list[Any]) -> set[str]:
         """Wake who is meant; return the names that may have changed."""
@@ -279,7 +329,7 @@ class Listener:
                     self._refuse("changes", f"{UNTRACKED}: {error}")
             before = self._before(self._names() if names is None else names)
             requests = self._reads(before, tracked=wire is not None)
-            owners = _owners((wire or self._connections).exchange(requests, deadline - self._now()))
+            owners = self._owners((wire or self._connections).exchange(requests, deadline - self._now()))
         except BackendRejected as error:
             self._refuse("changes", f"{UNTRACKED}: {error}")
             return
@@ -307,13 +357,30 @@ class Listener:
     def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
         """Requests for the owners of these names. Without a name it is a ping."""
         requests = [PING]
-        for start in range(0, len(before), READ_AT_ONCE):
-            keys = [self._keys.lock(name) for name, _ in before[start : start + READ_AT_ONCE]]
+        # Of a slot that is being moved a node answers for one key at a time.
+        at_once = 1 if self._keys.in_slots else READ_AT_ONCE
+        for start in range(0, len(before), at_once):
+            keys = [self._keys.lock(name) for name, _ in before[start : start + at_once]]
             requests += [CACHING, pack("MGET", *keys)] if tracked else [pack("MGET", *keys)]
         return requests
 
-    def _tell(self, looked: Iterable[tuple[Before, bytes | None]]) -> None:
+    def _owners(self, answers: Iterable[Answer]) -> list[Owner]:
+        """What was answered to `_reads`."""
+        owners: list[Owner] = []
+        for answer, _ in answers:
+            if isinstance(answer, Redirected) and self._keys.in_slots:
+                owners.append(answer)
+            elif isinstance(answer, Exception):
+                raise answer
+            elif isinstance(answer, list):
+                owners += answer
+        return owners
+
+    def _tell(self, looked: Iterable[tuple[Before, Owner]]) -> None:
         for (name, watched), owner in looked:
+            if isinstance(owner, Redirected):
+                self._elsewhere.add(name)
+                continue
             message = "its key was deleted or has expired" if owner is None else "its key has another owner"
             for claim_id, its_owner in watched:
                 # Taken out by who tells: a release takes its claim out before it is sent, so what it ended is not lost.
@@ -358,12 +425,6 @@ class Listener:
         return BackendUnavailable(f"{self._endpoint.name}: {what}", unknown=False)
 
 
-def _owners(answers: Iterable[Answer]) -> list[bytes | None]:
-    """What was answered to `Listener._reads`."""
-    owners: list[bytes | None] = []
-    for answer, _ in answers:
-        if isinstance(answer, Exception):
-            raise answer
-        if isinstance(answer, list):
-            owners += answer
-    return owners
+def _nowhere(names: set[str]) -> set[str]:
+    """Of a server that is in no cluster."""
+    return names

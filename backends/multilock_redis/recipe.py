@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from multilock import BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Held, other_number
 from multilock_redis.keys import Keyspace, holders_of, token_of
 from multilock_redis.transactions import (
@@ -32,14 +33,14 @@ from multilock_redis.transactions import (
     Script,
     Transactions,
 )
-from multilock_redis.wire import bulks
+from multilock_redis.wire import Redirected, bulks
 
 __all__ = ["RESTS", "Recipe", "liveness"]
 
 TOMBSTONE = 60_000  # ms; longer than any request can lie in a buffer of a connection that was closed
 OTHER_NUMBER = -3  # the first word of an answer of share.lua
 RESTS = b"#multilock:rest:"  # before the owner of what was released and rests: no claim is called so
-RENEWED_AT_ONCE, SHARED_AT_ONCE = 500, 250  # locks; one script keeps the server for about 1 ms
+AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks; one script keeps the server for about 1 ms
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 
 
@@ -55,11 +56,20 @@ class Recipe:
     """What is sent is made by ``to_…`` methods, and what is answered is read by `attempted`, apart from the sending: an
     event loop sends by itself (`multilock_redis.channel`)."""
 
-    def __init__(self, keys: Keyspace, transactions: Transactions, group: str) -> None:
+    def __init__(self, keys: Keyspace, transactions: Transactions, group: str, tag: str = "") -> None:
+        """``tag`` ends each echo, and a push with another one is a hint: where the queue of one node may come to
+        another, the clock by which that one hands over need not be the clock by which the request was reckoned."""
         self._keys = keys
         self._transactions = transactions
         self._group = group
+        self._tag = tag
         self.told = True  #: our waiters hear of their turn; where not, the scripts must not take them for dead
+
+    def over(self, transactions: Transactions) -> Recipe:
+        """The same, by other connections to its server."""
+        recipe = Recipe(self._keys, transactions, self._group, self._tag)
+        recipe.told = self.told
+        return recipe
 
     # ---- acquire
 
@@ -72,7 +82,7 @@ class Recipe:
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, claim.renew)
+        how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, claim.renew, self._tag)
         if echo:
             how += echo % (self._transactions.now() * 1e6)  # read before the bytes leave
         return b"".join((head, keys.common, keys.own(claim), how))
@@ -98,7 +108,9 @@ class Recipe:
         claim_id, *words = payload.decode(errors="replace").split(" ")
         try:
             echo, token, key = words
-            sent_at, wait = (int(number) for number in echo.split("/"))
+            if not echo.endswith(self._tag):
+                return claim_id, None
+            sent_at, wait = (int(number) for number in echo.removesuffix(self._tag).split("/"))
             valid_for = wait / 1000
             granted = Granted(int(token), valid_for, sent_at / 1e6, valid_for, valid_for / 3, self._group, key, True)
         except (ValueError, OverflowError):
@@ -107,17 +119,46 @@ class Recipe:
 
     # ---- renew
 
-    def renew(self, held: Sequence[Held], exchange: Exchange, within: float) -> list[Granted | None]:
-        chunks = _chunks(held)
+    def renew(
+        self, held: Sequence[Held], exchange: Exchange, within: float
+    ) -> list[Granted | BackendUnavailable | None]:
+        chunks = self._chunks(held)
         requests = [self._renewal(script, [held[i] for i in places]) for script, places in chunks]
-        answers = self._transactions.run_all({script for script, _ in chunks}, requests, exchange, within)
-        renewed: list[Granted | None] = [None] * len(held)
+        answers = self._transactions.run_each({script for script, _ in chunks}, requests, exchange, within)
+        renewed: list[Granted | BackendUnavailable | None] = [None] * len(held)
         for (_, places), (flags, sent_at) in zip(chunks, answers, strict=True):
+            if isinstance(flags, Exception):
+                silence = self._of_one_slot(flags)
+                for i in places:
+                    renewed[i] = silence
+                continue
             for i, ours in zip(places, flags, strict=True):
                 if ours:
                     ttl, granted = held[i][0].ttl, held[i][1]
                     renewed[i] = Granted(granted.token, ttl, sent_at, ttl, ttl / 3, self._group, granted.key)
         return renewed
+
+    def _of_one_slot(self, error: Exception) -> BackendUnavailable:
+        """What a renewal is answered that does not concern those in other slots; else it is raised."""
+        if self._keys.in_slots and isinstance(error, BackendUnavailable):
+            return error
+        if self._keys.in_slots and isinstance(error, Redirected):
+            silence = BackendUnavailable(str(error), unknown=False, backend="redis")
+            silence.__cause__ = error
+            return silence
+        raise error
+
+    def _chunks(self, held: Sequence[Held]) -> list[tuple[Script, list[int]]]:
+        """Which of these each request renews, and by which script."""
+        places: dict[tuple[Script, int], list[int]] = {}
+        for i, (claim, _) in enumerate(held):
+            script = RENEW if claim.mode == "x" else RENEW_SHARED
+            places.setdefault((script, self._keys.slot(claim.name)), []).append(i)
+        return [
+            (script, those[start : start + AT_ONCE[script]])
+            for (script, _), those in places.items()
+            for start in range(0, len(those), AT_ONCE[script])
+        ]
 
     def _renewal(self, script: Script, held: Sequence[Held]) -> bytes:
         keys: list[bytes] = []
@@ -149,7 +190,7 @@ class Recipe:
 
 
 @lru_cache(maxsize=256)
-def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool) -> tuple[bytes, bytes]:
+def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool, tag: str) -> tuple[bytes, bytes]:
     """Packed: ttl, liveness; in which mode it is shared, or else whether a free lock may be taken past the queue. And
     the format of the echo that follows, of the time of sending in µs; it is in the first part, and empty, where a push
     is a hint only. What is not renewed has its whole ttl by an answer only; and a confirmation for a ttl below a
@@ -160,22 +201,10 @@ def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool)
     if not (join and told and renew) or ttl < liveness(ttl):
         return how + bulks(b""), b""
     # The time has as many digits as fill 300 years of a machine that is up.
-    return how, bulks(b"%016d/%d" % (0, liveness(ttl) * 1000)).replace(b"%016d" % 0, b"%016d")
+    echo = bulks(b"%016d/%d%b" % (0, liveness(ttl) * 1000, tag.encode()))
+    return how, echo.replace(b"%016d" % 0, b"%016d")
 
 
 def _marker(mode: str, generation: int) -> str:
     """What the lock's key holds while it is shared: another text each time that it comes to be shared."""
     return f"#multilock:{mode}:{generation}"
-
-
-def _chunks(held: Sequence[Held]) -> list[tuple[Script, list[int]]]:
-    """Which of these each request renews, and by which script."""
-    alone: list[int] = []
-    shared: list[int] = []
-    for i, (claim, _) in enumerate(held):
-        (alone if claim.mode == "x" else shared).append(i)
-    return [
-        (script, places[start : start + at_once])
-        for script, places, at_once in ((RENEW, alone, RENEWED_AT_ONCE), (RENEW_SHARED, shared, SHARED_AT_ONCE))
-        for start in range(0, len(places), at_once)
-    ]

@@ -64,30 +64,38 @@ class Transactions:
         try:
             return self.connections.call(request, within)
         except ScriptMissing:
-            return self._load_and_run([script], [request], self.connections.exchange, deadline)[0]
+            return _checked(self._load_and_run([script], [request], self.connections.exchange, deadline))[0]
 
     def run_all(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
         """In one round trip, or two. ``scripts``: those that the requests call."""
+        return _checked(self.run_each(scripts, requests, exchange, within))
+
+    def run_each(
+        self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
+    ) -> list[Answer]:
+        """The same; an error is in its place."""
         deadline = self.now() + within
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
             return self._load_and_run(scripts, requests, exchange, deadline)
-        return _checked(answers)
+        return answers
 
     def _load_and_run(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, deadline: float
     ) -> list[Answer]:
         """In one round trip. It is the same request again, so it has its own time of sending."""
         loads = [script.load for script in scripts]
-        return _checked(exchange([*loads, *requests], deadline - self.now()))[len(loads) :]
+        answers = exchange([*loads, *requests], deadline - self.now())
+        _checked(answers[: len(loads)])
+        # Missing again: somebody flushes the scripts in a loop.
+        forgot = BackendUnavailable("the server forgot the script that it had just loaded", unknown=False)
+        return [(forgot if isinstance(it, ScriptMissing) else it, at) for it, at in answers[len(loads) :]]
 
 
 def _checked(answers: list[Answer]) -> list[Answer]:
     for answer, _ in answers:
-        if isinstance(answer, ScriptMissing):  # again: somebody flushes the scripts in a loop
-            raise BackendUnavailable("the server forgot the script that it had just loaded", unknown=False)
         if isinstance(answer, Exception):
             raise answer
     return answers

@@ -7,7 +7,7 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable
 
-__all__ = ["SILENT", "Incomplete", "ScriptMissing", "bulks", "pack", "parse", "refusal"]
+__all__ = ["SILENT", "Incomplete", "Redirected", "ScriptMissing", "bulks", "pack", "parse", "refusal"]
 
 # What these say was not executed, and the server may say something else soon.
 SILENT = {
@@ -38,6 +38,20 @@ _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+)
 # What a script whose user lacks a right is told instead of NOPERM, up to 7.0 and since. What it wrote before that ends
 # by itself, and it never takes the lock.
 _LACKING = ("The user executing the script can't", "ACL failure in script")
+
+
+class Redirected(BackendRejected):
+    """MOVED, or ASK (``once``: for this request only): another node of a cluster serves the key. Not executed."""
+
+    def __init__(self, message: str, told: str) -> None:
+        """``told``: ``MOVED 3999 127.0.0.1:6381``."""
+        super().__init__(message, backend="redis")
+        word, slot, place = told.split(" ")[:3]
+        host, _, port = place.rpartition(":")
+        self.once = word == "ASK"
+        self.slot = int(slot)
+        self.host = host.strip("[]")  #: empty: as that of the node that said so
+        self.port = int(port)
 
 
 class ScriptMissing(Exception):
@@ -108,7 +122,8 @@ def refusal(text: str, where: str) -> Exception:
     if word == "NOSCRIPT":
         return ScriptMissing()
     if word in _REFUSED:
-        return BackendRejected(f"{where} refused: {text} ({_REFUSED[word]})", backend="redis")
+        told = f"{where} refused: {text} ({_REFUSED[word]})"
+        return Redirected(told, text) if word in ("MOVED", "ASK") else BackendRejected(told, backend="redis")
     if word in SILENT:
         return BackendUnavailable(f"{where}: {text} ({SILENT[word]})", unknown=False, backend="redis")
     return BackendUnavailable(f"{where} failed: {text}", unknown=True, backend="redis")

@@ -8,6 +8,7 @@ import redis
 from multilock.testing import FaultProxy
 from tests.backends.redis.kit import Bare, Ours
 from tests.servers import RedisServer
+from tests.servers_cluster import RedisCluster, cluster_of_all_tests
 
 Connect = Callable[..., Ours]
 
@@ -66,3 +67,13 @@ def them(connect: Connect) -> Ours:
 def proxy(server: RedisServer) -> Iterator[FaultProxy]:
     with FaultProxy.before(server.url) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    """A cluster of three shards that is whole and empty, and is made whole again."""
+    cluster = cluster_of_all_tests()
+    for primary in cluster.primaries():
+        primary.bare.flushall()
+    with cluster.whole():
+        yield cluster

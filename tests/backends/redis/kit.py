@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -80,7 +80,7 @@ class Ours:
     """One client: its backend and its ear. A call may take ``within`` seconds."""
 
     def __init__(self, url: str, within: float = WITHIN, **options: object) -> None:
-        self.backend: RedisBackend = open_backend(url, options)
+        self.backend = cast("RedisBackend", open_backend(url, options))
         self.within = within
         self.ear = Ear()
         self.backend.open(self.ear)
@@ -116,7 +116,7 @@ class Ours:
     def release(self, claim: Claim, *, unsure: bool = False) -> bool:
         return self.backend.release(claim, None, unsure, self.within).ours
 
-    def renew(self, *held: tuple[Claim, Granted]) -> list[Granted | None]:
+    def renew(self, *held: tuple[Claim, Granted]) -> list[Any]:
         return list(self.backend.renew("group", held, self.within))
 
     def watch(self, *held: tuple[Claim, Granted]) -> None:

@@ -16,7 +16,7 @@ from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
 from multilock_redis.transport import CONNECTING_AT_ONCE
-from multilock_redis.wire import refusal
+from multilock_redis.wire import Redirected, refusal
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, busy, eventually, holder_of, since, without
 from tests.servers import RedisServer, free_port
@@ -446,7 +446,7 @@ def test_a_server_that_was_restarted_is_found_again(redis_server: RedisServer) -
         ),
         ("MISCONF Redis is configured to save RDB snapshots", BackendRejected, 0),
         ("MASTERDOWN Link with MASTER is down", BackendUnavailable, False),
-        ("MOVED 1234 10.0.0.1:6379", BackendRejected, 0),
+        ("MOVED 1234 10.0.0.1:6379", Redirected, 0),
     ],
 )
 def test_the_errors_of_servers_old_and_new_are_told_apart(text: str, kind: type[Exception], unknown: bool) -> None:

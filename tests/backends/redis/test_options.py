@@ -17,7 +17,7 @@ from redis.sentinel import Sentinel
 import multilock
 from multilock.errors import BackendRejected, BackendUnavailable, ConfigurationError
 from multilock.model import LossReason
-from multilock_redis import open_backend
+from multilock_redis import RedisBackend, open_backend
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours
 from tests.servers import RedisServer, free_port
@@ -88,6 +88,7 @@ def test_what_may_be_the_rest_of_a_password_is_not_shown_as_a_database() -> None
 )
 def test_a_place_is_shown_without_its_secrets(url: str, options: dict[str, object], shown: str) -> None:
     backend = open_backend(url, options)
+    assert isinstance(backend, RedisBackend)
     assert repr(backend) == f"<RedisBackend {shown}>"
     assert "p@ss" not in repr(vars(backend)) + repr(backend._endpoint)
 

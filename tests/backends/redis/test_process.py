@@ -18,7 +18,7 @@ from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.kernel.process import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
-from multilock_redis import open_backend, transport
+from multilock_redis import RedisBackend, open_backend, transport
 from multilock_redis.transactions import RELEASE
 from multilock_redis.transport import FRESH
 from tests.backends.redis.conftest import Connect
@@ -268,7 +268,9 @@ def test_a_process_that_forks_faster_than_it_connects_does_not_try_for_ever(
         transport._count_forks()
 
     monkeypatch.setattr(Connection, "connect", connect_and_fork)
-    endpoint = open_backend(server.url, {})._endpoint
+    backend = open_backend(server.url, {})
+    assert isinstance(backend, RedisBackend)
+    endpoint = backend._endpoint
     with pytest.raises(BackendUnavailable):
         endpoint.connect(0.2, now)
     eventually(lambda: endpoint._permits.qsize() == transport.CONNECTING_AT_ONCE)

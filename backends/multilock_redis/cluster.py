@@ -1,0 +1,280 @@
+"""A Redis Cluster: each lock on the primary of its slot, where all keys of a name are.
+
+What `Node` does for one primary it does for each of them here. This module asks the right one, and follows where a node
+says that another one serves the slot by now (``MOVED``), or does so for this request (``ASK``); neither was executed,
+so the same request goes on to the other. While a slot is being moved its locks can be renewed; what needs a key that is
+not there is told to try again (``TRYAGAIN``), which is silence, until the move is over.
+
+A script hands a lock over to who listens at the node that runs it: so a client subscribes at each node where it waits,
+and joins a queue there only then. A place in a queue that was moved to another node is passed over until the waiter's
+next heartbeat, which is sent there; it is not lost before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TypeVar
+from weakref import WeakSet
+
+from multilock import BackendUnavailable, MultilockError
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock_redis.diagnosis import diagnose_cluster
+from multilock_redis.inspection import Inspection
+from multilock_redis.keys import Keyspace
+from multilock_redis.node import Node
+from multilock_redis.slots import Address
+from multilock_redis.topology import Topology
+from multilock_redis.transactions import Transactions
+from multilock_redis.transport import Answer, Connections, Endpoint
+from multilock_redis.wire import Redirected, pack
+
+__all__ = ["ClusterBackend"]
+
+T = TypeVar("T")
+HOPS = 5  # redirections of one request; more of them, and the nodes contradict each other
+ASKING = pack("ASKING")  # the next request may be for a slot that is being moved to this node
+LOOK_WITHIN = 1.0  # seconds; as in `multilock_redis.notices`
+
+
+class ClusterBackend:
+    """See `multilock.backend.Backend` for what each method promises."""
+
+    spi_version = 2
+
+    def __init__(
+        self,
+        scheme: str,
+        seeds: Sequence[Address],
+        endpoint_at: Callable[[Address], Endpoint],
+        keys: Keyspace,
+        capabilities: Capabilities,
+    ) -> None:
+        self.scheme = scheme
+        self.capabilities = capabilities
+        self._name = f"{scheme}://{','.join(map(str, seeds))}"
+        self._seeds = seeds
+        self._make = endpoint_at
+        self._keys = keys
+        self._endpoints: WeakSet[Endpoint] = WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<ClusterBackend {self._name}>"
+
+    def open(self, notices: Notices) -> None:
+        inherited, self._endpoints = self._endpoints, WeakSet()
+        for endpoint in inherited:
+            endpoint.forget()
+        self._now = notices.now
+        self._wanted: set[str] = set()  # the claims that are watched, wherever; its methods are atomic
+        self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices)
+        self._topology.hand_on = self._hand_on
+
+    def _endpoint_at(self, address: Address) -> Endpoint:
+        endpoint = self._make(address)
+        self._endpoints.add(endpoint)
+        return endpoint
+
+    # ---- one name
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        return self._at(claim.name, lambda node, left: node.attempt(claim, join, left), within)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
+        self._unwatch(claim.id)  # before it is sent: what follows is no loss
+        return Returned(self._at(claim.name, lambda node, left: node.release(claim, unsure, left), within))
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
+        self._unwatch(claim.id)
+        until = self._now() + seconds
+
+        def rest(node: Node, left: float) -> bool:
+            return node.rest(claim, unsure, until - self._now(), left)
+
+        return Returned(self._at(claim.name, rest, within))
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self._at(name, lambda node, left: node.inspection.inspect(name, left), within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self._at(name, lambda node, left: node.inspection.force_release(name, left), within)
+
+    def _at(self, name: str, ask: Callable[[Node, float], T], within: float) -> T:
+        """Ask the node that serves this name, wherever it is by now."""
+        topology, deadline = self._topology, self._now() + within
+        address = topology.owner(name, within)
+        once = False
+        for _ in range(HOPS):
+            node = topology.node(address)
+            try:
+                return ask(_Importing(node, self._keys, self._now) if once else node, deadline - self._now())
+            except Redirected as elsewhere:
+                address, once = topology.redirected(address, elsewhere), elsewhere.once
+            except BackendUnavailable:
+                topology.doubt()
+                raise
+        raise self._in_a_circle(name)
+
+    def _in_a_circle(self, name: str) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"{self._name}: its nodes send the request for {name!r} from one to another", unknown=False, backend="redis"
+        )
+
+    # ---- many names
+
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
+        """Those of one node in one round trip. What has moved is renewed where it is now, and from then on among those
+        of that node."""
+        topology, deadline = self._topology, self._now() + within
+        answers: list[Granted | BackendUnavailable | None] = [None] * len(held)
+        asked: dict[tuple[Address, bool], list[int]] = {}
+        for i, (claim, _) in enumerate(held):
+            try:
+                asked.setdefault((topology.owner(claim.name, deadline - self._now()), False), []).append(i)
+            except BackendUnavailable as error:
+                answers[i] = error
+        for _ in range(HOPS):
+            redirected: dict[tuple[Address, bool], list[int]] = {}
+            for (address, once), places in asked.items():
+                some = [held[i] for i in places]
+                for i, answer in zip(places, self._renew_at(address, once, some, deadline), strict=True):
+                    answers[i] = answer
+                    if isinstance(answer, BackendUnavailable) and isinstance(answer.__cause__, Redirected):
+                        to = answer.__cause__
+                        redirected.setdefault((topology.redirected(address, to), to.once), []).append(i)
+            asked = redirected
+        return answers
+
+    def _renew_at(
+        self, address: Address, once: bool, held: Sequence[Held], deadline: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
+        node = self._topology.node(address)
+        try:
+            left = deadline - self._now()
+            if once:
+                importing = _Importing(node, self._keys, self._now)
+                return importing.recipe.renew(held, importing.connections.exchange, left)
+            return node.listener.renew(held, left)
+        except BackendUnavailable as error:
+            self._topology.doubt()
+            return [error] * len(held)
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        deadline = self._now() + within
+        self._wanted.update(claim.id for claim, _ in held)
+        some: dict[Address, list[Held]] = {}
+        for each in held:
+            some.setdefault(self._topology.owner(each[0].name, deadline - self._now()), []).append(each)
+        for address, those in some.items():
+            self._topology.node(address).listener.watch(those, deadline - self._now())
+
+    def _unwatch(self, claim_id: str) -> None:
+        """Everywhere: it may just be on its way from one node to another, which looks in ``_wanted`` then."""
+        if claim_id in self._wanted:
+            self._wanted.discard(claim_id)
+            for node in self._topology.known().values():
+                node.listener.unwatch(claim_id)
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        deadline = self._now() + within
+        some: dict[Address, set[str]] = {}
+        for name in names:
+            some.setdefault(self._topology.owner(name, deadline - self._now()), set()).add(name)
+        nodes = self._topology.known() | {address: self._topology.node(address) for address in some}
+        # No shortcut: each of them has to know.
+        pushed = [
+            node.listener.follow(frozenset(some.get(address, ())), deadline - self._now())
+            for address, node in nodes.items()
+        ]
+        return all(pushed)
+
+    def _hand_on(self, address: Address, node: Node, names: set[str]) -> set[str]:
+        """In the thread of that node's listener: have these watched where they are by now. Returns those that are not
+        elsewhere yet, or where nobody answers."""
+        topology = self._topology
+        topology.doubt()
+        left: set[str] = set()
+        moved: dict[Address, set[str]] = {}
+        try:
+            table = topology.table(LOOK_WITHIN)
+            for name in names:
+                owner = table.owner(self._keys.slot(name))
+                if owner is None or owner == address:
+                    left.add(name)
+                else:
+                    moved.setdefault(owner, set()).add(name)
+            for owner, those in moved.items():
+                listener = topology.node(owner).listener
+                left |= those
+                listener.listen(LOOK_WITHIN)
+                left -= those
+                listener.take_over(*node.listener.leave(those), self._wanted, LOOK_WITHIN)
+        except MultilockError:
+            pass  # it is tried again
+        else:
+            if address not in table.primaries and not node.listener.watches():
+                topology.retire(address, node)
+        return left
+
+    # ---- all names, all nodes
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        """One primary after the other. A name whose slot is moved meanwhile may be missed."""
+        self._topology.doubt()  # a node that is not known yet may have names
+        seen: set[str] = set()
+        for _, node in list(self._topology.primaries(within)):
+            for info in node.inspection.inspect_all(prefix, within, lambda name: self.inspect(name, within)):
+                if info.name not in seen:
+                    seen.add(info.name)
+                    yield info
+
+    def diagnose(self, within: float) -> list[Finding]:
+        deadline = self._now() + within
+        self._topology.doubt()
+        table = self._topology.table(within)
+        nodes = list(self._topology.primaries(within))
+        return list(diagnose_cluster(table, nodes, lambda: deadline - self._now()))
+
+    def ping(self, within: float) -> None:
+        """All primaries, one after the other: a lock may be on any of them."""
+        deadline = self._now() + within
+        try:
+            for _, node in self._topology.primaries(within):
+                node.connections.call(pack("PING"), deadline - self._now())
+        except BackendUnavailable:
+            self._topology.doubt()
+            raise
+
+    def close(self) -> None:
+        self._topology.close()
+
+
+class _Importing(Node):
+    """A node, for requests that another one has redirected to it for once: each is announced.
+
+    Its connections, and what it pushes, are those of the node itself."""
+
+    def __init__(self, node: Node, keys: Keyspace, now: Callable[[], float]) -> None:
+        self._now = now
+        self.connections = _Asking(node.connections)
+        transactions = Transactions(self.connections, now)
+        self.recipe = node.recipe.over(transactions)
+        self.inspection = Inspection(keys, transactions)
+        self.listener = node.listener
+
+
+class _Asking(Connections):
+    """Connections on which ``ASKING`` goes before each request."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def call(self, request: bytes, within: float) -> Answer:
+        [(answer, sent_at)] = self.exchange([request], within)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, sent_at
+
+    def exchange(self, requests: Sequence[bytes], within: float) -> list[Answer]:
+        return self._connections.exchange([each for one in requests for each in (ASKING, one)], within)[1::2]

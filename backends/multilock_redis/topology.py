@@ -1,0 +1,195 @@
+"""Which node of a cluster is asked: the table of its slots, kept up with what they say, and a node for each primary.
+
+The table is asked for when there is none, and once after each burst of answers that contradict it: a redirection, or
+silence, which may be a primary whose replica has taken over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock.backend import Notices
+from multilock_redis.keys import Keyspace
+from multilock_redis.node import Node
+from multilock_redis.slots import Address, SlotTable
+from multilock_redis.transport import Endpoint
+from multilock_redis.wire import Redirected, pack
+
+__all__ = ["Topology"]
+
+CLUSTER_SLOTS = pack("CLUSTER", "SLOTS")
+BURST = 0.1  # seconds; within them one look at the table is enough for all who doubt it
+AT_LEAST = 0.02  # seconds for one node to answer
+
+
+class Topology:
+    """Any thread may call. What it raises was not executed."""
+
+    def __init__(
+        self,
+        name: str,
+        seeds: Sequence[Address],
+        endpoint_at: Callable[[Address], Endpoint],
+        keys: Keyspace,
+        notices: Notices,
+    ) -> None:
+        """No I/O. Made anew in a forked child, with other endpoints."""
+        self._name = name
+        self._seeds = seeds
+        self._endpoint_at = endpoint_at
+        self._keys = keys
+        self._notices = notices
+        self._now = notices.now
+        self._table: SlotTable | None = None
+        self._doubted = False
+        self._looked_at = 0.0  # when the table was asked for last
+        self._looking = threading.Lock()  # taken as those in `Listener`
+        self._told: Address | None = None  # who served a slot that had been moved: it knows of that
+        self._nodes: dict[Address, Node] = {}
+        self._tags, self._turns = count(1), count()
+        self._closed = False
+        #: In the thread of a node's listener: see `Listener.hand_on`.
+        self.hand_on: Callable[[Address, Node, set[str]], set[str]] = lambda address, node, names: names
+
+    # ---- who is asked
+
+    def owner(self, name: str, within: float) -> Address:
+        slot = self._keys.slot(name)
+        address = self.table(within).owner(slot)
+        if address is None:
+            self.doubt()
+            raise BackendUnavailable(f"{self._name}: no node serves slot {slot}", unknown=False, backend="redis")
+        return address
+
+    def node(self, address: Address) -> Node:
+        node = self._nodes.get(address)
+        if node is None:
+            made = Node(self._endpoint_at(address), self._keys, self._notices, f"/{next(self._tags)}")
+            node = self._nodes.setdefault(address, made)
+            node.listener.hand_on = lambda names: self.hand_on(address, node, names)
+            if self._closed:
+                node.close()
+        return node
+
+    def known(self) -> dict[Address, Node]:
+        """The nodes that were asked until now, as far as they are primaries still."""
+        return dict(self._nodes)
+
+    def primaries(self, within: float) -> Iterator[tuple[Address, Node]]:
+        for address in self.table(within).primaries:
+            yield address, self.node(address)
+
+    def table(self, within: float) -> SlotTable:
+        """A new one if there is doubt; the one that there was if that takes long and another thread is at it."""
+        deadline = self._now() + within
+        taken: list[bool] = []
+        try:
+            if self._good():
+                return self._present()
+            wait = self._table is None
+            taken += map(self._looking.acquire, [wait], [max(0.0, within) if wait else -1])
+            if taken == [True] and not self._good():
+                self._look(deadline)
+            return self._present()
+        finally:
+            if taken == [True]:
+                self._looking.release()
+
+    # ---- what is learnt on the way
+
+    def doubt(self) -> None:
+        """The next one who asks for the table looks."""
+        self._doubted = True
+
+    def redirected(self, by: Address, to: Redirected) -> Address:
+        """Where that leads. What was moved for good is remembered at once: all others follow, and one of them looks."""
+        address = Address(to.host or by.host, to.port)
+        if not to.once:
+            if self._table is not None:
+                self._table.moved(to.slot, address)
+            self._told = address
+            self.doubt()
+        return address
+
+    def retire(self, address: Address, node: Node) -> None:
+        """It is not a primary any more, and nothing is watched there."""
+        if self._nodes.get(address) is node:
+            self._nodes.pop(address, None)
+        node.close()
+
+    def close(self) -> None:
+        self._closed = True
+        for node in self.known().values():
+            node.close()
+
+    # ---- the table
+
+    def _good(self) -> bool:
+        return self._table is not None and not (self._doubted and self._now() - self._looked_at > BURST)
+
+    def _present(self) -> SlotTable:
+        if self._table is None:
+            raise BackendUnavailable(f"{self._name}: nobody has said yet which node serves what", unknown=False)
+        return self._table
+
+    def _look(self, deadline: float) -> None:
+        """Ask one node after the other until one answers. Each has half of what is left: one that is silent must not
+        keep the others from being asked."""
+        error: MultilockError | None = None
+        asked = self._candidates()
+        for i, address in enumerate(asked):
+            left = deadline - self._now()
+            if left <= 0:
+                break
+            try:
+                table = self._ask(address, left if i == len(asked) - 1 else max(left / 2, AT_LEAST))
+            except (BackendUnavailable, BackendRejected) as failed:
+                error = error if isinstance(error, BackendRejected) else failed
+                continue
+            self._doubted = False
+            self._looked_at = self._now()
+            self._install(table)
+            return
+        self._looked_at = self._now()
+        if self._table is None:
+            why = error or BackendUnavailable(f"{self._name} was not asked in time", unknown=False, backend="redis")
+            raise why
+
+    def _candidates(self) -> list[Address]:
+        """Who may know, the best first. Another one begins each time: one that was cut off from the others answers, and
+        does not know."""
+        known: list[Address] = [*self._seeds]
+        if self._table is not None:
+            known[:0] = [*self._table.primaries, *(each for those in self._table.replicas.values() for each in those)]
+            first = next(self._turns) % len(known)
+            known = known[first:] + known[:first]
+        told, self._told = self._told, None
+        return list(dict.fromkeys([told, *known] if told else known))
+
+    def _ask(self, address: Address, within: float) -> SlotTable:
+        node = self._nodes.get(address)
+        if node is not None:
+            answer, _ = node.connections.call(CLUSTER_SLOTS, within)
+        else:  # a replica, or a seed under another name: no connection is kept
+            deadline = self._now() + within
+            wire = self._endpoint_at(address).connect(within, self._now)
+            try:
+                answer = wire.call(CLUSTER_SLOTS, deadline - self._now())
+            finally:
+                wire.close()
+        try:
+            return SlotTable.of(answer, address)
+        except ValueError as error:
+            raise BackendRejected(f"{address} is not a node of a cluster: {error}", backend="redis") from error
+
+    def _install(self, table: SlotTable) -> None:
+        self._table = table
+        gone = [(address, node) for address, node in list(self._nodes.items()) if address not in table.primaries]
+        for address, node in gone:
+            if not node.listener.watches():
+                self.retire(address, node)
+        if gone:
+            self._notices.wake(None)  # who waited there has nobody any more who would tell it

@@ -1,0 +1,269 @@
+"""A Redis Cluster: each name on the primary of its slot, whoever that is by now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from multilock import BackendUnavailable
+from multilock.backend import Busy, Granted
+from multilock.model import LossReason
+from multilock_redis.slots import Address
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Ours, eventually
+from tests.servers_cluster import ClusterNode, RedisCluster
+
+TAKEN = LossReason.TAKEN
+
+
+class Moving:
+    """A name whose slot goes from one node to another."""
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        self.cluster = cluster
+        self.here, self.there, self.elsewhere = cluster.primaries()
+        self.name = cluster.name_on(self.here)
+        self.slot = cluster.slot_of(self.name)
+
+    def whole(self) -> None:
+        self.cluster.migrate(self.slot, self.there)
+
+    def begin(self) -> None:
+        self.cluster.begin_migration(self.slot, self.there)
+
+    def keys(self) -> None:
+        self.cluster.move_keys(self.slot, self.here, self.there)
+
+    def end(self) -> None:
+        self.cluster.end_migration(self.slot, self.here, self.there)
+
+    def holder(self, node: ClusterNode) -> str | None:
+        """Who holds it there, as its key says, whether the node serves the slot or does not yet."""
+        pipeline = node.bare.pipeline(transaction=False)
+        pipeline.execute_command("ASKING")
+        owner = pipeline.get(f"multilock/{self.name}").execute()[1]
+        return owner.decode() if owner else None
+
+
+@pytest.fixture
+def moving(cluster: RedisCluster) -> Iterator[Moving]:
+    moving = Moving(cluster)
+    yield moving
+    for node in cluster.primaries():
+        node.bare.execute_command("CLUSTER", "SETSLOT", moving.slot, "STABLE")
+    if cluster.owner(moving.slot) is not moving.here:
+        cluster.migrate(moving.slot, moving.here)
+
+
+@pytest.fixture
+def us(connect: Connect, cluster: RedisCluster) -> Ours:
+    return connect(cluster.url)
+
+
+@pytest.fixture
+def them(connect: Connect, cluster: RedisCluster) -> Ours:
+    return connect(cluster.url)
+
+
+def slots_asked(cluster: RedisCluster) -> int:
+    """How often anybody has asked any node for the table, but for us here."""
+    said = [node.bare.info("commandstats") for node in cluster.members]
+    return sum(stats.get("cmdstat_cluster|slots", {}).get("calls", 0) for stats in said)
+
+
+def test_all_keys_of_a_name_are_on_the_primary_of_its_slot(us: Ours, them: Ours, cluster: RedisCluster) -> None:
+    for primary in cluster.primaries():
+        name = cluster.name_on(primary)
+        held = us.take(us.claim(name))
+        them.wait(them.claim(name))
+        reader = us.take(us.reader(cluster.name_on(primary, "r")))
+        us.release(us.claim(name), unsure=True)
+        assert len(primary.bare.keys("*")) == 8, "lock, queue, live, token, tombstone; lock, token, holders"
+        assert us.renew(held, reader) != [None, None]
+
+
+@pytest.mark.parametrize("kind", ["lock", "read"])
+def test_a_moved_slot_is_followed_by_each_request(us: Ours, moving: Moving, kind: str) -> None:
+    claim, granted = us.take(us.claim(moving.name, kind=kind))
+    moving.whole()
+    [renewed] = us.renew((claim, granted))
+    assert renewed.group != granted.group, "it is renewed with those of the new node"
+    moving.cluster.migrate(moving.slot, moving.here)
+    assert us.attempt(claim).token >= granted.token
+    moving.whole()
+    info = us.backend.inspect(moving.name, 2)
+    assert info
+    assert info.owner == claim.owner
+    moving.cluster.migrate(moving.slot, moving.here)
+    assert us.backend.rest(claim, granted, False, 60.0, 2).ours
+    moving.whole()
+    assert us.backend.force_release(moving.name, 2)
+    again, _ = us.take(us.claim(moving.name, kind=kind))
+    moving.cluster.migrate(moving.slot, moving.here)
+    assert us.release(again)
+
+
+def test_a_waiter_follows_a_moved_slot_and_listens_there(us: Ours, them: Ours, moving: Moving) -> None:
+    held, _ = us.take(us.claim(moving.name))
+    waiting = them.wait(them.claim(moving.name))
+    moving.whole()
+    them.wait(waiting)  # its heartbeat
+    us.release(held)
+    them.ear.hears("wake", waiting.id)
+    assert them.ear.pushed[waiting.id].group == f"redis://{moving.there.endpoint}/0"
+
+
+def test_a_burst_of_redirections_asks_for_the_table_once(us: Ours, cluster: RedisCluster) -> None:
+    here, there, _ = cluster.primaries()
+    names = list(islice(cluster.names_on(here), 5))
+    moved = [cluster.slot_of(name) for name in names]
+    held = [us.take(us.claim(name)) for name in names]
+    try:
+        for slot in moved:
+            cluster.migrate(slot, there)
+        before = slots_asked(cluster)
+        assert None not in us.renew(*held)
+        assert all(us.release(claim) for claim, _ in held)
+        assert slots_asked(cluster) - before <= 1
+        eventually(lambda: us.release(held[0][0]) or slots_asked(cluster) > before)
+        us.renew(*held)
+        assert slots_asked(cluster) - before == 1
+    finally:
+        for slot in moved:
+            cluster.migrate(slot, here)
+
+
+# ---- while a slot is being moved
+
+
+@pytest.mark.parametrize("kind", ["lock", "read"])
+def test_what_is_held_is_renewed_at_every_moment_of_a_move(us: Ours, moving: Moving, kind: str) -> None:
+    held = us.take(us.claim(moving.name, kind=kind))
+    for step in (moving.begin, moving.keys, moving.end):
+        step()
+        [renewed] = us.renew(held)
+        assert isinstance(renewed, Granted), (step, renewed)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_needs_a_missing_key_is_silence_until_the_move_is_over(us: Ours, moving: Moving, moved: bool) -> None:
+    held, granted = us.take(us.claim(moving.name))
+    moving.begin()
+    if moved:
+        moving.keys()
+    asks: list[Callable[[], object]] = [
+        lambda: us.attempt(us.claim(moving.name)),
+        lambda: us.attempt(us.claim(moving.name), join=True),
+        lambda: us.release(held),
+        lambda: us.backend.rest(held, granted, False, 5.0, 2),
+        lambda: us.backend.inspect(moving.name, 2),
+        lambda: us.backend.force_release(moving.name, 2),
+    ]
+    for ask in asks:
+        with pytest.raises(BackendUnavailable, match="TRYAGAIN") as caught:
+            ask()
+        assert not caught.value.unknown, "it was not executed for certain"
+    assert moving.holder(moving.there if moved else moving.here) == held.owner
+    if not moved:
+        moving.keys()
+    moving.end()
+    assert us.release(held)
+    assert isinstance(us.attempt(us.claim(moving.name)), Granted)
+
+
+def test_a_request_whose_keys_have_all_been_moved_is_answered_by_the_new_node(
+    us: Ours, them: Ours, moving: Moving
+) -> None:
+    """Only a missing key keeps an acquire out, so here none is: lock, holders, queue, live, token and tombstone."""
+    us.take(us.reader(moving.name))
+    them.wait(them.claim(moving.name))
+    late = us.reader(moving.name)
+    us.release(late, unsure=True)  # its tombstone is the last of the six keys
+    moving.begin()
+    moving.keys()
+    assert isinstance(us.attempt(late), Busy)
+
+
+def test_a_waiter_whose_place_was_moved_is_passed_over_only_until_its_heartbeat(
+    us: Ours, them: Ours, moving: Moving
+) -> None:
+    """It does not listen at the new node, so that nobody may hand it anything; and it is not dropped."""
+    held, _ = us.take(us.claim(moving.name))
+    waiting = them.wait(them.claim(moving.name))
+    moving.whole()
+    us.release(held)
+    assert moving.holder(moving.there) is None
+    later, _ = us.take(us.claim(moving.name))  # as while a waiter connects again
+    assert isinstance(them.attempt(waiting, join=True), Busy)
+    us.release(later)
+    them.ear.hears("wake", waiting.id)
+    assert them.ear.pushed[waiting.id].token
+
+
+def test_a_push_of_another_node_than_the_one_that_was_asked_grants_nothing(
+    us: Ours, them: Ours, moving: Moving
+) -> None:
+    """The deadline of the waiter was written by the clock of the old node, which the new one does not have."""
+    held, _ = us.take(us.claim(moving.name))
+    waiting = them.wait(them.claim(moving.name))
+    other = moving.cluster.name_on(moving.there)
+    us.take(us.claim(other))
+    them.wait(them.claim(other))  # so that it listens there too
+    moving.whole()
+    us.release(held)
+    them.ear.hears("wake", waiting.id)
+    assert moving.holder(moving.there) == waiting.owner
+    assert waiting.id not in them.ear.pushed
+    assert isinstance(them.attempt(waiting, join=True), Granted)
+
+
+# ---- losses, and what is followed
+
+
+def test_a_move_is_no_loss_and_a_deletion_at_the_new_node_is_one(us: Ours, moving: Moving) -> None:
+    held = us.take(us.claim(moving.name))
+    us.watch(held)
+    moving.begin()
+    moving.keys()  # the old node tells that its key is gone
+    moving.end()
+    witness = us.take(us.claim(moving.cluster.name_on(moving.here, "w")))
+    us.watch(witness)
+    moving.here.bare.delete(f"multilock/{witness[0].name}")
+    us.ear.hears("gone", witness[0].id, TAKEN)  # what was pushed before it was understood before it
+    assert us.ear.heard == []
+    # It is looked at there as soon as the move is known; a renewal is no part of this.
+    eventually(lambda: held[0].id in listener_at(us, moving.there)._watched, within=10)
+    moving.there.bare.delete(f"multilock/{moving.name}")
+    us.ear.hears("gone", held[0].id, TAKEN)
+
+
+def test_what_was_released_on_its_way_to_another_node_is_not_watched_there(us: Ours, moving: Moving) -> None:
+    held = us.take(us.claim(moving.name))
+    us.watch(held)
+    moving.whole()
+    assert us.release(held[0])
+    witness = us.take(us.claim(moving.name))
+    us.watch(witness)
+    moving.there.bare.delete(f"multilock/{moving.name}")
+    us.ear.hears("gone", witness[0].id, TAKEN)
+    assert ("gone", held[0].id, TAKEN) not in us.ear.heard
+
+
+def test_a_followed_name_is_followed_to_its_new_node(us: Ours, them: Ours, moving: Moving) -> None:
+    names = frozenset({moving.name, moving.cluster.name_on(moving.elsewhere)})
+    assert us.backend.follow(names, 2)
+    held, _ = them.take(them.claim(moving.name))
+    us.ear.hears("changed", moving.name)
+    moving.whole()
+    eventually(lambda: moving.name in listener_at(us, moving.there)._followed, within=10)
+    us.ear.heard.clear()
+    them.release(held)
+    us.ear.hears("changed", moving.name)
+
+
+def listener_at(us: Ours, node: ClusterNode) -> Any:
+    backend: Any = us.backend
+    return backend._topology.node(Address(node.host, node.port)).listener

@@ -1,0 +1,225 @@
+"""Redis Clusters: three shards, each a primary and a replica, that know each other from the start."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
+from redis.crc import key_slot
+
+from tests.servers import Cluster, RedisServer
+
+__all__ = ["ClusterNode", "RedisCluster", "cluster_of_all_tests"]
+
+# A machine that stands still is no reason to elect another primary: who is to be promoted is told so by `fail_over`.
+NODE_TIMEOUT = 15_000
+AGREE_WITHIN = 20.0  # seconds; a primary that starts serves nobody for its first two
+
+
+class ClusterNode(RedisServer):
+    """One of its servers. Who the others are stands in its folder, which outlives `kill`: it comes back as itself."""
+
+    name = "redis+cluster"
+    keeps = True
+    # It waits for the disk at each change of who serves what: that is no business of these tests.
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+    def __init__(self, number: int, *options: str) -> None:
+        super().__init__(
+            *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+            *("--cluster-node-timeout", str(NODE_TIMEOUT), "--cluster-replica-validity-factor", "0"),
+            *("--cluster-migration-barrier", "99", "--repl-diskless-sync-delay", "0", *options),
+        )
+        self.number = number
+        self.id = f"{number + 1:040x}"
+        self.nodes = ""  # what nodes.conf says before the first start
+        self._bare: redis.Redis | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.endpoint}"
+
+    @property
+    def bare(self) -> Any:
+        """What any other program has, to this node alone: it follows no redirection."""
+        if self._bare is None or self._bare.connection_pool.connection_kwargs["port"] != self.port:
+            self._bare = redis.Redis(port=self.port, socket_timeout=5.0)
+        return self._bare
+
+    def command(self, folder: Path) -> list[str]:
+        config = folder / "nodes.conf"
+        if self.nodes and not config.exists():
+            config.write_text(self.nodes)
+        return super().command(folder)
+
+    def stop(self) -> None:
+        if self._bare is not None:
+            self._bare.close()
+        super().stop()
+
+
+class RedisCluster(Cluster[ClusterNode]):
+    """``shards`` primaries, and a replica of each after them unless ``replicas`` is False."""
+
+    members: list[ClusterNode]
+
+    def __init__(self, *options: str, shards: int = 3, replicas: bool = True) -> None:
+        self._shards = shards
+        self.members = [ClusterNode(n, *options) for n in range(shards * (2 if replicas else 1))]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(member.endpoint for member in self.members[: self._shards])
+
+    def introduce(self) -> None:
+        """Each knows all others, their slots and whose replica they are: nobody has to meet anybody."""
+        for member in self.members:
+            lines = [self._line(other, of=member) for other in self.members]
+            member.nodes = "\n".join([*lines, f"vars currentEpoch {self._shards} lastVoteEpoch 0", ""])
+
+    def _line(self, node: ClusterNode, of: ClusterNode) -> str:
+        shard = node.number % self._shards
+        primary = node.number < self._shards
+        first, last = shard * SLOTS // self._shards, (shard + 1) * SLOTS // self._shards - 1
+        flags = ("myself," if node is of else "") + ("master" if primary else "slave")
+        whose, slots = ("-", f" {first}-{last}") if primary else (self.members[shard].id, "")
+        place = f"{node.endpoint}@{node.port + 10_000}"
+        return f"{node.id} {place} {flags} {whose} 0 0 {shard + 1} connected{slots}"
+
+    def start(self) -> None:
+        super().start()
+        self.agree()
+
+    def find_leader(self) -> ClusterNode | None:
+        return self.members[0]
+
+    # ---- who serves what
+
+    def primaries(self) -> list[ClusterNode]:
+        """In the order of their first slots, as one of them says."""
+        by_port = {member.port: member for member in self.members}
+        said = next(member for member in self.members if member.alive).bare.execute_command("CLUSTER", "SLOTS")
+        return list(dict.fromkeys(by_port[line[2][1]] for line in sorted(said)))
+
+    def owner(self, slot: int) -> ClusterNode:
+        """The primary that serves this slot, as it says itself."""
+        for member in self.members:
+            if member.alive:
+                for line in member.bare.execute_command("CLUSTER", "SLOTS"):
+                    if line[0] <= slot <= line[1] and line[2][1] == member.port:
+                        return member
+        raise LookupError(f"no node serves slot {slot}")
+
+    def replica_of(self, primary: ClusterNode) -> ClusterNode:
+        for member in self.members:
+            if member.alive and member is not primary:
+                role = member.bare.role()
+                if role[0] == b"slave" and role[2] == primary.port:
+                    return member
+        raise LookupError(f"{primary.endpoint} has no replica")
+
+    def agree(self) -> None:
+        """Wait until every node that runs serves, and says the same of every slot; and replicas have what there is."""
+        until = time.monotonic() + AGREE_WITHIN
+        while not self._agrees():
+            if time.monotonic() > until:
+                raise TimeoutError("the cluster does not come to an agreement")
+            time.sleep(0.02)
+
+    def _agrees(self) -> bool:
+        said = []
+        for member in self.members:
+            if not member.alive:
+                continue
+            try:
+                info = member.bare.execute_command("CLUSTER", "INFO")
+                lines = member.bare.execute_command("CLUSTER", "SLOTS")
+                replication = member.bare.info("replication")
+            except redis.RedisError:
+                return False
+            if b"cluster_state:ok" not in info:
+                return False
+            if replication["role"] == "slave" and replication["master_link_status"] != "up":
+                return False
+            said.append(sorted((first, last, primary[1]) for first, last, primary, *_ in lines))
+        return all(each == said[0] for each in said)
+
+    # ---- what an operator does
+
+    def migrate(self, slot: int, to: ClusterNode) -> None:
+        """A whole resharding of this slot, as redis-cli does it."""
+        source = self.owner(slot)
+        self.begin_migration(slot, to)
+        self.move_keys(slot, source, to)
+        self.end_migration(slot, source, to)
+
+    def begin_migration(self, slot: int, to: ClusterNode) -> None:
+        source = self.owner(slot)
+        to.bare.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.bare.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id)
+
+    def move_keys(self, slot: int, source: ClusterNode, to: ClusterNode) -> None:
+        while keys := source.bare.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.bare.execute_command("MIGRATE", to.host, to.port, "", 0, 5000, "KEYS", *keys)
+
+    def end_migration(self, slot: int, source: ClusterNode, to: ClusterNode) -> None:
+        """The new owner is told first: else nobody would serve the slot for a moment."""
+        for node in (to, source):
+            node.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+
+    def fail_over(self, primary: ClusterNode) -> ClusterNode:
+        """Its replica takes over at once, without a vote; also where this primary is dead."""
+        replica = next(member for member in self.members if member.alive and self._follows(member) == primary.id)
+        replica.bare.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+        return replica
+
+    def _follows(self, member: ClusterNode) -> str:
+        """The id of the primary whose replica it is, as it says itself."""
+        lines = member.bare.execute_command("CLUSTER", "NODES").decode().splitlines()
+        return str(next(line.split()[3] for line in lines if "myself" in line.split()[2]))
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Afterwards every node runs again, and all agree."""
+        try:
+            yield
+        finally:
+            for member in self.members:
+                if not member.alive:
+                    member.start()
+            self.agree()
+
+    def names_on(self, primary: ClusterNode, prefix: str = "n") -> Iterator[str]:
+        """Names whose locks this primary serves, with the default prefix; each in a slot of its own."""
+        said = primary.bare.execute_command("CLUSTER", "SLOTS")
+        mine = {slot for line in said if line[2][1] == primary.port for slot in range(line[0], line[1] + 1)}
+        for n in count():
+            if (slot := self.slot_of(name := f"{prefix}{n}")) in mine:
+                mine.remove(slot)
+                yield name
+
+    def name_on(self, primary: ClusterNode, prefix: str = "n") -> str:
+        return next(self.names_on(primary, prefix))
+
+    @staticmethod
+    def slot_of(name: str) -> int:
+        return int(key_slot(f"multilock/{name}".encode()))
+
+
+@lru_cache
+def cluster_of_all_tests() -> RedisCluster:
+    """The one that the tests of a process share; who takes something away from it puts it back."""
+    cluster = RedisCluster()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cluster)
+        atexit.register(stack.pop_all().close)
+    return cluster

@@ -236,6 +236,11 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     compare.add_argument("--seed", metavar="N", type=int, help="for the same order and the same dice again")
     compare.add_argument("--adapter", metavar="M:N=URL", dest="adapters", action="append", default=[],
                          help="a lock of yours too: package.module:Name=URL (repeatable)")  # fmt: skip
+    compare.add_argument("--scale", action="store_true", help="10,000 held locks instead of 1,000")
+    compare.add_argument("--server-pid", metavar="URL=PID", dest="server_pids", action="append", default=[],
+                         help="this process may be stopped (SIGSTOP) for a while (repeatable)")  # fmt: skip
+    compare.add_argument("--server-container", metavar="URL=NAME", dest="server_containers", action="append",
+                         default=[], help="this container may be paused, killed, restarted (repeatable)")  # fmt: skip
     compare.add_argument("--out", metavar="DIR", help="keep history.jsonl, report.json and report.md there")
     compare.add_argument("--against", metavar="FILE", help="an older report.json: show what changed")
     compare.add_argument("--verify", metavar="DIR", help="judge the history of that folder again, and run nothing")

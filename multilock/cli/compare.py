@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from rich.text import Text
 from multilock import now
 from multilock.cli.exits import say
 from multilock.testing import compare as comparison
-from multilock.testing.compare import Progress, Report, summary
+from multilock.testing.compare import SCENARIOS, Progress, Report, summary
+from multilock.testing.compare.loads import LOADS
 
 __all__ = ["Wanted", "compare", "verify"]
 
@@ -27,6 +29,7 @@ WIDTH = 100
 PLAIN_EVERY = 10.0  # seconds between two lines where there is no terminal
 CYCLES = 20
 QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6  # the last for each core: most of a cycle is waiting
+LOCKS, MANY_LOCKS = 1_000, 10_000
 INTERRUPTED = 130
 DIFFERENT = 1
 
@@ -37,11 +40,14 @@ class Wanted:
 
     urls: Sequence[str]
     adapters: Sequence[str]
+    server_pids: Sequence[str]
+    server_containers: Sequence[str]
     scenarios: str | None
     cycles: int | None
     ttl: float
     seed: int | None
     quick: bool
+    scale: bool
     out: str | None
     against: str | None
     as_json: bool
@@ -50,6 +56,7 @@ class Wanted:
 def compare(wanted: Wanted) -> int:
     """Run it, show it, and keep it where ``out`` says. The exit code is the report's; 130 if it was interrupted."""
     sys.path.insert(0, os.getcwd())  # for adapters, as `python -m` does
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())  # it tells of each server that we stop
     older = comparison.read_report(Path(wanted.against)) if wanted.against else None
     console = Console(stderr=wanted.as_json)
     usual = QUICK_CYCLES if wanted.quick else CYCLES
@@ -57,7 +64,10 @@ def compare(wanted: Wanted) -> int:
         report = comparison.run(
             wanted.urls,
             adapters=wanted.adapters,
-            scenarios=wanted.scenarios.split(",") if wanted.scenarios else None,
+            locks=MANY_LOCKS if wanted.scale else LOCKS,
+            server_pids=wanted.server_pids,
+            server_containers=wanted.server_containers,
+            scenarios=_scenarios(wanted),
             cycles=usual if wanted.cycles is None else wanted.cycles,
             ttl=wanted.ttl,
             seed=wanted.seed,
@@ -79,6 +89,12 @@ def compare(wanted: Wanted) -> int:
     if report.data["partial"] == comparison.INTERRUPTED:
         return report.exit_code if report.violations else INTERRUPTED
     return report.exit_code
+
+
+def _scenarios(wanted: Wanted) -> list[str] | None:
+    if wanted.scenarios:
+        return wanted.scenarios.split(",")
+    return [name for name in (*SCENARIOS, *LOADS) if name != "scale"] if wanted.quick and not wanted.scale else None
 
 
 def verify(folder: str) -> int:

@@ -60,6 +60,7 @@ class Traffic:
     lost."""
 
     up_in: int = 0
+    up_pieces: int = 0  #: in which they came: what is sent in one go is one
     up_out: int = 0
     down_in: int = 0
     down_out: int = 0
@@ -456,6 +457,7 @@ class FaultProxy:
         connection = next(each for each in self._connections if pipe in each._pipes())
         if pipe is connection.up:
             self._traffic.up_in += len(data)
+            self._traffic.up_pieces += bool(data)
         else:
             self._traffic.down_in += len(data)
         if not data:

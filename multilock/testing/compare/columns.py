@@ -14,6 +14,7 @@ from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, load
 from multilock.testing.compare.controls import CONTROLS
 from multilock.testing.compare.network import has_network
 from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
+from multilock.testing.compare.servers import Given, ServerProcess
 from multilock.urls import redact
 
 __all__ = ["Column", "columns_for"]
@@ -37,6 +38,7 @@ class Column:
     gone: str = ""  #: why it does not take part, or not any more
     facts: dict[str, Any] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
+    server: ServerProcess | None = None  #: where we were told
 
     def faces(self, scenario: Scenario) -> list[str]:
         """The adapters that can go through this scenario; none: it is not applicable here."""
@@ -53,6 +55,13 @@ class Column:
             has.add("operator")
         if getattr(adapter, "loop", False):
             has.add("loop")
+        sessions = getattr(adapter, "has_sessions", None)
+        if callable(sessions) and sessions(self.url):
+            has.add("session")
+        if self.server is not None:
+            has.add("server")
+            if self.server.restarts:
+                has.add("restart")
         return has
 
     @property
@@ -62,12 +71,15 @@ class Column:
             "name": self.name, "url": redact(self.url), "adapters": self.adapters, "control": self.control,
             "must_fail": sorted(self.must_fail), "ttl": self.ttl, "bound": self.bound, "gone": self.gone or None,
             "leftovers": self.leftovers,
+            "server": None if self.server is None else str(self.server),
             "not_applicable": sorted(each.name for each in SCENARIOS.values() if not self.faces(each)),
             **self.facts,
         }  # fmt: skip
 
 
-def columns_for(urls: Sequence[str], adapters: Iterable[str], ttl: float, *, controls: bool = True) -> list[Column]:
+def columns_for(
+    urls: Sequence[str], adapters: Iterable[str], ttl: float, *, controls: bool = True, servers: Given | None = None
+) -> list[Column]:
     """Ours at each URL, with its controls, and those given as ``package.module:Name=URL``.
 
     Raises ConfigurationError for what is misspelled. A server that does not answer is a column that says so.
@@ -91,7 +103,24 @@ def columns_for(urls: Sequence[str], adapters: Iterable[str], ttl: float, *, con
         columns.append(column)
     if not columns:
         raise ConfigurationError("there is nothing to compare: name a URL, such as redis://localhost:6379")
+    _assign(servers or {}, columns)
     return columns
+
+
+def _assign(servers: Given, columns: list[Column]) -> None:
+    """Each to all columns of its URL."""
+    remote = dict.fromkeys(column.url for column in columns if has_network(column.url))
+    for which, server in servers.items():
+        url = next((column.url for column in columns if which in (column.name, column.url)), which)
+        if not which:
+            if len(remote) != 1:
+                raise ConfigurationError(f"whose is the {server}? Say URL={server.container or server.pid}")
+            url = next(iter(remote))
+        if url not in remote:
+            raise ConfigurationError(f"{redact(which)!r} is not a server that is compared here")
+        for column in columns:
+            if column.url == url:
+                column.server = server
 
 
 def _free_name(name: str, columns: Iterable[Column]) -> str:

@@ -19,12 +19,13 @@ from typing import Any, Protocol, TypeVar
 
 import multilock
 from multilock import ConfigurationError
+from multilock.testing.compare.sessions import HAVE_SESSIONS, end_session
 
 __all__ = ["ASYNCIO", "BLOCKING", "Adapter", "Asyncio", "Blocking", "Holding", "Lock", "Place", "load"]
 
 BLOCKING = "multilock.testing.compare.contestants:Blocking"
 ASYNCIO = "multilock.testing.compare.contestants:Asyncio"
-OUTAGE = 5.0  # seconds of silence that a wait outlasts
+OUTAGE = 15.0  # seconds of silence that a wait outlasts; a server is started again in less
 ANSWER_WITHIN = 60.0  # seconds for the loop of an asyncio client; a scenario may block it for a while
 
 T = TypeVar("T")
@@ -56,8 +57,12 @@ class Lock(Protocol):
 
 
 class Place(Protocol):
-    """A client. It may have ``ping()``, one round trip, and ``on_loop(call)``, which runs ``call()`` on its event loop,
-    as a user's code that waits where it must not."""
+    """A client.
+
+    It may have ``ping()``, one round trip; ``on_loop(call)``, which runs ``call()`` on its event loop, as a user's code
+    that waits where it must not; and ``end_session()``, which asks the server, as an operator does, to end the session
+    that the newest holding lives in: True if there was one.
+    """
 
     def lock(self, name: str) -> Lock: ...
 
@@ -68,8 +73,9 @@ class Adapter(Protocol):
     """How to open a place.
 
     It may have ``loop`` (True: its places have ``on_loop``); ``control``, the scenarios in which it must fail, or the
-    report is void; ``bound(url, ttl)``, the seconds until another can have the lock of a holder that has gone; and
-    ``take(url, name)``: an operator takes the lock away, True if somebody had it.
+    report is void; ``bound(url, ttl)``, the seconds until another can have the lock of a holder that has gone;
+    ``take(url, name)``: an operator takes the lock away, True if somebody had it; and ``has_sessions(url)``, True if
+    its places have ``end_session``.
     """
 
     def open(self, url: str, ttl: float) -> Place: ...
@@ -104,6 +110,10 @@ class _Ours:
         with multilock.connect(url) as client:
             return client.force_release(name)
 
+    @staticmethod
+    def has_sessions(url: str) -> bool:
+        return url.partition(":")[0] in HAVE_SESSIONS
+
 
 class Blocking(_Ours):
     """multilock's blocking face."""
@@ -116,9 +126,13 @@ class Blocking(_Ours):
 class _Client:
     def __init__(self, client: multilock.Client) -> None:
         self._client = client
+        self.newest: multilock.Lease | None = None
 
     def lock(self, name: str) -> Lock:
-        return _Lock(self._client.lock(name))
+        return _Lock(self, self._client.lock(name))
+
+    def end_session(self) -> bool:
+        return _end_session_of(self._client, self.newest)
 
     def ping(self) -> object:
         return self._client.ping()
@@ -127,12 +141,16 @@ class _Client:
         self._client.close()
 
 
+def _end_session_of(client: multilock.Client | multilock.AsyncClient, lease: Any) -> bool:
+    return lease is not None and end_session(client._kernel.backend, lease._granted.group)
+
+
 class _Lock:
-    def __init__(self, lock: multilock.DistributedLock) -> None:
-        self._lock = lock
+    def __init__(self, client: _Client, lock: multilock.DistributedLock) -> None:
+        self._client, self._lock = client, lock
 
     def acquire(self, timeout: float) -> Holding | None:
-        lease = self._lock.try_acquire(timeout)
+        lease = self._client.newest = self._lock.try_acquire(timeout)
         return None if lease is None else _Lease(lease)
 
 
@@ -171,12 +189,16 @@ class _AsyncClient:
         self._thread = threading.Thread(target=self.loop.run_forever, name="compare-loop", daemon=True)
         self._thread.start()
         self._client = multilock.connect_async(url, ttl=ttl, outage_timeout=OUTAGE)
+        self.newest: multilock.AsyncLease | None = None
 
     def lock(self, name: str) -> Lock:
         return _AsyncLock(self, self._client.lock(name, cancel_on_lost=False))
 
     def ping(self) -> object:
         return self.run(self._client.ping())
+
+    def end_session(self) -> bool:
+        return _end_session_of(self._client, self.newest)
 
     def on_loop(self, call: Callable[[], object]) -> None:
         self.loop.call_soon_threadsafe(call)
@@ -196,7 +218,7 @@ class _AsyncLock:
         self._client, self._lock = client, lock
 
     def acquire(self, timeout: float) -> Holding | None:
-        lease = self._client.run(self._lock.try_acquire(timeout), timeout)
+        lease = self._client.newest = self._client.run(self._lock.try_acquire(timeout), timeout)
         return None if lease is None else _AsyncLease(self._client, lease)
 
 

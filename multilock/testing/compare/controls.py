@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 
 import multilock
 from multilock.testing.compare.contestants import Blocking, Holding, Lock, Place
+from multilock.testing.compare.sessions import close_kazoo
 
 __all__ = ["CONTROLS", "Flag", "Kazoo", "Naive", "RedisPy"]
 
-WEAK = frozenset({"pause", "partition", "taken"})
+WEAK = frozenset({"pause", "partition", "taken", "session"})
 SOCKET_TIMEOUT = 1.0
 
 
@@ -27,42 +28,45 @@ class Flag(Blocking):
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
-        return _FlagPlace(multilock.connect(url, ttl=ttl))
+        return _FlagPlace(Blocking.open(url, ttl))
 
 
 class _FlagPlace:
-    def __init__(self, client: multilock.Client) -> None:
-        self._client = client
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     def lock(self, name: str) -> Lock:
-        return _FlagLock(self._client.lock(name))
+        return _FlagLock(self._place.lock(name))
+
+    def end_session(self) -> bool:
+        return bool(self._place.end_session())  # type: ignore[attr-defined]  # Blocking has it
 
     def close(self) -> None:
-        self._client.close()
+        self._place.close()
 
 
 class _FlagLock:
-    def __init__(self, lock: multilock.DistributedLock) -> None:
+    def __init__(self, lock: Lock) -> None:
         self._lock = lock
 
     def acquire(self, timeout: float) -> Holding | None:
-        lease = self._lock.try_acquire(timeout)
-        return None if lease is None else _FlagHolding(lease)
+        holding = self._lock.acquire(timeout)
+        return None if holding is None else _FlagHolding(holding)
 
 
 class _FlagHolding:
-    def __init__(self, lease: multilock.Lease) -> None:
-        self._lease = lease
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
         self._locked = True
-        self.token = lease.token
-        self.ttl = lease.ttl
+        self.token = holding.token
+        self.ttl: float = holding.ttl  # type: ignore[attr-defined]  # as above
 
     def believes(self) -> bool:
         return self._locked
 
     def release(self) -> object:
         self._locked = False
-        return self._lease.release()
+        return self._holding.release()
 
 
 class Naive:
@@ -98,11 +102,19 @@ class _NaiveLock:
         milliseconds = int(self._ttl * 1000)
         owner = secrets.token_hex(8)
         until = multilock.now() + timeout
-        while not self._client.set(self._name, owner, nx=True, px=milliseconds):
+        while not self._set(owner, milliseconds):
             if multilock.now() > until:
                 return None
             threading.Event().wait(0.02)
         return _NaiveHolding(self._client, self._name, owner, self._ttl)
+
+    def _set(self, owner: str, milliseconds: int) -> bool:
+        import redis
+
+        try:
+            return bool(self._client.set(self._name, owner, nx=True, px=milliseconds))
+        except redis.RedisError:  # a server that is stopped goes on some time
+            return False
 
 
 class _NaiveHolding:
@@ -190,7 +202,7 @@ class _RedisPyHolding:
 class Kazoo:
     """``kazoo.recipe.lock.Lock``, asked by its ``is_acquired``."""
 
-    control = frozenset({"pause", "partition"})
+    control = frozenset({"pause", "partition", "session"})
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
@@ -199,6 +211,10 @@ class Kazoo:
     @staticmethod
     def bound(url: str, ttl: float) -> float:
         return 2 * ttl + 5.0
+
+    @staticmethod
+    def has_sessions(url: str) -> bool:
+        return True
 
 
 class _KazooPlace:
@@ -214,6 +230,9 @@ class _KazooPlace:
 
     def lock(self, name: str) -> Lock:
         return _KazooLock(self._client.Lock(f"/{name}"), self._ttl)
+
+    def end_session(self) -> bool:
+        return close_kazoo(self._client)
 
     def close(self) -> None:
         self._client.stop()

@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from multilock import now
+import multilock
+from multilock import MultilockError, now
 from multilock.testing.compare.contestants import load
 from multilock.testing.compare.history import Event
 from multilock.testing.compare.mates import LOOK_EVERY, Late, Mate, Stopped, Trouble
 from multilock.testing.compare.network import Network
 from multilock.testing.compare.scenarios import Scenario
+from multilock.testing.compare.servers import ServerFault, ServerProcess
 
 __all__ = ["Plan", "play"]
 
 PATIENCE = 20.0  # seconds for what takes a moment on a machine that is not busy
 LATE_RELEASE = 0.3  # of a ttl: B goes on holding for so long after A gave back what it had lost
 LONGEST_WAIT = 600.0
+SILENT = 0.5  # seconds without an answer, of a server that was stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Plan:
     ttl: float
     bound: float
     seed: str
+    server: ServerProcess | None = None
+    ledger: str = ""  #: where those who hold it write
 
     @property
     def header(self) -> Event:
@@ -58,7 +63,7 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
                 scene.network = Network(plan.url)
                 stack.callback(scene.network.close)
             end["took_place"] = scene.play()
-        except (Trouble, OSError, ValueError) as trouble:
+        except (Trouble, ServerFault, OSError, ValueError) as trouble:
             end |= {"reached": False, "why": str(trouble), "stopped": isinstance(trouble, Stopped)}
             a.fit = b.fit = False
         finally:
@@ -124,7 +129,10 @@ class _Scene:
         through = self.plan.url if self.network is None else self.network.url
         places = [(self.a, "A", through), (self.b, "B", self.plan.url), (self.b, "C", self.plan.url)]
         for mate, role, url in places:
-            mate.order("open", role, adapter=self.plan.adapter, url=url, ttl=self.ttl, name=self.plan.name)
+            mate.order(
+                "open", role, adapter=self.plan.adapter, url=url, ttl=self.ttl, name=self.plan.name,
+                ledger=self.plan.ledger,
+            )  # fmt: skip
         for mate, role, _ in places:
             mate.wait_for(role, "opened", within=PATIENCE + self.bound)
 
@@ -156,11 +164,27 @@ class _Scene:
         assert self.network is not None
         return self.network
 
+    @property
+    def server(self) -> ServerProcess:
+        assert self.plan.server is not None
+        return self.plan.server
+
+    def is_silent(self) -> bool:
+        if "," in self.plan.url:  # the others answer
+            return True
+        try:
+            with multilock.connect(self.plan.url, request_timeout=SILENT, outage_timeout=SILENT) as client:
+                client.ping()
+        except (MultilockError, ValueError):  # a URL of somebody else's is one we do not know
+            return True
+        return False
+
     def dice(self, least: float, most: float) -> float:
         return self._dice.uniform(least, most)
 
     def begin(self) -> None:
-        self.faults.append({"what": "fault", "kind": self.plan.scenario.name, "pid": self.a.pid, "at": now()})
+        whose = None if self.plan.scenario.alone else self.a.pid
+        self.faults.append({"what": "fault", "kind": self.plan.scenario.name, "pid": whose, "at": now()})
 
     def end(self) -> None:
         self.faults[-1]["until"] = now()
@@ -203,3 +227,7 @@ class _Scene:
             return bool(take(self.plan.url, self.plan.name))
         except Exception as error:  # anybody's
             raise Trouble(f"the operator failed: {type(error).__name__}: {error}") from error
+
+    def end_session(self) -> bool:
+        self.a.order("end-session", "A")
+        return bool(self.a.wait_for("A", "ended", within=PATIENCE)["ours"])

@@ -26,6 +26,7 @@ FIELDS = {
     "lost": ("at", "id", "reason", "due"),
     "release": ("at", "id"),
     "released": ("at", "id", "ours"),
+    "wrote": ("at", "id", "token", "value", "taken"),
     "stall": ("at", "until"),
     "opened": ("at", "id"),
     "asking": ("at", "id", "name"),
@@ -34,16 +35,19 @@ FIELDS = {
     "refused": ("at", "id", "why"),
     "raised": ("at", "id", "why"),
     "blocked": ("at", "until"),
+    "ended": ("at", "id", "ours"),
     "closed": ("at", "id"),
     "grant": ("at", "id", "asked", "until", "held", "token"),
     "spent": ("at", "id", "acquire", "release", "ping"),
+    "holds": ("at", "id", "locks", "threads", "bytes"),
+    "kept": ("at", "id", "locks", "seconds", "cpu"),
     "done": ("at", "id"),
     "wrong": ("id", "why"),
 }
 """What the words of a line of a worker mean."""
 
-TIMES = ("at", "by", "due", "until", "seconds", "asked", "acquire", "release", "ping")
-COUNTS = ("held", "ours")
+TIMES = ("at", "by", "due", "until", "seconds", "asked", "acquire", "release", "ping", "bytes", "cpu")
+COUNTS = ("held", "ours", "value", "taken", "locks", "threads")
 LAST = ("why",)  # a JSON string, which may have spaces
 
 
@@ -54,7 +58,11 @@ def event_of(pid: int, line: str) -> Event | None:
     if fields is None:
         return None
     words = rest.split(" ", len(fields) - 1)
-    return {"what": what, "pid": pid, **{name: _value(name, word) for name, word in zip(fields, words, strict=True)}}
+    try:
+        values = {name: _value(name, word) for name, word in zip(fields, words, strict=True)}
+    except ValueError:  # a line that a lock library printed
+        return None
+    return {"what": what, "pid": pid, **values}
 
 
 def _value(name: str, word: str) -> object:

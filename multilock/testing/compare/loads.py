@@ -17,15 +17,18 @@ from typing import Any
 from multilock import now
 from multilock.testing.compare.history import Event
 from multilock.testing.compare.mates import LOOK_EVERY, Mate, Stopped, Trouble
+from multilock.testing.compare.network import Network, has_network
 
 __all__ = ["LOADS", "Load", "play_load", "rows_of"]
 
 LOADS = {
     "cost": "acquire and release of a free lock, beside pings of the same client",
     "contention": "many contenders for one lock",
+    "scale": "many locks held by one client",
 }
 OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
+EACH_WITHIN = 0.05  # … for each of many locks
 PAIRS = 200  # acquires and releases whose cost is measured, at most
 DIGITS = 6
 
@@ -45,6 +48,7 @@ class Load:
     contenders: int = 1
     processes: int = 1
     hold: float = 0.0  #: seconds for which each holds it
+    locks: int = 1
 
     @property
     def header(self) -> Event:
@@ -52,7 +56,7 @@ class Load:
         return {
             "what": "load", "kind": self.kind, "contestant": self.contestant, "adapter": self.adapter,
             "name": self.name, "ttl": self.ttl, "seconds": self.seconds, "contenders": self.contenders,
-            "processes": self.processes, "hold": self.hold, "at": now(),
+            "processes": self.processes, "hold": self.hold, "locks": self.locks, "at": now(),
         }  # fmt: skip
 
 
@@ -60,20 +64,32 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
     """Its events, and the workers that took part."""
     header, why = load.header, ""
     mates: list[Mate] = []
+    network = Network(load.url) if load.kind == "scale" and has_network(load.url) else None
+    url = load.url if network is None else network.url
+    counted: list[Event] = []
     try:
         for _ in range(load.processes):
             mates.append(mate())
         for number, each in enumerate(mates):
-            each.order("open", f"P{number}", adapter=load.adapter, url=load.url, ttl=load.ttl, name=load.name)
+            each.order("open", f"P{number}", adapter=load.adapter, url=url, ttl=load.ttl, name=load.name)
         for number, each in enumerate(mates):
             each.wait_for(f"P{number}", "opened", within=OPEN_WITHIN)
         share, more = divmod(load.contenders, load.processes)
         for number, each in enumerate(mates):
             role, threads = f"P{number}", share + (number < more)
-            each.order(load.kind, role, seconds=load.seconds, threads=threads, hold=load.hold, most=PAIRS)
+            each.order(
+                load.kind, role, seconds=load.seconds, threads=threads, hold=load.hold, most=PAIRS, locks=load.locks
+            )
+        within = END_WITHIN + EACH_WITHIN * load.locks
+        if load.kind == "scale":
+            mates[0].wait_for("P0", "holds", within=within + load.seconds)
+            counted = [_count(network)]
         _wait(load.seconds, stop)
+        if load.kind == "scale":
+            mates[0].wait_for("P0", "kept", within=within)
+            counted.append(_count(network))
         for number, each in enumerate(mates):
-            each.wait_for(f"P{number}", "done", within=END_WITHIN)
+            each.wait_for(f"P{number}", "done", within=within)
             each.order("close", f"P{number}")
             each.wait_for(f"P{number}", "closed", within=END_WITHIN)
     except Trouble as trouble:
@@ -82,8 +98,25 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
             each.fit = False
         if isinstance(trouble, Stopped):
             raise
-    events = [header, *(event for each in mates for event in each.forget()), {"what": "end", "why": why, "at": now()}]
+    finally:
+        if network is not None:
+            network.close()
+    events = [
+        header,
+        *counted,
+        *(event for each in mates for event in each.forget()),
+        {"what": "end", "why": why, "at": now()},
+    ]
     return [{"cycle": load.number, **event} for event in events], mates
+
+
+def _count(network: Network | None) -> Event:
+    """What has been sent to the server so far."""
+    sent = None if network is None else network.traffic()
+    return {
+        "what": "sent", "at": now(), "pieces": None if sent is None else sent.up_pieces,
+        "bytes": None if sent is None else sent.up_in,
+    }  # fmt: skip
 
 
 def _wait(seconds: float, stop: threading.Event) -> None:
@@ -106,7 +139,24 @@ def _row(events: list[Event]) -> dict[str, Any]:
     header, end = events[0], events[-1]
     row = {key: header[key] for key in ("cycle", "kind", "contestant", "adapter", "contenders", "processes", "hold")}
     row |= {"why": end["why"] or None, "violations": []}
-    return row | (_cost(events) if header["kind"] == "cost" else _contention(events))
+    return row | {"cost": _cost, "contention": _contention, "scale": _scale}[header["kind"]](events)
+
+
+def _scale(events: list[Event]) -> dict[str, Any]:
+    """``sends_per_second``: pieces of bytes that came to the server; requests that are sent together are one."""
+    holds = next((event for event in events if event["what"] == "holds"), None)
+    kept = next((event for event in events if event["what"] == "kept"), None)
+    sent = [event for event in events if event["what"] == "sent" and event["pieces"] is not None]
+    row: dict[str, Any] = dict.fromkeys(("threads", "bytes_each", "cpu_share", "sends_per_second", "kept"))
+    row["locks"] = events[0]["locks"]
+    if holds is not None:
+        row |= {"threads": holds["threads"], "bytes_each": round(holds["bytes"])}
+    if kept is not None:
+        row |= {"kept": kept["locks"], "cpu_share": round(kept["cpu"] / kept["seconds"], 4)}
+    if len(sent) == 2:
+        first, last = sent
+        row["sends_per_second"] = round((last["pieces"] - first["pieces"]) / (last["at"] - first["at"]), 1)
+    return row
 
 
 def _cost(events: list[Event]) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Network:
         total = Traffic()
         for each in [proxy.traffic for proxy in self.proxies]:
             total.up_in += each.up_in
+            total.up_pieces += each.up_pieces
             total.up_out += each.up_out
             total.down_in += each.down_in
             total.down_out += each.down_out

@@ -12,6 +12,7 @@ import re
 import secrets
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -19,11 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import multilock
 from multilock import ConfigurationError, MultilockError, now
+from multilock.testing.beliefs import LedgerServer
 from multilock.testing.compare.columns import Column, columns_for
 from multilock.testing.compare.cycle import Plan, play
 from multilock.testing.compare.history import Event, write_cycle
@@ -31,6 +34,7 @@ from multilock.testing.compare.loads import LOADS, Load, play_load, rows_of
 from multilock.testing.compare.mates import Mate, Stopped
 from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
 from multilock.testing.compare.scenarios import SCENARIOS
+from multilock.testing.compare.servers import ServerProcess, given
 from multilock.testing.compare.verdicts import Verdict, cells_of, judge_cycle
 from multilock.urls import redact
 
@@ -46,6 +50,7 @@ SIZES = [
 ]
 QUICK_SIZES = [(20, 4, 0.0)]
 SECONDS, QUICK_SECONDS = 5.0, 1.0
+PERIODS = 2  # ttls for which many locks are held, and renewed
 TICK = 0.1
 END_WITHIN = 30.0
 ALIVE_WITHIN = 5.0
@@ -77,15 +82,21 @@ def run(
     controls: bool = True,
     all_of_controls: bool = True,
     at_once: int | None = None,
+    locks: int = 1000,
+    server_pids: Sequence[str] = (),
+    server_containers: Sequence[str] = (),
     out: Path | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> Report:
     """Put every URL, and every ``package.module:Name=URL`` of ``adapters``, through the scenarios.
 
+    ``server_pids`` and ``server_containers``, each as ``URL=PID`` or ``URL=NAME``, are servers that may be stopped, and
+    (containers) killed and restarted: after all else, one cycle at a time.
+
     ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds (one, however long it lasts);
     ``out`` is a folder for the history and the report, made if need be. ``controls`` run beside; ``all_of_controls``:
     also in scenarios in which they need not fail, and contention has all its sizes. ``at_once`` cycles run beside each
-    other (default: 3 for each core).
+    other (default: 3 for each core). ``locks`` are held by one client in the scenario ``scale``.
 
     Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is marked partial. Call it from a thread
     that outlives it: worker processes end with that.
@@ -98,10 +109,12 @@ def run(
     seed = secrets.randbelow(10**6) if seed is None else seed
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_history(out))
-        columns = columns_for(urls, adapters, ttl, controls=controls)
-        runner = _Runner(columns, seed, within, at_once or AT_ONCE * (os.cpu_count() or 1), file, progress)
+        servers = given(server_pids, server_containers)
+        columns = columns_for(urls, adapters, ttl, controls=controls, servers=servers)
+        ledger = stack.enter_context(_ledger())
+        runner = _Runner(columns, seed, within, at_once or AT_ONCE * (os.cpu_count() or 1), file, progress, ledger)
         runner.plan(chosen, cycles, all_of_controls=all_of_controls)
-        runner.plan_loads(loads, quick=not all_of_controls)
+        runner.plan_loads(loads, locks, quick=not all_of_controls)
         runner.run()
     report = Report(runner.data(chosen, cycles, ttl))
     if out is not None:
@@ -131,6 +144,19 @@ def _history(out: Path | None) -> TextIO:
         raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
 
 
+@contextlib.contextmanager
+def _ledger() -> Iterator[str]:
+    """What the locks of all cycles guard; where Linux has names for sockets that are no files, no file."""
+    with contextlib.ExitStack() as stack:
+        if sys.platform == "linux":
+            path = f"\0multilock-compare-{os.getpid()}-{secrets.token_hex(4)}"
+        else:
+            path = stack.enter_context(tempfile.TemporaryDirectory()) + "/ledger"
+        server = LedgerServer(Path(path))
+        stack.callback(server.close)
+        yield path
+
+
 class _Runner:
     def __init__(
         self,
@@ -140,11 +166,13 @@ class _Runner:
         at_once: int,
         file: TextIO,
         progress: Callable[[Progress], object] | None,
+        ledger: str,
     ) -> None:
         self.columns, self.seed, self.within, self.at_once = columns, seed, within, at_once
         self.partial = ""
-        self._file, self._tell = file, progress
+        self._file, self._tell, self._ledger = file, progress, ledger
         self._plans: deque[tuple[Column, Plan]] = deque()
+        self._alone: dict[ServerProcess, deque[tuple[Column, Plan]]] = {}
         self._planned = 0
         self._loads: list[Load] = []
         self._rows: list[dict[str, Any]] = []
@@ -177,12 +205,16 @@ class _Runner:
                 number += 1
                 plan = Plan(
                     number, column.name, faces[turn % len(faces)], column.url, scenario,
-                    f"compare-{self._id}-{number}", column.ttl, column.bound, f"{self.seed}.{number}",
+                    f"compare-{self._id}-{number}", column.ttl, column.bound, f"{self.seed}.{number}", column.server,
+                    self._ledger,
                 )  # fmt: skip
-                self._plans.append((column, plan))
+                if scenario.alone and column.server is not None:
+                    self._alone.setdefault(column.server, deque()).append((column, plan))
+                else:
+                    self._plans.append((column, plan))
         self._planned = number
 
-    def plan_loads(self, kinds: Sequence[str], *, quick: bool) -> None:
+    def plan_loads(self, kinds: Sequence[str], locks: int, *, quick: bool) -> None:
         """One contestant after another, in an order drawn from the seed; the sizes in turn."""
         dice = random.Random(f"{self.seed} loads")
         sizes = QUICK_SIZES if quick else SIZES
@@ -190,6 +222,8 @@ class _Runner:
         shapes = [("cost", 1, 1, 0.0)] if "cost" in kinds else []
         if "contention" in kinds:
             shapes += [("contention", *size) for size in sizes]
+        if "scale" in kinds:
+            shapes += [("scale", 1, 1, 0.0)]
         number = self._planned
         for kind, contenders, processes, hold in shapes:
             pairs = [(column, path) for column in self.columns if not column.gone for path in column.adapters]
@@ -198,17 +232,25 @@ class _Runner:
                 if quick and column.control:
                     continue
                 number += 1
+                lasts = max(seconds, PERIODS * column.ttl) if kind == "scale" else seconds
                 own = 1 if column.url.startswith("memory:") else processes
                 self._loads.append(
                     Load(
                         number, kind, column.name, path, column.url, f"compare-{self._id}-{number}", column.ttl,
-                        seconds, contenders, own, hold,
+                        lasts, contenders, own, hold, locks if kind == "scale" else 1,
                     )
                 )  # fmt: skip
 
     def run(self) -> None:
         """On this thread worker processes are made, which end when it does."""
-        threads = [threading.Thread(target=self._serve, name="compare", daemon=True) for _ in range(self.at_once)]
+        threads = [
+            threading.Thread(target=self._serve, args=(self._plans, ()), name="compare", daemon=True)
+            for _ in range(self.at_once)
+        ]
+        threads += [
+            threading.Thread(target=self._serve, args=(plans, threads.copy()), name="compare", daemon=True)
+            for plans in self._alone.values()
+        ]
         measuring = threading.Thread(target=self._measure, args=(threads.copy(),), name="compare", daemon=True)
         threads.append(measuring)
         with _interrupted_once() as check:
@@ -259,9 +301,12 @@ class _Runner:
 
     # ---- on the threads that play
 
-    def _serve(self) -> None:
+    def _serve(self, plans: deque[tuple[Column, Plan]], before: Sequence[threading.Thread]) -> None:
+        """One of these plans after another. What takes a server down waits for all who use it."""
         try:
-            while (next_one := self._next()) is not None:
+            for thread in before:
+                thread.join()
+            while (next_one := self._next(plans)) is not None:
                 self._play(*next_one)
         except Stopped:
             pass
@@ -277,7 +322,8 @@ class _Runner:
             for load in self._loads:
                 if self._stop.is_set():
                     return
-                events, mates = play_load(load, self._mate, self._stop)
+                a_mate = partial(self._mate, fresh=load.kind == "scale")  # its memory is measured
+                events, mates = play_load(load, a_mate, self._stop)
                 for mate in mates:
                     self._give_back(mate)
                 write_cycle(self._file, events)
@@ -288,10 +334,10 @@ class _Runner:
             self._errors.append(error)
             self._stop.set()
 
-    def _next(self) -> tuple[Column, Plan] | None:
+    def _next(self, plans: deque[tuple[Column, Plan]]) -> tuple[Column, Plan] | None:
         with self._lock:
-            while self._plans and not self._stop.is_set():
-                column, plan = self._plans.popleft()
+            while plans and not self._stop.is_set():
+                column, plan = plans.popleft()
                 if column.gone:
                     continue
                 left = math.inf if self.within is None else self._began + self.within - now()
@@ -324,9 +370,9 @@ class _Runner:
             write_cycle(self._file, events)
             self._verdicts.append((events[0], judge_cycle(events)))
 
-    def _mate(self) -> Mate:
+    def _mate(self, *, fresh: bool = False) -> Mate:
         with self._lock:
-            if self._idle:
+            if self._idle and not fresh:
                 return self._idle.pop()
         wanted: Future[Mate] = Future()
         self._wanted.put(wanted)

@@ -1,7 +1,8 @@
 """What goes wrong in a cycle, and how.
 
 In every cycle A holds, B waits, something happens; then B holds and C waits, and A, if it lives, gives back what it may
-have lost long ago. Faults are made by signals and by proxies of ours: the server is only asked, but for `taken`.
+have lost long ago. Faults are made by signals and by proxies of ours. The server is only asked; but
+operators take locks away, end sessions, and stop a server that we were told how to stop.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from typing import Literal, Protocol
 
 from multilock.testing.compare.mates import Mate
 from multilock.testing.compare.network import Network
+from multilock.testing.compare.servers import ServerProcess
 
 __all__ = ["SCENARIOS", "Need", "Scenario", "Scene", "tells_in_time"]
 
-Need = Literal["processes", "network", "operator", "loop"]
+Need = Literal["processes", "network", "operator", "loop", "session", "server", "restart"]
 When = Literal["acquire", "hold", "release"]
 
 
 FIRST_REPLY = 0.7  # share of cycles in which the first reply is the one that is held back
+STOPPED = 1.5  # ttls
+BACK_WITHIN = 60.0  # seconds until a server that was started again answers
 AFTERWARDS = 0.1  # of a ttl: who ran on with what he had lost is seen to
 
 
@@ -34,6 +38,11 @@ class Scene(Protocol):
     @property
     def net(self) -> Network:
         """Of A."""
+
+    @property
+    def server(self) -> ServerProcess: ...
+    def is_silent(self) -> bool:
+        """Whether the server answers nobody now. True too where we have nothing to ask it with."""
 
     def dice(self, least: float, most: float) -> float: ...
     def begin(self) -> None:
@@ -53,6 +62,9 @@ class Scene(Protocol):
     def take(self) -> bool:
         """As an operator does."""
 
+    def end_session(self) -> bool:
+        """… of A."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -66,6 +78,11 @@ class Scenario:
     needs: frozenset[Need] = frozenset({"processes"})
     freezes: bool = False  #: the process of A does not run meanwhile
     hears: bool = True  #: A can be told that it lost it before anybody else gets it
+
+    @property
+    def alone(self) -> bool:
+        """What it does is felt by all who use the server."""
+        return "server" in self.needs
 
 
 def tells_in_time(scenario: Scenario) -> bool:
@@ -226,7 +243,50 @@ def _taken(scene: Scene) -> bool:
     return took_place
 
 
+def _end_session(scene: Scene) -> bool:
+    scene.begin()
+    took_place = scene.end_session()
+    scene.end()
+    scene.until(scene.a_is_over, scene.bound + scene.ttl)
+    return took_place
+
+
+def _stop_server(scene: Scene) -> bool:
+    scene.begin()
+    with scene.server.stopped(4 * scene.ttl + 30.0):
+        silent = scene.is_silent()
+        scene.pass_time(STOPPED * scene.ttl)
+    scene.end()
+    scene.until(scene.b_has_it, scene.bound + scene.ttl)
+    scene.pass_time(AFTERWARDS * scene.ttl)
+    return silent
+
+
+def _kill_server(scene: Scene) -> bool:
+    scene.begin()
+    with scene.server.killed(4 * scene.ttl + 30.0):
+        silent = scene.is_silent()
+        scene.pass_time(scene.dice(0.0, STOPPED) * scene.ttl)
+    return _comes_back(scene, silent)
+
+
+def _restart_server(scene: Scene) -> bool:
+    scene.begin()
+    scene.server.restart()
+    return _comes_back(scene, True)
+
+
+def _comes_back(scene: Scene, took_place: bool) -> bool:
+    scene.until(lambda: not scene.is_silent(), BACK_WITHIN)
+    scene.end()
+    scene.until(scene.b_has_it, scene.bound + scene.ttl)
+    scene.pass_time(AFTERWARDS * scene.ttl)
+    return took_place
+
+
 _NET: frozenset[Need] = frozenset({"processes", "network"})
+
+_SERVER: frozenset[Need] = frozenset({"processes", "server"})
 
 SCENARIOS = {
     each.name: each
@@ -248,6 +308,16 @@ SCENARIOS = {
         Scenario(
             "taken", "lock taken away by an operator", _taken, needs=frozenset({"processes", "operator"}), hears=False
         ),
+        Scenario(
+            "session",
+            "session or lease ended by an operator",
+            _end_session,
+            needs=frozenset({"processes", "session"}),
+            hears=False,
+        ),
+        Scenario("server-stop", "server stopped beyond the ttl (SIGSTOP)", _stop_server, needs=_SERVER),
+        Scenario("server-kill", "server killed, and started again", _kill_server, needs=_SERVER | {"restart"}),
+        Scenario("server-restart", "server restarted in order", _restart_server, needs=_SERVER | {"restart"}),
     )
 }
 """By name, in the order of the report."""

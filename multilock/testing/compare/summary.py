@@ -92,6 +92,9 @@ def figures(report: Report) -> Iterator[str]:
             said.append(f"and told at least {min(margins):.2f} ttl before the next holder")
         if taken:
             said.append(f"takeover after at most {max(taken):.2f} ttl")
+        writes, refused = (sum(cell.get(key, 0) for cell in cells) for key in ("writes", "writes_refused"))
+        if writes or refused:
+            said.append(f"{writes} fenced writes taken, {refused} late ones refused")
         yield f"{column['name']}: {', '.join(said)}, {sum(cell['tokens'] for cell in cells)} tokens"
 
 
@@ -105,6 +108,13 @@ def loads(report: Report) -> Iterator[str]:
             spread, ping = row["acquire_release"], row["times_ping"]
             beside = f", {ping:.1f} × a ping of its own" if ping is not None else ""
             yield f"{who}: acquire and release {_of(spread)}{beside}"
+        elif row["kind"] == "scale" and row["kept"] is not None:
+            sends = row["sends_per_second"]
+            said = "" if sends is None else f", {sends:g} sends/s to the server"
+            yield (
+                f"{who}: {row['locks']} locks held by one client, {row['kept']} to the end: {row['threads']} threads, "
+                f"{row['bytes_each'] / 1024:.1f} KiB each, {row['cpu_share'] * 100:.1f} % of a core{said}"
+            )
         elif row["kind"] == "contention" and row["wait"]:
             processes = "1 process" if row["processes"] == 1 else f"{row['processes']} processes"
             shape = f"{row['contenders']} contenders in {processes}"

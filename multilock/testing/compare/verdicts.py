@@ -7,7 +7,7 @@ what is certain; else *undecided*, or *no fault*. A machine that is too busy the
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
@@ -34,6 +34,8 @@ class Verdict:
     takeover: float = math.nan  #: … until B did
     margin: float = math.nan  #: from A's callback until B believed
     tokens: tuple[int, ...] = ()
+    writes: int = 0  #: with a token, that were taken
+    refused: int = 0  #: … and that were not, for a greater token had been there
 
 
 @dataclass
@@ -56,6 +58,10 @@ class _Cycle:
     def beliefs(self) -> list[Belief]:
         confirmed = [belief for belief in self.record.beliefs.values() if belief.confirmed]
         return sorted(confirmed, key=lambda belief: belief.began)
+
+    @property
+    def writes(self) -> list[Event]:
+        return [event for event in self.events if event["what"] == "wrote"]
 
     def spans(self, pid: int) -> list[tuple[float, float]]:
         """When a fault kept this process from running."""
@@ -89,6 +95,8 @@ def judge_cycle(events: list[Event]) -> Verdict:
         "takeover": _since(at, b.began if b else None) if lost else math.nan,
         "margin": b.began - a.losses[0][0] if a and a.losses and b else math.nan,
         "tokens": tuple(belief.token for belief in cycle.beliefs if belief.token is not None),
+        "writes": sum(event["taken"] for event in cycle.writes),
+        "refused": sum(not event["taken"] for event in cycle.writes),
     }
     if broken:
         return Verdict(number, "broken", tuple(broken), **figures)
@@ -148,6 +156,10 @@ def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
     for one, other in pairwise(cycle.beliefs):
         if one.token is not None and other.token is not None and other.token <= one.token:
             yield f"token {other.token} of {other.id} came after {one.token} of {one.id}"
+    values = Counter(event["value"] for event in cycle.writes if event["taken"])
+    for value in (value for value, times in values.items() if times > 1):
+        who = " and ".join(event["id"] for event in cycle.writes if event["taken"] and event["value"] == value)
+        yield f"a fenced write was lost: {who} both wrote {value}, and the tokens let both in"
     for belief in cycle.record.beliefs.values():
         if belief.ended_well and belief.losses:
             yield f"{belief.id} released it, and was told of a loss too"
@@ -215,6 +227,8 @@ def _cell(contestant: str, scenario: str, rows: list[tuple[Event, Verdict]]) -> 
         "takeover": _spread([each.takeover / ttl for each in verdicts]),
         "callback_margin": _spread([each.margin / ttl for each in verdicts]),
         "tokens": sum(len(each.tokens) for each in verdicts),
+        "writes": sum(each.writes for each in verdicts),
+        "writes_refused": sum(each.refused for each in verdicts),
     }
 
 

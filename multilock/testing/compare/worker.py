@@ -11,6 +11,10 @@ of a lease is the role that holds it, or one of::
     refused TIME ROLE WHY        it came to nothing
     blocked FROM TO              its event loop did nothing else
     raised TIME ROLE WHY         release() raised an exception
+    wrote TIME ID TOKEN VALUE TAKEN          to what the lock guards: taken (1), or it had seen a greater token (0)
+    holds TIME ROLE N THREADS BYTES          of the client, and for each of N locks
+    kept TIME ROLE N SECONDS CPU             N of them still held after so long; CPU: seconds, beyond those at rest
+    ended TIME ROLE YES          the server was asked to end its session, and did (1 or 0)
     closed TIME ROLE             its client is closed
     grant TIME WHO ASKED UNTIL HELD TOKEN    got at TIME, given back at UNTIL, when it was (HELD) still believed in
     spent TIME ROLE ACQUIRE RELEASE PING     seconds of each; PING may be "-"
@@ -20,17 +24,21 @@ of a lease is the role that holds it, or one of::
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
+import resource
+import sys
 import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from multilock import now
 from multilock.testing import hear
-from multilock.testing.beliefs import note, watch_pulse
+from multilock.testing.beliefs import Account, note, watch_pulse
 from multilock.testing.compare.contestants import Holding, Place, load
 
 __all__ = ["work"]
@@ -39,11 +47,13 @@ ASK_EVERY = 0.002  # seconds between two questions whether it is still held
 NOTE_EVERY = 0.02  # … and between two lines that say so
 RENEWED = 0.005  # seconds by which the end of its validity moved
 OPEN_WITHIN = 10.0
+AT_REST = 1.0  # seconds for which it is seen what a process without locks costs
 TEXT = 300
 
 
 def work() -> None:
     """Do what is ordered until nobody orders any more. Then this process ends at once, whatever hangs in it."""
+    sys.stdout = sys.stderr  # what a lock library prints is no line of ours
     watch_pulse()
     roles: dict[str, _Role] = {}
     note("ready")
@@ -62,10 +72,14 @@ def work() -> None:
                         role.start(role.acquire, order["timeout"])
                     case "contention":
                         role.start(role.contend, order["seconds"], order["threads"], order["hold"])
+                    case "scale":
+                        role.start(role.hold_many, order["locks"], order["seconds"])
                     case "cost":
                         role.start(role.spend, order["seconds"], order["most"])
                     case "block":
                         role.block(order["seconds"])
+                    case "end-session":
+                        threading.Thread(target=role.end_session, name="compare-operator", daemon=True).start()
                     case "release":
                         role.release_now.set()
                     case "close":
@@ -83,10 +97,12 @@ class _Role:
     url: str
     ttl: float
     name: str
+    ledger: str = ""  #: where what the lock guards is written; none in a measurement
     do: str = ""
     place: Place | None = None
     release_now: threading.Event = field(default_factory=threading.Event)
     _last: threading.Thread | None = None
+    _threads: int = 0  #: before its client was opened
 
     def start(self, what: Any, *arguments: Any) -> None:
         """One thing after another."""
@@ -104,6 +120,7 @@ class _Role:
         self._last.start()
 
     def open(self) -> None:
+        self._threads = threads_now()
         self.place = load(self.adapter).open(self.url, self.ttl)
         if warm := self.place.lock(f"{self.name}-{self.role}").acquire(OPEN_WITHIN):  # its connections are made
             warm.release()
@@ -120,6 +137,13 @@ class _Role:
             note("blocked", began, now())
 
         on_loop(wait)
+
+    def end_session(self) -> None:
+        try:
+            ended = bool(self.place.end_session())  # type: ignore[union-attr]  # who says has_sessions has it
+            note("ended", now(), self.role, int(ended))
+        except Exception:
+            note("wrong", self.role, json.dumps(traceback.format_exc(limit=-3)[-TEXT:]))
 
     def acquire(self, timeout: float) -> None:
         assert self.place is not None, "it could not be opened"
@@ -144,8 +168,14 @@ class _Role:
         valid = self._note_validity(holding, 0.0)
         if on_lost := getattr(holding, "on_lost", None):
             on_lost(self._tell_loss)
+        account = _Work(self.ledger, self.name, self.role, token) if self.ledger and token is not None else None
+        if account is not None:
+            account.write()
         self._hold(holding, yes, valid)
         self.release_now.wait()
+        if account is not None:
+            account.write()  # as one does whose request was under way: nobody asked whether it is still held
+            account.close()
         note("release", now(), self.role)
         try:
             ours = holding.release() is not False
@@ -203,6 +233,30 @@ class _Role:
             note("spent", before, self.role, between - before, after - between, pinged)
         note("done", now(), self.role)
 
+    def hold_many(self, locks: int, seconds: float) -> None:
+        """So many locks of one client, until they are to be given back."""
+        assert self.place is not None
+        spent = time.process_time()
+        time.sleep(AT_REST)
+        at_rest = (time.process_time() - spent) / AT_REST
+        before = memory_now()
+        held = []
+        for number in range(locks):
+            holding = self.place.lock(f"{self.name}-{number}").acquire(OPEN_WITHIN)
+            if holding is None:
+                raise TimeoutError("a free lock was not given")
+            held.append(holding)
+        each = (memory_now() - before) / locks
+        note("holds", now(), self.role, locks, threads_now() - self._threads, each)
+        began, spent = now(), time.process_time()
+        time.sleep(seconds)
+        spent, lasted = time.process_time() - spent, now() - began
+        kept = sum(self._believes(holding) for holding in held)
+        note("kept", now(), self.role, kept, lasted, max(0.0, spent - at_rest * lasted))
+        for holding in held:
+            holding.release()
+        note("done", now(), self.role)
+
     def _tell_loss(self) -> None:
         at = now()
         note("lost", at, self.role, "lost", at)
@@ -250,3 +304,39 @@ class _Role:
         if self.place is not None:
             self.place.close()
         note("closed", now(), self.role)
+
+
+def threads_now() -> int:
+    """Also those of libraries that are not Python's."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+def memory_now() -> int:
+    """Bytes in memory, without what nobody refers to."""
+    gc.collect()
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class _Work:
+    """What is done under a lock: a counter is read once, and written with the token, at first and at last."""
+
+    def __init__(self, ledger: str, name: str, role: str, token: int) -> None:
+        self._account = Account(ledger)
+        self._name, self._role, self._token = name, role, token
+        self._seen = self._account.read(name, token)
+
+    def write(self) -> None:
+        value = 0 if self._seen is None else self._seen + 1  # None: a later holder was there already
+        taken = bool(value) and self._account.write(self._name, self._token, value) is not None
+        note("wrote", now(), self._role, self._token, value, int(taken))
+        if taken:
+            self._seen = value
+
+    def close(self) -> None:
+        self._account.close()

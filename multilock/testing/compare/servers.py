@@ -1,0 +1,180 @@
+"""A server that we were told how to stop: by the id of its process, or the name of its container."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multilock import ConfigurationError
+from multilock.testing.compare.keeper import COMMAND_WITHIN, states
+
+__all__ = ["Given", "ServerFault", "ServerProcess", "given"]
+
+KEEPER = str(Path(__file__).with_name("keeper.py"))
+DOWN_WITHIN = 30.0  # seconds until the fault has happened
+ENGINES = ("docker", "podman")
+
+
+class ServerFault(Exception):
+    """A fault that could not be made, or not be undone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """What it is, and what can be done to it. A process is stopped and goes on, and is never killed, since we could not
+    start it again; a container is killed and restarted too."""
+
+    pid: int = 0
+    container: str = ""
+    engine: str = ""
+
+    @property
+    def restarts(self) -> bool:
+        return bool(self.container)
+
+    def __str__(self) -> str:
+        return f"container {self.container}" if self.container else f"process {self.pid}"
+
+    def check(self) -> None:
+        """Raises ConfigurationError for what is not there, or not ours to stop."""
+        if self.container:
+            said = _engine(self.engine, "inspect", "-f", "{{.State.Running}}", self.container)
+            if said != "true":
+                raise ConfigurationError(f"the {self} does not run")
+        elif self.pid in _ancestors():
+            raise ConfigurationError(f"the {self} is this command, or one that started it: name that of the server")
+        else:
+            try:
+                os.kill(self.pid, 0)
+            except (ProcessLookupError, OverflowError):
+                raise ConfigurationError(f"there is no {self}") from None
+            except PermissionError:
+                raise ConfigurationError(f"the {self} belongs to another user: its signals are not ours") from None
+
+    @contextlib.contextmanager
+    def stopped(self, within: float) -> Iterator[None]:
+        """It stands still inside this block, and for ``within`` seconds at most."""
+        order = self._commands(["pause"], ["unpause"]) if self.container else {"pid": self.pid}
+        try:
+            with _down({**order, "within": within}):
+                if self.pid and sys.platform == "linux" and set(states(self.pid) or "ended") - set("tT"):
+                    raise ServerFault(f"the {self} does not stand still")
+                yield
+        finally:
+            if self.pid:  # also where the keeper itself was killed
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGCONT)
+
+    @contextlib.contextmanager
+    def killed(self, within: float) -> Iterator[None]:
+        """It is dead inside this block, and is started again at its end."""
+        with _down({**self._commands(["kill"], ["start"]), "within": within}):
+            yield
+
+    def restart(self) -> None:
+        """In order, as for an update; back when the engine says that it runs again."""
+        with _down({**self._commands(["stop", "-t", "10"], ["start"]), "within": 0.0}):
+            pass
+
+    def _commands(self, down: Sequence[str], up: Sequence[str]) -> dict[str, Any]:
+        return {"down": [self.engine, *down, self.container], "up": [self.engine, *up, self.container]}
+
+
+Given = dict[str, ServerProcess]
+"""By what stood before the ``=``: a URL or the name of a column; "" where nothing did."""
+
+
+def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
+    """What ``--server-pid`` and ``--server-container`` say: ``WHICH=WHAT``, or ``WHAT`` where there is one URL alone.
+
+    Raises ConfigurationError for what is misspelled, and for a server that is not there.
+    """
+    found: Given = {}
+    for option, words in (("--server-pid", pids), ("--server-container", containers)):
+        for word in words:
+            which, _, what = word.rpartition("=")
+            if which in found:
+                raise ConfigurationError(f"{option} {word}: this server was named before")
+            if option == "--server-pid":
+                if not (what.isascii() and what.isdigit()):
+                    raise ConfigurationError(f"{option} is URL=PID, such as redis=1234, not {word!r}")
+                server = ServerProcess(pid=int(what))
+            else:
+                if not what or what.startswith("-"):
+                    raise ConfigurationError(f"{option} is URL=NAME, not {word!r}")
+                server = ServerProcess(container=what, engine=_the_engine())
+            server.check()
+            found[which] = server
+    return found
+
+
+@contextlib.contextmanager
+def _down(order: dict[str, Any]) -> Iterator[None]:
+    keeper = subprocess.Popen(
+        [sys.executable, "-I", KEEPER, json.dumps(order)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,  # select() sees what is unread
+        start_new_session=True,  # ctrl-C is not for it
+    )
+    try:
+        said = _hear(keeper, DOWN_WITHIN + (COMMAND_WITHIN if "down" in order else 0.0))
+        if said != "down":
+            raise ServerFault(f"the server was not taken down: {said}")
+        yield
+    finally:
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        early = bool(select.select([keeper.stdout], [], [], 0)[0])
+        keeper.stdin.close()
+        rest = keeper.stdout.read().decode()
+        keeper.stdout.close()
+        keeper.wait()
+    if rest.strip() != "up":
+        raise ServerFault(f"the server was not put up again: {rest.strip() or 'its keeper was killed'}")
+    if early and order["within"]:
+        raise ServerFault("the server was put up again before its time")
+
+
+def _hear(keeper: subprocess.Popen[bytes], within: float) -> str:
+    assert keeper.stdout is not None
+    ready, _, _ = select.select([keeper.stdout], [], [], within)
+    return keeper.stdout.readline().decode().strip() if ready else f"no word in {within:.0f} s"
+
+
+def _ancestors() -> set[int]:
+    found, pid = {0, 1}, os.getpid()
+    while pid not in found:
+        found.add(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            pid = os.getppid() if pid == os.getpid() else 1
+    return found
+
+
+def _the_engine() -> str:
+    for name in ENGINES:
+        if path := shutil.which(name):
+            return path
+    raise ConfigurationError("--server-container needs the command docker or podman, which is not on the PATH")
+
+
+def _engine(*words: str) -> str:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=COMMAND_WITHIN)
+    except subprocess.TimeoutExpired:
+        raise ConfigurationError(f"{words[0]} does not answer") from None
+    if done.returncode:
+        raise ConfigurationError(f"{' '.join(words[:2])}: {done.stderr.strip()[-200:]}")
+    return done.stdout.strip()

@@ -1,0 +1,203 @@
+"""A server that is stopped for a comparison goes on afterwards, whatever becomes of those who stopped it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from multilock import ConfigurationError, now
+from multilock.testing import Helper, compare, hear, say
+from multilock.testing.compare.keeper import states
+from multilock.testing.compare.servers import ServerFault, ServerProcess, given
+from tests.servers import RedisServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process to be stopped."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def keepers() -> list[int]:
+    """Of this process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and b"keeper.py" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def stop_and(pid: int, within: float, act: Callable[[], object]) -> None:
+    with ServerProcess(pid=pid).stopped(within):
+        act()
+
+
+def stands_still(pid: int) -> bool:
+    return set(states(pid)) <= set("tT")
+
+
+def eventually_runs(pid: int) -> bool:
+    until = now() + 20
+    while stands_still(pid) and now() < until:
+        time.sleep(0.01)
+    return not stands_still(pid)
+
+
+def test_a_process_is_stopped_and_goes_on(sleeper: subprocess.Popen[bytes]) -> None:
+    server = ServerProcess(pid=sleeper.pid)
+    with server.stopped(60.0):
+        assert stands_still(sleeper.pid)
+    assert not stands_still(sleeper.pid)
+
+
+def test_it_goes_on_after_an_error(sleeper: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(KeyboardInterrupt), ServerProcess(pid=sleeper.pid).stopped(60.0):
+        raise KeyboardInterrupt
+    assert not stands_still(sleeper.pid)
+
+
+def test_it_goes_on_though_its_keeper_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ServerFault, match="keeper was killed"):
+        stop_and(sleeper.pid, 60.0, lambda: os.kill(keepers()[0], signal.SIGKILL))
+    assert not stands_still(sleeper.pid)
+
+
+def test_who_hangs_does_not_keep_it_stopped(sleeper: subprocess.Popen[bytes]) -> None:
+    def hang() -> None:
+        assert eventually_runs(sleeper.pid)
+        while keepers():
+            time.sleep(0.01)
+
+    with pytest.raises(ServerFault, match="before its time"):
+        stop_and(sleeper.pid, 0.1, hang)
+
+
+def stop_it(pid: str) -> None:
+    with ServerProcess(pid=int(pid)).stopped(600.0):
+        say("stopped")
+        hear()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_it_goes_on_though_who_stopped_it_dies(sleeper: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with Helper("tests.compare.test_servers:stop_it", sleeper.pid) as helper:
+        helper.wait_for("stopped", within=30)
+        assert stands_still(sleeper.pid)
+        helper.signal(number)
+        helper.wait(within=30)
+        assert eventually_runs(sleeper.pid)
+
+
+def test_a_signal_to_its_keeper_lets_it_go_on(sleeper: subprocess.Popen[bytes]) -> None:
+    def tell() -> None:
+        os.kill(keepers()[0], signal.SIGTERM)
+        assert eventually_runs(sleeper.pid)
+        while keepers():
+            time.sleep(0.01)
+
+    with pytest.raises(ServerFault, match="before its time"):
+        stop_and(sleeper.pid, 60.0, tell)
+
+
+def test_a_server_that_stood_still_gives_the_lock_to_the_next_only_after_the_first_knew(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    found = compare.run(
+        [server.url], scenarios=["server-stop"], cycles=1, ttl=1.0, controls=False, server_pids=[str(server.pid)],
+        out=tmp_path,
+    )  # fmt: skip
+    cell = found.cells["redis", "server-stop"]
+    assert (cell["violations"], cell["broken"], cell["no_fault"]) == ([], 0, 0), cell
+    assert not stands_still(server.pid)
+    assert found.data["columns"][0]["server"] == f"process {server.pid}"
+    assert compare.verify(tmp_path) == []
+
+
+def test_a_process_that_is_not_the_server_makes_no_fault(server: RedisServer, sleeper: subprocess.Popen[bytes]) -> None:
+    found = compare.run(
+        [server.url], scenarios=["server-stop"], cycles=1, ttl=1.0, controls=False,
+        server_pids=[f"redis={sleeper.pid}"],
+    )  # fmt: skip
+    assert found.cells["redis", "server-stop"]["kept"] == 0
+    assert "met nothing" in found.cells["redis", "server-stop"]["not_decided"][0]["why"][0]
+
+
+@pytest.mark.parametrize(
+    ("pids", "containers", "why"),
+    [
+        (["redis=x"], [], "URL=PID"),
+        (["1"], [], "this command"),
+        ([f"redis={os.getpid()}"], [], "this command"),
+        ([f"redis={2**22 + 1}"], [], "there is no process"),
+        (["redis="], [], "URL=PID"),
+        ([], ["redis=--help"], "URL=NAME"),
+    ],
+)
+def test_a_server_that_is_misspelled_or_not_there_is_told_before_anything_runs(
+    pids: list[str], containers: list[str], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        given(pids, containers)
+
+
+def test_a_server_must_be_one_of_those_compared(sleeper: subprocess.Popen[bytes]) -> None:
+    for urls, which in ((["memory://"], ""), (["memory://"], "etcd="), (["redis://127.0.0.1:1"], "redis://elsewhere=")):
+        with pytest.raises(ConfigurationError, match=r"whose|not a server"):
+            compare.run(urls, server_pids=[f"{which}{sleeper.pid}"])
+    with pytest.raises(ConfigurationError, match="named before"):
+        given([str(sleeper.pid), str(sleeper.pid)], [])
+
+
+ENGINE = """#!{python} -I
+import os, signal, subprocess, sys
+pid = int(open({pid!r}).read())
+match sys.argv[1]:
+    case "inspect": print("true")
+    case "pause": os.kill(pid, signal.SIGSTOP)
+    case "unpause": os.kill(pid, signal.SIGCONT)
+    case "kill": os.kill(pid, signal.SIGKILL)
+    case "stop": os.kill(pid, signal.SIGTERM)
+    case "start": open({again!r}, "a").write("again\\n")
+    case _: sys.exit("no such command")
+"""
+
+
+def test_a_container_is_killed_and_started_again_by_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
+) -> None:
+    """The words for the engine; tests/docker tries them on one."""
+    (tmp_path / "pid").write_text(str(sleeper.pid))
+    engine, again = tmp_path / "docker", tmp_path / "again"
+    engine.write_text(ENGINE.format(python=sys.executable, pid=str(tmp_path / "pid"), again=str(again)))
+    engine.chmod(engine.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    server = given([], ["redis=box"])["redis"]
+    with server.stopped(60.0):
+        assert stands_still(sleeper.pid)
+    assert not stands_still(sleeper.pid)
+    with server.killed(60.0):
+        assert sleeper.wait(20) == -signal.SIGKILL
+        assert not again.exists()
+    assert again.read_text() == "again\n"
+    with pytest.raises(ServerFault, match="taken down"):  # it is dead
+        server.restart()
+    assert again.read_text() == "again\nagain\n"

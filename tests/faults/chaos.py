@@ -79,7 +79,9 @@ MOMENT = 0.5  # seconds for which a fault waits for the right moment
 FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was got: what is held for that long is held for a while
 JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)  # … and was got so recently that hardly any renewal came after it
 BEFORE_RENEWAL = (0.005, 0.12)  # of a ttl until the next renewal: what keeps such a lock was renewed long ago
-RECOVERY = 0.1  # seconds in which a process that was stopped can say so, before anything else happens to it
+RECOVERY = 0.1  # seconds between two faults of one process
+TOLD_WITHIN = 5.0  # … and in which one that was stopped can say so, on a busy machine
+SHORT_STOP = 0.05  # … that it may not have noticed
 STREAMS = 3  # of faults of processes: while one waits for its moment, others happen
 AT_ONCE = 4  # processes that are out of order at the same time
 CUT_OFF_TOO = 2  # … and those that are cut off just as they got a lock
@@ -533,7 +535,9 @@ class Chaos:
     def _do(self, after: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._later, (now() + after, next(self._numbers), what))
 
-    def _begin(self, kind: str, place: int | None, end: Callable[[], None], after: float) -> None:
+    def _begin(
+        self, kind: str, place: int | None, end: Callable[[], None], after: float, *, stops: bool = False
+    ) -> None:
         pid = None if place is None else self.helpers[place].pid
         fault = Fault(kind, pid, now())
         self.faults.append(fault)
@@ -542,9 +546,20 @@ class Chaos:
         def undo() -> None:
             end()
             fault.end = now()
-            self._do(RECOVERY, lambda: self._busy.discard(place))
+            self._do(RECOVERY, recover)
+
+        def recover() -> None:
+            """A process that was stopped says so before anything else happens to it: nobody knows it who is killed."""
+            if stops and not self._has_told_of(fault) and now() < fault.end + TOLD_WITHIN:
+                self._do(RECOVERY, recover)
+            else:
+                self._busy.discard(place)
 
         self._do(after, undo)
+
+    def _has_told_of(self, stop: Fault) -> bool:
+        stalls = self.record.stalls[stop.pid or 0]
+        return stop.end - stop.start < SHORT_STOP or any(end > stop.end for _, end in stalls)
 
     def _happened(self, kind: str, pid: int | None = None) -> None:
         self.faults.append(Fault(kind, pid, now(), now()))
@@ -555,7 +570,7 @@ class Chaos:
         if (place := self._pick(holding)) is None:
             return False
         helper = self.helpers[place]
-        self._begin("process stopped", place, helper.resume, self._rest())
+        self._begin("process stopped", place, helper.resume, self._rest(), stops=True)
         helper.signal(signal.SIGSTOP)
         return True
 
@@ -613,7 +628,7 @@ class Chaos:
             helper.resume()
 
         def freeze() -> None:
-            self._begin("stopped as it got the lock", place, end, self._rest())
+            self._begin("stopped as it got the lock", place, end, self._rest(), stops=True)
             helper.signal(signal.SIGSTOP)
 
         def look() -> None:
@@ -674,6 +689,7 @@ class Chaos:
         while self._later:
             self.do_what_is_due(self._later[0][0])
             time.sleep(0.01)
+            self.collect()
         began = now()
         stuck = set(self.names)
         while now() < began + 2 * self.arena.ttl or (stuck and now() < began + bound + 2 * self.arena.ttl):

@@ -167,6 +167,15 @@ class Crowd(Chaos):
             "tests.faults.crowd_member:attend",
             self.arena.url, self.arena.ttl, *share, self.permits, self.ledger.path, f"{self.seed}.{next(self.starts)}",
         )  # fmt: skip
+        self._busy.add(place)
+        self._await_start(place, self.helpers[place])
+
+    def _await_start(self, place: int, helper: Helper) -> None:
+        """Nothing happens to a process, nor to more than one of the others, before its members ask: somebody waits."""
+        if any(line.startswith("asks ") for line in helper.lines):
+            self._busy.discard(place)
+        else:
+            self._do(0.02, partial(self._await_start, place, helper))
 
     def feed(self, pid: int, line: str) -> None:
         super().feed(pid, line)
@@ -197,9 +206,9 @@ class Permits(Crowd):
         return [Stream(self.dice, {self.kill_holders: 1}, PROCESS_PACE)]
 
     def kill_holders(self) -> bool:
-        alive = {helper.pid: place for place, helper in self.helpers.items()}
+        alive = {helper.pid: place for place, helper in self.helpers.items() if place not in self._busy}
         held = [belief.pid for belief in self._holding(FOR_A_WHILE) if belief.pid in alive]
-        if len(held) < self.permits:
+        if len(held) < self.permits or self._busy:
             return False
         self.kill_at(alive[self.dice.choice(held)])
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import time
@@ -105,7 +106,7 @@ def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
 def interrupted_at(step: int, function: str, within: str = "/multilock/") -> Iterator[list[str]]:
     """KeyboardInterrupt at the ``step``-th point, from the call of ``function`` on, at which CPython delivers one: as a
     function begins, or after the return of a C function; in files whose path has ``within``. Gives where; nothing if
-    there are not so many."""
+    there are not so many. The garbage collector rests meanwhile: no finalizer of an earlier client comes in between."""
     left = step
     begun = False
     where: list[str] = []
@@ -122,11 +123,13 @@ def interrupted_at(step: int, function: str, within: str = "/multilock/") -> Ite
                 raise KeyboardInterrupt
             left -= 1
 
+    gc.disable()
     sys.setprofile(profile)
     try:
         yield where
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 def our_threads() -> set[threading.Thread]:

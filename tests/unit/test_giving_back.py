@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -311,7 +310,6 @@ def interrupted_everywhere(function: str, end: Callable[[Client, Lease], object]
     """A client whose lease of "n" was ended so, for every point of ``function`` at which that can be interrupted."""
     step = 0
     while True:
-        gc.collect()  # no finalizer of an earlier client comes in between
         runtime = HandRuntime()
         backend = Scripted(runtime)
         client = client_on(backend, runtime, ttl=3.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -596,7 +595,6 @@ def test_a_close_that_was_interrupted_gives_back_what_was_held() -> None:
 def test_a_close_that_is_interrupted_anywhere_ends_the_client_in_the_background() -> None:
     step = 0
     while True:
-        gc.collect()  # no finalizer of an earlier client comes in between
         runtime = HandRuntime()
         backend = Scripted(runtime, sessions=True)
         client = client_on(backend, runtime, ttl=3.0)

@@ -14,7 +14,7 @@ import math
 import random
 import statistics
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,6 @@ READERS, WRITERS = 50, 5
 PERMITS, WANT_ONE = 3, 20
 PROCESSES = 4
 HOLDING = (0.0, math.inf)  # seconds since a lock was got
-LIKELY_ASKED = 1.0  # seconds by which a question that was sent first has come first, on a busy machine
 STOOD_STILL = 0.1  # seconds for which a waiter's process did not run, and may have lost its place
 LATE = 0.5  # by which a permit may be back, on a machine that stands still at times
 
@@ -55,12 +54,14 @@ PLACES: dict[str, type[Arena]] = {"memory": MemoryArena, **{k: v for k, v in ARE
 
 @dataclass(slots=True)
 class Wait:
-    """Somebody asked for the name with this mode; entered, or went without, at ``ended``."""
+    """Somebody asked for the name with this mode, and was told to wait at ``queued``; entered, or went without, at
+    ``ended``."""
 
     who: str
     pid: int
     mode: str
     asked: float
+    queued: float = math.inf
     ended: float = math.inf
     entered: bool = False
 
@@ -72,14 +73,20 @@ class Waits:
         self.record = record
         self.all: list[Wait] = []
         self._of: dict[str, Wait] = {}
+        self._queued: dict[str, float] = {}  # by claim
 
     def feed(self, pid: int, line: str) -> None:
         match line.split(" "):
             case ["asks", at, who, mode]:
                 self._of[who] = Wait(who, pid, mode, float(at))
                 self.all.append(self._of[who])
-            case ["enters" | "leaves" as how, at, who]:
-                self._of[who].ended, self._of[who].entered = float(at), how == "enters"
+            case ["queues", at, id]:
+                self._queued.setdefault(id, float(at))
+            case ["enters", at, who, id]:
+                wait = self._of[who]
+                wait.ended, wait.entered, wait.queued = float(at), True, self._queued.pop(id, math.inf)
+            case ["leaves", at, who]:
+                self._of[who].ended = float(at)
 
     def lasted(self, wait: Wait) -> float:
         """Seconds, without those in which its process did not run."""
@@ -95,18 +102,16 @@ class Waits:
                 yield f"O8 {wait.who} ({wait.mode}) waited for {self.lasted(wait):.1f} s"
 
     def overtaken(self) -> Iterator[tuple[Wait, Wait]]:
-        """Who waited all the time, and who asked after that, may not be beside it, and was in before."""
+        """Who had a place in the queue all the time, and who asked after that, may not be beside it, and was in before.
+        A process that did not run may have lost its places."""
         entered = sorted((wait for wait in self.all if wait.entered), key=lambda wait: wait.ended)
         ends = [wait.ended for wait in entered]
         for wait in entered:
-            if any(
-                end - start > STOOD_STILL and start < wait.ended and end > wait.asked
-                for start, end in self.record.stalls[wait.pid]
-            ):
-                continue
-            for other in entered[bisect_right(ends, wait.asked + LIKELY_ASKED) : bisect_right(ends, wait.ended)]:
-                if other.asked > wait.asked + LIKELY_ASKED and "x" in (wait.mode, other.mode):
-                    yield wait, other
+            stalls = self.record.stalls[wait.pid]
+            if within(stalls, wait.queued, wait.ended) < STOOD_STILL:
+                for other in entered[bisect_right(ends, wait.queued) : bisect_left(ends, wait.ended)]:
+                    if other.asked > wait.queued and "x" in (wait.mode, other.mode):
+                        yield wait, other
 
     def told(self, mode: str) -> str:
         those = [wait for wait in self.all if wait.mode == mode]
@@ -190,7 +195,7 @@ class Crowd(Chaos):
     def judged(self) -> Iterator[str]:
         yield from self.waits.starved()
         for wait, other in self.waits.overtaken() if self.can.fair else ():
-            later = f"{other.who} ({other.mode}), who asked {other.asked - wait.asked:.2f} s later"
+            later = f"{other.who} ({other.mode}), who asked {other.asked - wait.queued:.2f} s after it was queued"
             yield f"O9 {wait.who} ({wait.mode}) was overtaken by {later}"
 
     def told(self) -> list[str]:
@@ -208,7 +213,7 @@ class Permits(Crowd):
     def kill_holders(self) -> bool:
         alive = {helper.pid: place for place, helper in self.helpers.items() if place not in self._busy}
         held = [belief.pid for belief in self._holding(FOR_A_WHILE) if belief.pid in alive]
-        if len(held) < self.permits or self._busy:
+        if len(held) < self.permits or len(self._busy) > 1:
             return False
         self.kill_at(alive[self.dice.choice(held)])
         return True

@@ -3,7 +3,8 @@
 Each line is one of those of `multilock.testing.beliefs.witness` and `tests.faults.contender`, or::
 
     asks TIME WHO MODE               WHO, which names one of them for ever, asks for the name
-    enters TIME WHO                  … and has it; or
+    queues TIME ID                   the claim of this id was answered: it waits
+    enters TIME WHO ID               … and has it; or
     leaves TIME WHO                  … goes without
 """
 
@@ -19,7 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import multilock
-from multilock import AsyncClient, BackendUnavailable, Client, now
+from multilock import AsyncClient, AsyncLease, BackendUnavailable, Client, Lease, now
+from multilock.model import Busy, Claim, Granted
 from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
 from tests.faults.contender import hold, note_end, note_release, note_released, tell_loss
@@ -39,6 +41,7 @@ def attend(url: str, ttl: str, readers: str, writers: str, permits: str, ledger:
     crew = _Crew(int(permits), ledger, seed)
     place = {"url": url, "ttl": float(ttl), "outage_timeout": 2.0}
     blocking, asynchronous = multilock.connect(place), multilock.connect_async(place)
+    _tell_who_queues(blocking._kernel.backend)
     modes = ["r" if not crew.permits else f"p{permits}"] * int(readers) + ["x"] * int(writers)
     members = list(enumerate(modes))
     workers = [threading.Thread(target=crew.work, args=(blocking, *member)) for member in members[::2]]
@@ -52,6 +55,18 @@ def attend(url: str, ttl: str, readers: str, writers: str, permits: str, ledger:
         worker.join()
     blocking.close()
     note_end()
+
+
+def _tell_who_queues(backend: Any) -> None:
+    proven = backend.attempt
+
+    def attempt(claim: Claim, join: bool, within: float) -> Granted | Busy:
+        answer: Granted | Busy = proven(claim, join, within)
+        if join and isinstance(answer, Busy):
+            note("queues", now(), claim.id)
+        return answer
+
+    backend.attempt = attempt
 
 
 class _Crew:
@@ -122,8 +137,11 @@ class _Turn:
         self.who = who
         note("asks", now(), who, mode)
 
-    def had(self, lease: object) -> bool:
-        note("leaves" if lease is None else "enters", now(), self.who)
+    def had(self, lease: Lease | AsyncLease | None) -> bool:
+        if lease is None:
+            note("leaves", now(), self.who)
+        else:
+            note("enters", now(), self.who, lease.owner.partition("@")[0])
         return lease is not None
 
 

@@ -26,20 +26,20 @@ def overtaken(those: Waits) -> list[tuple[str, str]]:
     return [(wait.who, other.who) for wait, other in those.overtaken()]
 
 
-WRITER = ["1 asks 10 w x", "1 enters 15 w"]
+WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
 
 
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ([*WRITER, "2 asks 12 r r", "2 enters 13 r"], [("w", "r")]),
-        ([*WRITER, "2 asks 12 r r", "2 enters 16 r"], []),
-        ([*WRITER, "2 asks 9 r r", "2 enters 13 r"], []),
-        ([*WRITER, "2 asks 10.5 r r", "2 enters 13 r"], []),  # the writer may have come to the server after it
-        ([*WRITER, "1 stall 11 14", "2 asks 12 r r", "2 enters 13 r"], []),  # … or have lost its place
+        ([*WRITER, "2 asks 12 r r", "2 enters 13 r r1"], [("w", "r")]),
+        ([*WRITER, "2 asks 12 r r", "2 enters 16 r r1"], []),
+        ([*WRITER, "2 asks 9.5 r r", "2 enters 13 r r1"], []),  # it may have come to the server before
+        ([*WRITER, "1 stall 11 14", "2 asks 12 r r", "2 enters 13 r r1"], []),  # the writer may have lost its place
         ([*WRITER, "2 asks 12 r r", "2 leaves 13 r"], []),
-        (["1 asks 10 a r", "1 enters 15 a", "2 asks 12 b r", "2 enters 13 b"], []),  # they hold it together
-        (["1 asks 10 a r", "1 enters 15 a", "2 asks 12 w x", "2 enters 13 w"], [("a", "w")]),
+        (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 b r", "2 enters 13 b b1"], []),  # together
+        (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], [("a", "w")]),
+        (["1 asks 10 a r", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], []),  # it was never told to wait
     ],
 )
 def test_who_came_later_and_was_in_first_has_overtaken(lines: list[str], expected: list[tuple[str, str]]) -> None:
@@ -49,11 +49,11 @@ def test_who_came_later_and_was_in_first_has_overtaken(lines: list[str], expecte
 @pytest.mark.parametrize(
     ("lines", "number"),
     [
-        (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w"], 1),
+        (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w w1"], 1),
         (["1 asks 10 w x", f"1 leaves {11 + PATIENCE} w"], 1),
-        (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w", "1 stall 10 20"], 0),
-        (["1 asks 10 w x", "1 enters 11 w", "1 asks 12 w x", "1 end - 0"], 1),  # by its own end, without an answer
-        (["1 asks 10 w x", "1 enters 11 w", "1 asks 12 w x"], 0),  # killed
+        (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w w1", "1 stall 10 20"], 0),
+        (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x", "1 end - 0"], 1),  # by its own end, without an answer
+        (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x"], 0),  # killed
     ],
 )
 def test_who_waits_longer_than_anybody_should_is_starved(lines: list[str], number: int) -> None:

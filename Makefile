@@ -64,6 +64,9 @@ models: ## the models of Redis and of a wait on etcd, exhausted, and the mistake
 docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker engine; says so where there is none
 	tests/docker/run.sh $(BIN)/python
 
+conformance: $(VENV)/.dev redis ## the suites on other ways to a backend that `make test` has no time for
+	MULTILOCK_REQUIRE=redis $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/more_*.py
+
 versions: $(VENV)/.dev ## the Redis tests on Redis 6.0, 8.0 and Valkey, unpacked from Debian's packages
 	tests/versions.sh $(BIN)/python
 
@@ -106,4 +109,4 @@ $(VENV)/peers/.etcd: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
 	@touch $@
 
-.PHONY: help demo test quick lint types bench chaos mutants interop models docker versions pythons servers redis consul etcd zookeeper postgresql clean
+.PHONY: help demo test quick lint types bench chaos mutants interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql clean

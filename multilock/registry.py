@@ -35,6 +35,8 @@ OURS: Mapping[str, Ours] = {
     "unix": Ours("multilock_redis", "redis", "redis"),
     "redis+cluster": Ours("multilock_redis", "redis", "redis"),
     "rediss+cluster": Ours("multilock_redis", "redis", "redis"),
+    "redis+sentinel": Ours("multilock_redis", "redis", "redis"),
+    "rediss+sentinel": Ours("multilock_redis", "redis", "redis"),
     "etcd": Ours("multilock_etcd", "etcd", "grpc"),
     "etcds": Ours("multilock_etcd", "etcd", "grpc"),
     "consul": Ours("multilock_consul", "consul", "consul"),
@@ -48,10 +50,6 @@ NOT_THERE_YET: Mapping[str, str] = {
     **dict.fromkeys(
         ("redlock", "redlocks"),
         "give redis:// with one of these servers, or use etcd:// or zookeeper:// for a lock that outlives a server",
-    ),
-    **dict.fromkeys(
-        ("redis+sentinel", "rediss+sentinel"),
-        "give redis:// with the address of the primary, or use etcd:// or zookeeper:// for a lock that outlives it",
     ),
 }
 

@@ -1,10 +1,11 @@
-"""Locks on one Redis or Valkey primary: ``redis://``, ``rediss://`` (TLS), ``unix://``, or a client handed over.
+"""Locks on one Redis or Valkey primary: ``redis://``, ``rediss://`` (TLS), ``unix://``; ``redis+sentinel://`` where
+Sentinels say which server that is; or a client handed over.
 
 `recipe` is the algorithm, ``scripts/`` its steps, `transactions` runs them, `keys` says on which keys. `transport`
 carries the requests, `wire` is their format; `notices` is what the server pushes, `channel` a connection for an event
 loop. `inspection` is for operators, `diagnosis` says what this server takes away. `node` is all of it for one primary,
-`endpoints` says where that is; `cluster` has a node for each primary of a cluster, `topology` says which, out of the
-table in `slots`.
+`endpoints` says where that is, and `sentinel` asks; `cluster` has a node for each primary of a cluster, `topology` says
+which, out of the table in `slots`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held,
 from multilock.options import reject_unknown, ttl_of
 from multilock_redis.channel import Channel
 from multilock_redis.cluster import ClusterBackend
-from multilock_redis.diagnosis import diagnose
+from multilock_redis.diagnosis import diagnose, diagnose_sentinels
 from multilock_redis.endpoints import (
     OPTIONS,
+    REPLICAS,
+    SENTINEL_LOGIN,
     cluster_of_client,
     cluster_of_url,
     endpoint_of_client,
     endpoint_of_url,
     keyspace,
+    replicas_of,
+    sentinels_of_client,
+    sentinels_of_url,
 )
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.recipe import liveness
+from multilock_redis.recipe import Replicas, liveness
+from multilock_redis.sentinel import SentinelEndpoint
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
 
@@ -36,26 +43,32 @@ __all__ = ["ClusterBackend", "RedisBackend", "open_backend"]
 
 def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | ClusterBackend:
     """The backend of ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``; of
+    ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]`` or ``rediss+sentinel://…``; of
     ``redis+cluster://[user:password@]h1[:port],h2`` or ``rediss+cluster://…``.
 
     Own options: ``username``, ``password``, ``db`` (they win over the URL's), ``ca``, ``cert``, ``key`` (files, for
-    ``rediss://``), or ``client``, a ``redis.Redis`` (of a cluster: ``redis.RedisCluster``) whose settings are used for
-    connections of our own; it is never closed. Raises ConfigurationError; no I/O.
+    TLS); ``replicas``, how many must have acknowledged what is granted, and ``replicas_on_renew``; with Sentinels
+    ``sentinel_username`` and ``sentinel_password``. Or ``client``, a ``redis.Redis`` (of a cluster:
+    ``redis.RedisCluster``; with Sentinels what ``redis.sentinel.Sentinel(…).master_for(…)`` makes) whose settings are
+    used for connections of our own; it is never closed. Raises ConfigurationError; no I/O.
     """
     scheme = url.partition("://")[0]
-    reject_unknown(options, (*OPTIONS, "client"), scheme)
+    by_sentinels = scheme.endswith("+sentinel")
+    reject_unknown(options, (*OPTIONS, *(SENTINEL_LOGIN if by_sentinels else ()), *REPLICAS, "client"), scheme)
     keys = keyspace(options, scheme)
     if scheme.endswith("+cluster"):
         if "client" in options:
             seeds, endpoint_at = cluster_of_client(url, options["client"], options)
         else:
             seeds, endpoint_at = cluster_of_url(url, scheme, options)
-        return ClusterBackend(scheme, seeds, endpoint_at, keys, _capabilities(ttl_of(options)))
+        return ClusterBackend(scheme, seeds, endpoint_at, keys, _capabilities(ttl_of(options)), replicas_of(options))
+    endpoint: Endpoint
     if "client" in options:
-        endpoint = endpoint_of_client(url, options["client"], options)
+        of_client = sentinels_of_client if by_sentinels else endpoint_of_client
+        endpoint = of_client(url, options["client"], options)
     else:
-        endpoint = endpoint_of_url(url, scheme, options)
-    return RedisBackend(scheme, endpoint, keys, ttl=ttl_of(options))
+        endpoint = (sentinels_of_url if by_sentinels else endpoint_of_url)(url, scheme, options)
+    return RedisBackend(scheme, endpoint, keys, replicas_of(options), ttl=ttl_of(options))
 
 
 def _capabilities(ttl: float) -> Capabilities:
@@ -87,8 +100,11 @@ class RedisBackend:
 
     spi_version = 2
 
-    def __init__(self, scheme: str, endpoint: Endpoint, keys: Keyspace, *, ttl: float) -> None:
+    def __init__(
+        self, scheme: str, endpoint: Endpoint, keys: Keyspace, replicas: Replicas | None = None, *, ttl: float
+    ) -> None:
         self.scheme = scheme
+        self._replicas = replicas or Replicas()
         self._endpoint = endpoint
         self._keys = keys
         self.capabilities = _capabilities(ttl)
@@ -97,7 +113,8 @@ class RedisBackend:
         return f"<RedisBackend {self._endpoint.name}>"
 
     def open(self, notices: Notices) -> None:
-        self._node = Node(self._endpoint, self._keys, notices)
+        self._now = notices.now
+        self._node = Node(self._endpoint, self._keys, notices, self._replicas)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self._node.attempt(claim, join, within)
@@ -132,7 +149,12 @@ class RedisBackend:
         return self._node.inspection.force_release(name, within)
 
     def diagnose(self, within: float) -> list[Finding]:
-        return diagnose(self._node.connections, self._node.listener.refused.values(), within)
+        deadline = self._now() + within
+        wanted = self._replicas.of_grants
+        findings = diagnose(self._node.connections, self._node.listener.refused.values(), within, replicas=wanted)
+        if isinstance(self._endpoint, SentinelEndpoint):
+            findings += diagnose_sentinels(self._endpoint, self._now, deadline - self._now())
+        return findings
 
     def ping(self, within: float) -> None:
         self._node.connections.call(pack("PING"), within)

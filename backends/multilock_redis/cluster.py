@@ -22,6 +22,7 @@ from multilock_redis.diagnosis import diagnose_cluster
 from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
+from multilock_redis.recipe import Replicas
 from multilock_redis.slots import Address
 from multilock_redis.topology import Topology
 from multilock_redis.transactions import Transactions
@@ -48,6 +49,7 @@ class ClusterBackend:
         endpoint_at: Callable[[Address], Endpoint],
         keys: Keyspace,
         capabilities: Capabilities,
+        replicas: Replicas | None = None,
     ) -> None:
         self.scheme = scheme
         self.capabilities = capabilities
@@ -55,6 +57,7 @@ class ClusterBackend:
         self._seeds = seeds
         self._make = endpoint_at
         self._keys = keys
+        self._replicas = replicas or Replicas()
         self._endpoints: WeakSet[Endpoint] = WeakSet()
 
     def __repr__(self) -> str:
@@ -66,7 +69,7 @@ class ClusterBackend:
             endpoint.forget()
         self._now = notices.now
         self._wanted: set[str] = set()  # the claims that are watched, wherever; its methods are atomic
-        self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices)
+        self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
         self._topology.hand_on = self._hand_on
 
     def _endpoint_at(self, address: Address) -> Endpoint:
@@ -234,7 +237,7 @@ class ClusterBackend:
         self._topology.doubt()
         table = self._topology.table(within)
         nodes = list(self._topology.primaries(within))
-        return list(diagnose_cluster(table, nodes, lambda: deadline - self._now()))
+        return list(diagnose_cluster(table, nodes, lambda: deadline - self._now(), self._replicas.of_grants))
 
     def ping(self, within: float) -> None:
         """All primaries, one after the other: a lock may be on any of them."""

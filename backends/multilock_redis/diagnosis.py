@@ -5,26 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from multilock import BackendRejected, Finding
+from multilock import BackendRejected, Finding, MultilockError
 from multilock_redis.node import Node
+from multilock_redis.sentinel import SentinelEndpoint, Told
 from multilock_redis.slots import SLOTS, Address, SlotTable
 from multilock_redis.transport import Connections
 from multilock_redis.wire import pack
 
-__all__ = ["diagnose", "diagnose_cluster"]
+__all__ = ["diagnose", "diagnose_cluster", "diagnose_sentinels"]
 
 Facts = Mapping[str, str]
 
 Check = Callable[[Facts], Finding | None]
 
-SETTINGS = ("maxmemory-policy", "appendonly", "appendfsync", "cluster-require-full-coverage")
+SETTINGS = (
+    "maxmemory-policy",
+    "appendonly",
+    "appendfsync",
+    "min-replicas-to-write",
+    "cluster-require-full-coverage",
+)
 OLDEST = {"redis": (6, 0), "valkey": (7, 2)}
 
 
 def diagnose(
-    connections: Connections, refused: Iterable[str], within: float, checks: Sequence[Check] | None = None
+    connections: Connections,
+    refused: Iterable[str],
+    within: float,
+    checks: Sequence[Check] | None = None,
+    *,
+    replicas: int = 0,
 ) -> list[Finding]:
-    """Two round trips. ``refused``: what the server has already denied to this client."""
+    """Two round trips. ``refused``: what the server has already denied to this client; ``replicas``: how many have to
+    acknowledge what is granted."""
     requests = [pack("INFO"), *(pack("CONFIG", "GET", setting) for setting in SETTINGS)]
     (info, _), *settings = connections.exchange(requests, within)
     if isinstance(info, Exception) and not isinstance(info, BackendRejected):
@@ -37,6 +50,7 @@ def diagnose(
     if isinstance(info, Exception):
         findings.append(_hidden(f"INFO: {info}"))
     else:
+        facts["replicas="] = str(replicas)
         facts |= (line.split(":", 1) for line in info.decode(errors="replace").splitlines() if ":" in line)
     for answer, _ in settings:
         if isinstance(answer, Exception):
@@ -47,13 +61,15 @@ def diagnose(
 
 
 def diagnose_cluster(
-    table: SlotTable, nodes: Iterable[tuple[Address, Node]], left: Callable[[], float]
+    table: SlotTable, nodes: Iterable[tuple[Address, Node]], left: Callable[[], float], replicas: int
 ) -> Iterator[Finding]:
     """What is to be said of the whole, then what each primary says of itself, once. ``left`` is in seconds."""
     found: dict[Finding, list[str]] = {}
     alone: list[str] = []
     for address, node in nodes:
-        for finding in diagnose(node.connections, node.listener.refused.values(), left(), CLUSTER_CHECKS):
+        for finding in diagnose(
+            node.connections, node.listener.refused.values(), left(), CLUSTER_CHECKS, replicas=replicas
+        ):
             found.setdefault(finding, []).append(str(address))
         if not table.replicas.get(address):
             alone.append(str(address))
@@ -74,6 +90,56 @@ def diagnose_cluster(
     for finding, which in found.items():
         where = "" if len(which) == len(table.primaries) else f" ({', '.join(which)})"
         yield replace(finding, message=f"{finding.message}{where}")
+
+
+def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], within: float) -> list[Finding]:
+    """One connection to each Sentinel, one after the other."""
+    deadline = now() + within
+    told: list[Told] = []
+    silent: list[str] = []
+    for i, sentinel in enumerate(endpoint.sentinels):
+        try:
+            told.append(endpoint.ask(sentinel, (deadline - now()) / (len(endpoint.sentinels) - i), now))
+        except MultilockError as error:
+            silent.append(str(error))
+    findings = [Finding("sentinel", "warning", text, "start it, or take it out of the URL") for text in silent]
+    if not told:
+        return findings
+    newest = max(told, key=lambda each: each.epoch)
+    number, quorum, replicas = (
+        int(newest.facts.get(name, 0)) for name in ("num-other-sentinels", "quorum", "num-slaves")
+    )
+    number += 1
+    if len({(each.host, each.port) for each in told}) > 1:
+        places = ", ".join(sorted({f"{each.host}:{each.port}" for each in told}))
+        findings.append(
+            Finding(
+                "sentinels-differ",
+                "error",
+                f"the Sentinels name different primaries: {places}; two clients may hold one lock",
+                "look whether each Sentinel reaches the others; after a failover wait for some seconds, and ask again",
+            )
+        )
+    if number < 3 or quorum > number:
+        findings.append(
+            Finding(
+                "quorum",
+                "error" if quorum > number or number < 2 else "warning",
+                f"{number} Sentinels watch over {endpoint.primary!r}, and {quorum} have to agree that it is down: "
+                "without a majority of them there is no failover",
+                "run three Sentinels or more, on machines that fail independently, with a quorum of a majority",
+            )
+        )
+    if not replicas:
+        findings.append(
+            Finding(
+                "no-replicas",
+                "warning",
+                f"the Sentinels know no replica of {endpoint.primary!r}: nothing can take over",
+                "add a replica, or use redis:// for a server that stands alone",
+            )
+        )
+    return findings
 
 
 def _hidden(what: str) -> Finding:
@@ -138,6 +204,32 @@ def _failover(facts: Facts) -> Finding | None:
     )
 
 
+def _acknowledged(facts: Facts) -> Finding | None:
+    wanted, present = int(facts.get("replicas=", 0)), int(facts.get("connected_slaves", 0))
+    if not wanted or wanted == present:
+        return None
+    if wanted > present:
+        what = f"replicas={wanted}, and {present} are connected: no lock is granted"
+        return Finding("replicas", "error", what, "connect as many replicas, or lower replicas=")
+    return Finding(
+        "replicas",
+        "warning",
+        f"replicas={wanted} of {present}: a failover to one that had not acknowledged a lock forgets it",
+        f"set replicas={present}, and see what that costs while one of them is down",
+    )
+
+
+def _cut_off(facts: Facts) -> Finding | None:
+    if facts.get("connected_slaves", "0") == "0" or facts.get("min-replicas-to-write", "1") != "0":
+        return None
+    return Finding(
+        "min-replicas-to-write",
+        "warning",
+        "min-replicas-to-write is 0: a primary that was cut off and replaced goes on granting locks to who reaches it",
+        "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds",
+    )
+
+
 def _eviction(facts: Facts) -> Finding | None:
     policy = facts.get("maxmemory-policy") or facts.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
@@ -163,5 +255,22 @@ def _persistence(facts: Facts) -> Finding | None:
     return Finding("persistence", "warning", what, "set appendonly yes and appendfsync always")
 
 
-CHECKS: tuple[Check, ...] = (_version, _replica, _cluster, _failover, _eviction, _persistence)
-CLUSTER_CHECKS: tuple[Check, ...] = (_version, _coverage, _failover, _eviction, _persistence)
+CHECKS: tuple[Check, ...] = (
+    _version,
+    _replica,
+    _cluster,
+    _failover,
+    _acknowledged,
+    _cut_off,
+    _eviction,
+    _persistence,
+)
+CLUSTER_CHECKS: tuple[Check, ...] = (
+    _version,
+    _coverage,
+    _failover,
+    _acknowledged,
+    _cut_off,
+    _eviction,
+    _persistence,
+)

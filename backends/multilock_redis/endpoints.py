@@ -3,6 +3,7 @@ it here: hosts and ports, who logs in, the database, TLS."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -11,7 +12,7 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.client import Redis
 from redis.cluster import RedisCluster
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.sentinel import SentinelManagedConnection
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
 from multilock import ConfigurationError
 from multilock.options import (
@@ -25,13 +26,18 @@ from multilock.options import (
     tls_context,
     tls_only,
     user_info,
+    yes_or_no,
 )
 from multilock_redis.keys import Keyspace
+from multilock_redis.recipe import Replicas
+from multilock_redis.sentinel import Sentinel, SentinelEndpoint
 from multilock_redis.slots import Address, key_slot
 from multilock_redis.transport import Endpoint
 
 __all__ = [
     "OPTIONS",
+    "REPLICAS",
+    "SENTINEL_LOGIN",
     "at",
     "cluster_of_client",
     "cluster_of_url",
@@ -39,10 +45,16 @@ __all__ = [
     "endpoint_of_client",
     "endpoint_of_url",
     "keyspace",
+    "replicas_of",
+    "sentinels_of_client",
+    "sentinels_of_url",
     "tls_settings",
 ]
 
 OPTIONS = (*LOGIN, "db", *TLS_FILES)
+REPLICAS = ("replicas", "replicas_on_renew")
+SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
+PRIMARY = re.compile(r"[A-Za-z0-9._-]+")  # what a Sentinel takes as the name of one
 FORBIDDEN = "{}*?[]\\"
 TLS = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
 # Of a client handed over, what `Endpoint` decides itself, and what ties a connection to that client's own pool.
@@ -53,6 +65,7 @@ NOT_TAKEN_OVER = {
     "command_packer",
     "event_dispatcher",
     "himport_registry",
+    "connection_pool",
 }
 NOT_TAKEN_OVER_PREFIXES = ("maint", "orig_", "oss_cluster_", "lib_", "driver_")
 
@@ -64,6 +77,16 @@ def keyspace(options: Mapping[str, object], scheme: str) -> Keyspace:
             f"prefix {prefix!r} contains {' '.join(bad)}: {scheme}:// takes none of {' '.join(FORBIDDEN)}"
         )
     return Keyspace(prefix, key_slot if scheme.endswith("+cluster") else None)
+
+
+def replicas_of(options: Mapping[str, object]) -> Replicas:
+    wanted = number(int, options.get("replicas", 0))
+    if wanted is None or wanted < 0:
+        raise ConfigurationError("replicas must be the number of replicas that have to acknowledge a grant")
+    of_renewals = yes_or_no("replicas_on_renew", options.get("replicas_on_renew", False))
+    if of_renewals and not wanted:
+        raise ConfigurationError("replicas_on_renew= needs replicas=, the number of them")
+    return Replicas(wanted, wanted if of_renewals else 0)
 
 
 def tls_settings(options: Mapping[str, object], scheme: str, secure: str) -> dict[str, Any]:
@@ -109,7 +132,11 @@ def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> End
             raise ConfigurationError("unix:// takes the absolute path of a socket: unix:///run/redis/redis.sock")
         return Endpoint(f"unix://{settings['path']}", UnixDomainSocketConnection, settings)
     if "," in parts.netloc.rpartition("@")[2]:
-        raise ConfigurationError(f"{scheme}:// takes one address, that of the primary: {scheme}://host:6379/0")
+        several = scheme.replace("redis", "redlock"), f"{scheme}+cluster", f"{scheme}+sentinel"
+        raise ConfigurationError(
+            f"{scheme}:// takes one address, that of the primary: did you mean {several[0]}:// (independent servers), "
+            f"{several[1]}:// or {several[2]}://?"
+        )
     settings["db"] = database(options, parts.path.strip("/"))
     try:
         port = parts.port or 6379
@@ -128,7 +155,9 @@ def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) 
     client_alone(options, OPTIONS)
     pool = client.connection_pool
     kind = pool.connection_class
-    if not issubclass(kind, (Connection, UnixDomainSocketConnection)) or issubclass(kind, SentinelManagedConnection):
+    if issubclass(kind, SentinelManagedConnection):
+        raise ConfigurationError(f"client= asks Sentinels for its primary: give {scheme}+sentinel://")
+    if not issubclass(kind, (Connection, UnixDomainSocketConnection)):
         raise ConfigurationError(f"client= connects by {kind.__qualname__}: only one fixed server is supported")
     if scheme == "rediss" and not issubclass(kind, SSLConnection):
         raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis:// as the URL")
@@ -139,6 +168,55 @@ def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) 
     if rest and endpoint_of_url(url, scheme, {}).name != shown:
         raise ConfigurationError(f"client= is connected to {shown}, which is not where the URL leads: give {scheme}://")
     return Endpoint(shown, kind, settings)
+
+
+def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> SentinelEndpoint:
+    """Of ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]``, ``rediss+sentinel://…``. Who stands there logs
+    in at the primary; at the Sentinels it is ``sentinel_username`` with ``sentinel_password``."""
+    login, _, hosts = urlsplit(url).netloc.rpartition("@")
+    name, _, db = urlsplit(url).path.removeprefix("/").partition("/")
+    if not hosts or not PRIMARY.fullmatch(name):
+        raise ConfigurationError(
+            f"{scheme}:// takes Sentinels, and the name that they know the primary by: "
+            f"{scheme}://s1:26379,s2:26379,s3:26379/NAME (a '/' in a password is written %2F)"
+        )
+    tls = tls_settings(options, scheme, "rediss+sentinel")
+    kind = SSLConnection if scheme == "rediss+sentinel" else Connection
+    theirs = {name.removeprefix("sentinel_"): value for name, value in texts(options, SENTINEL_LOGIN).items()}
+    if "password" not in theirs and "username" in theirs:
+        raise ConfigurationError("sentinel_username= needs sentinel_password=")
+    sentinels = [
+        Sentinel(kind, theirs | tls | {"host": host.strip("[]"), "port": int(port)})
+        for host, _, port in (each.rpartition(":") for each in host_list(hosts, 26379, f"Sentinel of a {scheme} URL"))
+    ]
+    settings = {**user_info(login), **texts(options, LOGIN), **tls, "db": database(options, db)}
+    return SentinelEndpoint(scheme, sentinels, name, kind, settings)
+
+
+def sentinels_of_client(url: str, client: object, options: Mapping[str, object]) -> SentinelEndpoint:
+    """Whom this client of ``redis.sentinel.Sentinel(…).master_for(…)`` asks, and how it connects to the primary."""
+    scheme, _, rest = url.partition("://")
+    if not isinstance(client, Redis) or not isinstance(pool := client.connection_pool, SentinelConnectionPool):
+        other = f"{type(client).__module__}.{type(client).__qualname__}"
+        hint = ": give redis://" if isinstance(client, Redis) else ""
+        raise ConfigurationError(
+            f"client= of {scheme}:// takes what redis.sentinel.Sentinel(…).master_for(…) makes, not {other}{hint}"
+        )
+    client_alone(options, (*OPTIONS, *SENTINEL_LOGIN))
+    if not pool.is_master:
+        raise ConfigurationError("client= reads from replicas, where no lock can be taken: make it with master_for(…)")
+    secure = issubclass(pool.connection_class, SSLConnection)
+    if scheme == "rediss+sentinel" and not secure:
+        raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis+sentinel://")
+    pools = [each.connection_pool for each in pool.sentinel_manager.sentinels]
+    sentinels = [Sentinel(each.connection_class, _settings_of(each)) for each in pools]
+    kind = SSLConnection if secure else Connection
+    endpoint = SentinelEndpoint(scheme, sentinels, pool.service_name, kind, _settings_of(pool))
+    if rest and sentinels_of_url(url, scheme, {}).name != endpoint.name:
+        raise ConfigurationError(
+            f"client= asks for {endpoint.name}, which is not where the URL leads: give {scheme}://"
+        )
+    return endpoint
 
 
 Nodes = tuple[list[Address], Callable[[Address], Endpoint]]

@@ -7,7 +7,7 @@ from multilock_redis.channel import Channel
 from multilock_redis.inspection import Inspection
 from multilock_redis.keys import Keyspace
 from multilock_redis.notices import Listener
-from multilock_redis.recipe import Recipe
+from multilock_redis.recipe import Recipe, Replicas
 from multilock_redis.transactions import Transactions
 from multilock_redis.transport import Connections, Endpoint
 
@@ -17,13 +17,20 @@ __all__ = ["Node"]
 class Node:
     """Its methods promise what those of `multilock.backend.Backend` do; what needs one part only is asked of that."""
 
-    def __init__(self, endpoint: Endpoint, keys: Keyspace, notices: Notices, tag: str = "") -> None:
-        """No I/O. Made anew in a forked child. ``tag``: see `Recipe`."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        keys: Keyspace,
+        notices: Notices,
+        replicas: Replicas | None = None,
+        tag: str = "",
+    ) -> None:
+        """No I/O. Made anew in a forked child. ``replicas``, ``tag``: see `Recipe`."""
         endpoint.forget()
         self._now = notices.now
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
-        self.recipe = Recipe(keys, transactions, endpoint.name, tag)
+        self.recipe = Recipe(keys, transactions, endpoint.name, replicas, tag)
         self.inspection = Inspection(keys, transactions)
         self.listener = Listener(endpoint, self.connections, keys, self.recipe, notices)
 
@@ -39,6 +46,8 @@ class Node:
         return self.recipe.attempt(claim, join, within)
 
     def channel(self, within: float) -> Channel | None:
+        if self.recipe.replicas.of_grants:
+            return None  # a channel has one request under way, and no time limit of its own: threads wait
         wire = self.connections.channel(within)
         return Channel(wire, self.recipe, self.listener) if wire else None
 

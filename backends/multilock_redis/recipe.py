@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from multilock import BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Busy, Claim, Granted, Held, other_number
 from multilock_redis.keys import Keyspace, holders_of, token_of
 from multilock_redis.transactions import (
@@ -33,9 +34,9 @@ from multilock_redis.transactions import (
     Script,
     Transactions,
 )
-from multilock_redis.wire import Redirected, bulks
+from multilock_redis.wire import Redirected, bulks, pack
 
-__all__ = ["RESTS", "Recipe", "liveness"]
+__all__ = ["RESTS", "Recipe", "Replicas", "liveness"]
 
 TOMBSTONE = 60_000  # ms; longer than any request can lie in a buffer of a connection that was closed
 OTHER_NUMBER = -3  # the first word of an answer of share.lua
@@ -52,14 +53,41 @@ def liveness(ttl: float) -> float:
     return min(max(ttl, 1.0), 6.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many replicas must have acknowledged a grant, and a renewal, before it counts (``WAIT``). That narrows what a
+    failover can lose, and is no consensus: the replica that is promoted need not be one of them."""
+
+    of_grants: int = 0
+    of_renewals: int = 0
+
+    def wait(self, wanted: int, within: float) -> bytes:
+        """The last quarter of the time is for the answer."""
+        return pack("WAIT", wanted, max(1, int(within * 750)))
+
+    def too_few(self, wanted: int, reached: int) -> BackendUnavailable | None:
+        if reached >= wanted:
+            return None
+        what = f"{reached} of the {wanted} replicas that replicas={wanted} asks for have acknowledged the lock in time"
+        return BackendUnavailable(what, unknown=True, backend="redis")
+
+
 class Recipe:
     """What is sent is made by ``to_…`` methods, and what is answered is read by `attempted`, apart from the sending: an
     event loop sends by itself (`multilock_redis.channel`)."""
 
-    def __init__(self, keys: Keyspace, transactions: Transactions, group: str, tag: str = "") -> None:
+    def __init__(
+        self,
+        keys: Keyspace,
+        transactions: Transactions,
+        group: str,
+        replicas: Replicas | None = None,
+        tag: str = "",
+    ) -> None:
         """``tag`` ends each echo, and a push with another one is a hint: where the queue of one node may come to
         another, the clock by which that one hands over need not be the clock by which the request was reckoned."""
         self._keys = keys
+        self.replicas = replicas or Replicas()
         self._transactions = transactions
         self._group = group
         self._tag = tag
@@ -67,7 +95,7 @@ class Recipe:
 
     def over(self, transactions: Transactions) -> Recipe:
         """The same, by other connections to its server."""
-        recipe = Recipe(self._keys, transactions, self._group, self._tag)
+        recipe = Recipe(self._keys, transactions, self._group, self.replicas, self._tag)
         recipe.told = self.told
         return recipe
 
@@ -76,13 +104,42 @@ class Recipe:
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         """Take it, or take and keep a place in the queue. Who joins is served in order of arrival, fair or not; an
         unfair one that wants it alone and does not join takes a free lock whoever waits."""
+        deadline = self._transactions.now() + within
         script = ACQUIRE if claim.mode == "x" else SHARE
-        return self.attempted(claim, *self._transactions.run(script, self.to_attempt(claim, join), within))
+        answer = self.attempted(claim, *self._transactions.run(script, request := self.to_attempt(claim, join), within))
+        if isinstance(answer, Granted) and self.replicas.of_grants:
+            return self._acknowledged(claim, script, request, deadline - self._transactions.now())
+        return answer
+
+    def _acknowledged(self, claim: Claim, script: Script, request: bytes, within: float) -> Granted | Busy:
+        """What has just been granted, once enough replicas have it. WAIT counts for what its own connection wrote last,
+        and all that the server had written before; so the request is sent again, with WAIT behind it.
+
+        Whatever goes wrong here, the name is held at the server: no answer counts, and the kernel cancels the claim."""
+        exchange = self._transactions.connections.exchange
+        wanted = self.replicas.of_grants
+        requests = [request, self.replicas.wait(wanted, within)]
+        try:
+            try:
+                (answer, sent_at), (reached, _) = self._transactions.run_all({script}, requests, exchange, within)
+            except Redirected:
+                raise  # its slot has moved, with what was granted: the same is asked there
+            except BackendRejected:
+                self.release(claim, True, within)
+                raise
+        except BackendUnavailable as silence:
+            raise BackendUnavailable(str(silence), unknown=True, backend="redis") from silence
+        granted = self.attempted(claim, answer, sent_at)
+        if isinstance(granted, Granted) and (too_few := self.replicas.too_few(wanted, reached)):
+            raise too_few
+        return granted
 
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, claim.renew, self._tag)
+        # Nobody has waited for the replicas of what is handed over: who is told of it asks.
+        by_push = claim.renew and not self.replicas.of_grants
+        how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push, self._tag)
         if echo:
             how += echo % (self._transactions.now() * 1e6)  # read before the bytes leave
         return b"".join((head, keys.common, keys.own(claim), how))
@@ -124,7 +181,15 @@ class Recipe:
     ) -> list[Granted | BackendUnavailable | None]:
         chunks = self._chunks(held)
         requests = [self._renewal(script, [held[i] for i in places]) for script, places in chunks]
+        wanted, too_few = self.replicas.of_renewals, None
+        if wanted:
+            requests.append(self.replicas.wait(wanted, within / 2))
         answers = self._transactions.run_each({script for script, _ in chunks}, requests, exchange, within)
+        if wanted:
+            reached, _ = answers.pop()
+            if isinstance(reached, Exception):
+                raise reached
+            too_few = self.replicas.too_few(wanted, reached)
         renewed: list[Granted | BackendUnavailable | None] = [None] * len(held)
         for (_, places), (flags, sent_at) in zip(chunks, answers, strict=True):
             if isinstance(flags, Exception):
@@ -135,7 +200,7 @@ class Recipe:
             for i, ours in zip(places, flags, strict=True):
                 if ours:
                     ttl, granted = held[i][0].ttl, held[i][1]
-                    renewed[i] = Granted(granted.token, ttl, sent_at, ttl, ttl / 3, self._group, granted.key)
+                    renewed[i] = too_few or Granted(granted.token, ttl, sent_at, ttl, ttl / 3, self._group, granted.key)
         return renewed
 
     def _of_one_slot(self, error: Exception) -> BackendUnavailable:

@@ -14,6 +14,7 @@ from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.backend import Notices
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
+from multilock_redis.recipe import Replicas
 from multilock_redis.slots import Address, SlotTable
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import Redirected, pack
@@ -35,6 +36,7 @@ class Topology:
         endpoint_at: Callable[[Address], Endpoint],
         keys: Keyspace,
         notices: Notices,
+        replicas: Replicas,
     ) -> None:
         """No I/O. Made anew in a forked child, with other endpoints."""
         self._name = name
@@ -42,6 +44,7 @@ class Topology:
         self._endpoint_at = endpoint_at
         self._keys = keys
         self._notices = notices
+        self._replicas = replicas
         self._now = notices.now
         self._table: SlotTable | None = None
         self._doubted = False
@@ -67,7 +70,7 @@ class Topology:
     def node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            made = Node(self._endpoint_at(address), self._keys, self._notices, f"/{next(self._tags)}")
+            made = Node(self._endpoint_at(address), self._keys, self._notices, self._replicas, f"/{next(self._tags)}")
             node = self._nodes.setdefault(address, made)
             node.listener.hand_on = lambda names: self.hand_on(address, node, names)
             if self._closed:

@@ -23,11 +23,11 @@ from redis import exceptions as theirs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.options import NO_TLS, who_answered
-from multilock_redis.wire import SILENT, Incomplete, parse, refusal
+from multilock_redis.wire import IS_REPLICA, SILENT, Incomplete, parse, refusal
 
-__all__ = ["Answer", "Connections", "Endpoint", "Wire"]
+__all__ = ["Answer", "Connections", "Endpoint", "Wire", "not_connected"]
 
 Answer = tuple[Any, float]
 """What the server said (or the exception that it became), and when the request was sent."""
@@ -41,6 +41,15 @@ CHUNK = 65536  # bytes read at once
 CONNECTING_AT_ONCE = 32  # threads of one client; what hangs in the look-up of a name hangs for as long as it likes
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+# Retries of redis-py would turn a won lock into a refusal; and answers are read as bytes.
+_WITHOUT_RETRIES = {
+    "retry": Retry(NoBackoff(), 0),
+    "retry_on_timeout": False,
+    "retry_on_error": [],
+    "health_check_interval": 0,
+    "decode_responses": False,
+    "protocol": 2,
+}
 
 
 class Wire:
@@ -61,16 +70,16 @@ class Wire:
         "_sock",
         "_timeout",
         "_watched",
-        "_where",
         "alive",
         "used",
+        "where",
     )
 
     def __init__(self, connection: Any, where: str, now: Callable[[], float], among: set[Wire]) -> None:
         """It is ``among`` the open ones until it is closed."""
         self._connection = connection
         self._open = among
-        self._where = where
+        self.where = where  #: begins with the URL, without secrets
         self._now = now
         self._sock: socket.socket = connection._sock  # redis-py has no public way to it
         self._timeout = 0.0
@@ -228,7 +237,7 @@ class Wire:
         while True:
             if self._at < len(self._buffer):
                 try:
-                    answer, self._at = parse(self._buffer, self._at, self._where)
+                    answer, self._at = parse(self._buffer, self._at, self.where)
                     return answer
                 except Incomplete:
                     pass
@@ -246,20 +255,26 @@ class Wire:
             self._sock.settimeout(self._timeout)
 
     def _keep_after(self, answer: object) -> None:
-        if isinstance(answer, BackendUnavailable):
-            self._end()  # the server's name may lead to another one by now
+        if not isinstance(answer, BackendUnavailable):
+            return
+        self._end()  # the server's name may lead to another one by now
+        if IS_REPLICA in str(answer):
+            for wire in list(self._open):
+                if wire.where == self.where:
+                    wire.interrupt()
 
     def _broken(self, error: Exception, sent: bool) -> BackendUnavailable:
         self._end()
         what = "did not answer" if sent else "cannot be reached"
-        why = f"{self._where} {what}: {error}{self._hint(error)}"
+        why = f"{self.where} {what}: {error}{self._hint(error)}"
         return BackendUnavailable(why, unknown=sent, backend="redis")
 
     def _hint(self, error: Exception) -> str:
         if who := who_answered(self._buffer[self._at :]):
-            return f" ({who}: {'the URL is rediss://' if 'TLS' in who else 'it is not Redis'})"
-        if not self._heard and isinstance(error, ConnectionError) and self._where.startswith("redis://"):
-            return " (it never said a word: is it a Redis? One that speaks TLS has a URL with rediss://)"
+            return f" ({who}: {f'the URL is {other_scheme(self.where)}://' if 'TLS' in who else 'it is not Redis'})"
+        if not self._heard and isinstance(error, ConnectionError) and not speaks_tls(self.where):
+            secure = other_scheme(self.where)
+            return f" (it never said a word: is it a Redis? One that speaks TLS has a URL with {secure}://)"
         return ""
 
 
@@ -269,17 +284,12 @@ class Endpoint:
     def __init__(self, name: str, connection_class: Callable[..., Any], settings: Mapping[str, Any]) -> None:
         self.name = name
         self._class = connection_class
-        # Retries of redis-py would turn a won lock into a refusal; and answers are read as bytes.
-        self._settings = dict(settings) | {
-            "retry": Retry(NoBackoff(), 0),
-            "retry_on_timeout": False,
-            "retry_on_error": [],
-            "health_check_interval": 0,
-            "decode_responses": False,
-            "protocol": 2,
-        }
+        self._settings = settings
         self._open: set[Wire] = set()  # its methods are atomic: no lock
         self._permits = _permits()
+
+    def close(self) -> None:
+        """No further connection is wanted, except to end what is under way."""
 
     def forget(self) -> None:
         """In a forked child: what the parent had is not used here, and not kept open."""
@@ -335,44 +345,73 @@ class Endpoint:
             _close_late(result)
         if isinstance(outcome, Wire):
             return outcome
-        raise self._not_connected(outcome) from outcome
+        if isinstance(outcome, MultilockError):
+            raise outcome
+        raise not_connected(outcome, self.name) from outcome
 
     def _dial(self, within: float, now: Callable[[], float]) -> Wire:
+        """On a thread of its own. Raises what a failed connection raises, or what `connect` is to raise."""
+        return self._open_wire(self._class, self._settings, self.name, within, now)
+
+    def _open_wire(
+        self,
+        kind: Callable[..., Any],
+        settings: Mapping[str, Any],
+        where: str,
+        within: float,
+        now: Callable[[], float],
+    ) -> Wire:
         deadline = now() + within
         while True:
             forks = _forks
-            connection = self._class(**self._settings, socket_timeout=within, socket_connect_timeout=within)
+            limits = {"socket_timeout": within, "socket_connect_timeout": within}
+            connection = kind(**{**settings, **_WITHOUT_RETRIES, **limits})
             # Two round trips to tell the server which library this is.
             connection.driver_info = connection.lib_name = connection.lib_version = None
             connection.connect()
-            wire = Wire(connection, self.name, now, self._open)
+            wire = Wire(connection, where, now, self._open)
             if _forks == forks and forks % 2 == 0:
                 return wire
             wire.close()  # a child may have it too, and did not know of it yet
             if now() >= deadline:
                 raise TimeoutError("this process forks faster than a connection is made")
 
-    def _not_connected(self, error: BaseException) -> Exception:
-        if isinstance(error.__context__, ssl.SSLCertVerificationError):
-            return BackendRejected(f"{self.name} is not trusted: {error.__context__} (see ca=)", backend="redis")
-        if isinstance(error, theirs.ResponseError) and str(error).partition(" ")[0] in SILENT:
-            return refusal(str(error), self.name)
-        if isinstance(error, (theirs.AuthenticationError, theirs.ResponseError)):
-            return BackendRejected(
-                f"{self.name} refused: {error} (check username=, password= and the database)", backend="redis"
-            )
-        why = f"{self.name} cannot be reached: {error}{self._hint(error)}"
-        return BackendUnavailable(why, unknown=False, backend="redis")
 
-    def _hint(self, error: BaseException) -> str:
-        if not self.name.startswith("rediss://"):
-            return ""
-        if NO_TLS in str(error):
-            return " (what listens there does not speak TLS: the URL is redis://)"
-        # A Redis without TLS waits for the end of a line.
-        silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
-        broken = isinstance(error.__context__, (ssl.SSLError, ConnectionResetError))
-        return " (is it TLS that is spoken there? Else the URL is redis://)" if silent or broken else ""
+def not_connected(error: BaseException, where: str) -> Exception:
+    """What a connection that could not be made, or not be logged in to, means. ``where`` begins with the URL."""
+    if isinstance(error.__context__, ssl.SSLCertVerificationError):
+        return BackendRejected(f"{where} is not trusted: {error.__context__} (see ca=)", backend="redis")
+    if isinstance(error, theirs.ResponseError) and str(error).partition(" ")[0] in SILENT:
+        return refusal(str(error), where)
+    if isinstance(error, theirs.ResponseError) and str(error).startswith("unknown command"):
+        return refusal(f"ERR {error}", where)
+    if isinstance(error, (theirs.AuthenticationError, theirs.ResponseError)):
+        return BackendRejected(
+            f"{where} refused: {error} (check username=, password= and the database)", backend="redis"
+        )
+    why = f"{where} cannot be reached: {error}{_hint(error, where)}"
+    return BackendUnavailable(why, unknown=False, backend="redis")
+
+
+def _hint(error: BaseException, where: str) -> str:
+    if not speaks_tls(where):
+        return ""
+    if NO_TLS in str(error):
+        return f" (what listens there does not speak TLS: the URL is {other_scheme(where)}://)"
+    # A Redis without TLS waits for the end of a line.
+    silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
+    broken = isinstance(error.__context__, (ssl.SSLError, ConnectionResetError))
+    return f" (is it TLS that is spoken there? Else the URL is {other_scheme(where)}://)" if silent or broken else ""
+
+
+def speaks_tls(where: str) -> bool:
+    return where.startswith("rediss")
+
+
+def other_scheme(where: str) -> str:
+    """The scheme with TLS of a URL without, or the other way round."""
+    scheme = where.partition("://")[0]
+    return scheme.replace("rediss", "redis", 1) if speaks_tls(where) else scheme.replace("redis", "rediss", 1)
 
 
 def _permits() -> SimpleQueue[None]:
@@ -434,6 +473,7 @@ class Connections:
     def close(self) -> None:
         """Idle connections end now, those in use when their request ends."""
         self._closed = True
+        self._endpoint.close()
         self._trim(0.0)
 
     def _take(self, within: float) -> tuple[Wire, float]:

@@ -7,14 +7,16 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable
 
-__all__ = ["SILENT", "Incomplete", "Redirected", "ScriptMissing", "bulks", "pack", "parse", "refusal"]
+__all__ = ["IS_REPLICA", "SILENT", "Incomplete", "Redirected", "ScriptMissing", "bulks", "pack", "parse", "refusal"]
+
+IS_REPLICA = "it is a replica"  #: in the message of each error that says so
 
 # What these say was not executed, and the server may say something else soon.
 SILENT = {
     "LOADING": "it is loading its data",
     "BUSY": "it is busy with a script: SCRIPT KILL ends one that has written nothing",
-    "READONLY": "it is a replica: give the address of the primary",
-    "MASTERDOWN": "it is a replica without its primary: give the address of the primary",
+    "READONLY": f"{IS_REPLICA}: give the address of the primary, or redis+sentinel:// with its Sentinels",
+    "MASTERDOWN": f"{IS_REPLICA} without its primary: give the address of the primary",
     "CLUSTERDOWN": "its cluster is down",
     "TRYAGAIN": "its cluster is moving this key",
     "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
@@ -33,6 +35,7 @@ _REFUSED = {
     "DENIED": "it runs in protected mode: see its configuration",
     "ERR": "see the server's message",
 }
+_UNKNOWN = "is it a Sentinel? Then give redis+sentinel://host:port/NAME; else it must not be renamed or disabled there"
 # Before 7.0 a server wraps what a command in a script said: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
 # What a script whose user lacks a right is told instead of NOPERM, up to 7.0 and since. What it wrote before that ends
@@ -122,7 +125,7 @@ def refusal(text: str, where: str) -> Exception:
     if word == "NOSCRIPT":
         return ScriptMissing()
     if word in _REFUSED:
-        told = f"{where} refused: {text} ({_REFUSED[word]})"
+        told = f"{where} refused: {text} ({_UNKNOWN if 'unknown command' in text else _REFUSED[word]})"
         return Redirected(told, text) if word in ("MOVED", "ASK") else BackendRejected(told, backend="redis")
     if word in SILENT:
         return BackendUnavailable(f"{where}: {text} ({SILENT[word]})", unknown=False, backend="redis")

@@ -36,6 +36,7 @@ EXTRAS = {
     "cluster": ("a node for each primary of a cluster", {"redis"}),
     "topology": ("which of these nodes is asked", {"redis"}),
     "slots": ("which primary serves which slot, as the nodes say", {"redis"}),
+    "sentinel": ("who says which server is the primary", {"redis"}),
     "channel": ("a connection for an event loop", {"redis"}),
     "layout": ("what is in the file", {"sqlite"}),
     "host": ("what the host knows about processes and boots", {"sqlite"}),

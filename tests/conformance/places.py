@@ -7,6 +7,7 @@ import contextlib
 import sqlite3
 import tempfile
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 import redis
 
@@ -16,8 +17,9 @@ from multilock.names import escape
 from multilock.testing.conformance import Call, Mishap, Place
 from tests.conformance.proxied import OnTheWire, Proxied
 from tests.servers import address
+from tests.servers_sentinel import SentinelServer
 
-__all__ = ["Memory", "Redis", "Sqlite"]
+__all__ = ["Guarded", "Memory", "Redis", "Sqlite"]
 
 
 class Memory(Place):
@@ -103,7 +105,47 @@ class Redis(Proxied):
             return answer
 
     def _connection(self) -> redis.Redis:
-        return redis.Redis.from_url(self.clean_url, single_connection_client=True)
+        return redis.Redis.from_url(self._clean_url, single_connection_client=True)
+
+
+class Guarded(Redis):
+    """The same server, which a Sentinel names: as behind the proxy of this test, and as it is. It is alone, and calls
+    for no failover."""
+
+    scheme = "redis+sentinel"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = _guard()
+        with self._guard.client() as guard:
+            guard.execute_command("SENTINEL", "MONITOR", self._name, self.proxy.host, self.proxy.port, 2)
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{self._guard.endpoint}/{self._name}/0"
+
+    @property
+    def clean_url(self) -> str:
+        return f"redis+sentinel://{self._guard.endpoint}/clean/0"
+
+    def close(self) -> None:
+        with self._guard.client() as guard:
+            guard.execute_command("SENTINEL", "REMOVE", self._name)
+        super().close()
+
+    @property
+    def _name(self) -> str:
+        return f"by-{self.proxy.port}"
+
+
+@lru_cache
+def _guard() -> SentinelServer:
+    """The Sentinel that all these tests share."""
+    place = urlsplit(_redis_url())
+    guard = SentinelServer(lambda: [f"sentinel monitor clean {place.hostname} {place.port} 2"])
+    guard.start()
+    atexit.register(guard.stop)
+    return guard
 
 
 @lru_cache

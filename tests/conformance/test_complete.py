@@ -27,6 +27,10 @@ ONE_FACE = {
     conformance.ProcessConformance: ["blocking"],  # the helper processes are written once
 }
 
+# Schemes of a backend that has another one, and the files in which the suites run on them: what every run has time for,
+# and the rest (``make conformance``).
+SCHEMES = {"redis+sentinel": ("test_sentinel", "more_sentinel")}
+
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 
 PUBLIC = [
@@ -43,9 +47,9 @@ def own_tests(suite: type) -> set[str]:
     return {name for name in vars(suite) if name.startswith("test_")}
 
 
-def runs_of(backend: str) -> list[type[conformance.Conformance]]:
-    """The test classes of ``tests/conformance/test_<backend>.py``."""
-    module = importlib.import_module(f"tests.conformance.test_{backend}")
+def runs_of(file: str) -> list[type[conformance.Conformance]]:
+    """The test classes of ``tests/conformance/<file>.py``."""
+    module = importlib.import_module(f"tests.conformance.{file}")
     classes = [each for name, each in vars(module).items() if name.startswith("Test") and inspect.isclass(each)]
     return [each for each in classes if issubclass(each, conformance.Conformance)]
 
@@ -53,11 +57,19 @@ def runs_of(backend: str) -> list[type[conformance.Conformance]]:
 @pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_suite_runs_on_every_backend(backend: str, suite: type[conformance.Conformance]) -> None:
-    runs = [each for each in runs_of(backend) if issubclass(each, suite)]
+    runs = [each for each in runs_of(f"test_{backend}") if issubclass(each, suite)]
     assert len(runs) == (0 if (backend, suite) in EXCUSED else 1)
     for run in runs:
         assert vars(run)["backend"].scheme == backend
         assert own_tests(run) == set(), "a backend is excused by a declared capability, and not by another test"
+
+
+@pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_suite_runs_on_every_way_to_a_backend(scheme: str, suite: type[conformance.Conformance]) -> None:
+    [run] = [each for file in SCHEMES[scheme] for each in runs_of(file) if issubclass(each, suite)]
+    assert vars(run)["backend"].scheme == scheme
+    assert own_tests(run) == set(), "a backend is excused by a declared capability, and not by another test"
 
 
 @pytest.mark.parametrize("suite", conformance.SUITES, ids=lambda suite: suite.__name__)

@@ -22,6 +22,7 @@ NOT_RUN = {
     "make test": "it runs this test",
     "make bench": "it takes minutes, and is not a matter of passing",
     "make mutants": "it takes most of an hour",
+    "make conformance": "it takes minutes, and tries what the product promises, not the docs",
     "make versions": "it fetches servers and takes some minutes",
     "pip install": "what it would fetch is this project",
     "git clone": "what it would fetch is this project",

@@ -178,7 +178,7 @@ def test_a_backend_of_another_version_of_the_interface_is_not_opened(
     assert caught.value.backend == "theirs"
 
 
-@pytest.mark.parametrize("scheme", ["redlock", "redlocks", "redis+sentinel", "rediss+sentinel"])
+@pytest.mark.parametrize("scheme", ["redlock", "redlocks"])
 def test_a_scheme_that_is_not_there_yet_says_what_to_use_instead(scheme: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is not there yet: give redis:// .* etcd://") as caught:
         open_backend(scheme, f"{scheme}://h", {})

@@ -9,6 +9,7 @@ from multilock.testing import FaultProxy
 from tests.backends.redis.kit import Bare, Ours
 from tests.servers import RedisServer
 from tests.servers_cluster import RedisCluster, cluster_of_all_tests
+from tests.servers_sentinel import Guarded
 
 Connect = Callable[..., Ours]
 
@@ -77,3 +78,16 @@ def cluster() -> Iterator[RedisCluster]:
         primary.bare.flushall()
     with cluster.whole():
         yield cluster
+
+
+@pytest.fixture(scope="package")
+def package_guarded() -> Iterator[Guarded]:
+    with Guarded() as guarded:
+        yield guarded
+
+
+@pytest.fixture
+def guarded(package_guarded: Guarded) -> Guarded:
+    """A primary, its replicas and their Sentinels, whole and empty. Do to them what you like."""
+    package_guarded.heal()
+    return package_guarded

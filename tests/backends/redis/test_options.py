@@ -55,7 +55,7 @@ def test_a_prefix_that_redis_would_misread_is_refused(prefix: str) -> None:
         ("rediss://", {"client": redis.Redis()}, "without TLS: make it with ssl=True"),
         ("rediss://", {"client": redis.Redis(unix_socket_path="/s")}, "without TLS"),
         ("redis://", {"client": redis.Redis(), "db": 1}, "one or the other"),
-        ("redis://", {"client": MANAGED}, "one fixed server"),
+        ("redis://", {"client": MANAGED}, r"give redis\+sentinel://"),
         ("redis://h", {"client": redis.Redis(host="c")}, "redis://c:6379/0, which is not where the URL leads"),
         ("redis://c/1", {"client": redis.Redis(host="c")}, "give redis://"),
     ],
@@ -235,7 +235,9 @@ def test_a_certificate_that_is_not_trusted_is_rejected(tls: str) -> None:
 
 @pytest.mark.parametrize("url", ["redis://a:1,b:2/0", "redis://a,b", "rediss://u:p@[::1]:1,[::2]:2/0"])
 def test_one_address_is_all_it_takes(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="takes one address"):
+    secure = "s" if url.startswith("rediss") else ""
+    ways = rf"takes one address.*redlock{secure}://.*redis{secure}\+cluster://.*redis{secure}\+sentinel://\?$"
+    with pytest.raises(ConfigurationError, match=ways):
         open_backend(url, {})
 
 

@@ -1,0 +1,180 @@
+"""``replicas=N``: what was granted counts when N replicas have it, and else nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+import redis
+
+import multilock
+from multilock import ConfigurationError
+from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.model import Busy, Granted
+from multilock_redis import open_backend
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, without
+from tests.servers import RedisServer
+
+WITHIN = 20.0
+
+
+@pytest.fixture(scope="module")
+def module_replica(package_server: RedisServer) -> Iterator[RedisServer]:
+    with redis.Redis(port=package_server.port) as bare:
+        bare.config_set("repl-diskless-sync-delay", 0)
+    with RedisServer("--replicaof", f"127.0.0.1 {package_server.port}") as replica:
+        yield replica
+
+
+@pytest.fixture
+def replica(module_replica: RedisServer, bare: Bare) -> RedisServer:
+    def online() -> bool:
+        facts = bare.info("replication")
+        return bool(facts["connected_slaves"] == 1 and facts["slave0"]["state"] == "online")
+
+    eventually(online, within=WITHIN)
+    return module_replica
+
+
+@pytest.fixture
+def us(connect: Connect, replica: RedisServer) -> Ours:
+    return connect(replicas=1, within=WITHIN)
+
+
+@pytest.fixture
+def them(connect: Connect, replica: RedisServer) -> Ours:
+    return connect(replicas="1", within=WITHIN)
+
+
+def left_of_it(bare: Bare) -> list[bytes]:
+    """Keys but the token's, and tombstones."""
+    return [key for key in bare.keys("*") if not key.endswith(b":token") and b":gone:" not in key]
+
+
+def test_a_replica_has_what_is_granted_when_it_is_granted(us: Ours, replica: RedisServer) -> None:
+    with redis.Redis(port=replica.port) as other:
+        for claim in (us.claim(), us.reader("r"), us.permit(2, "p")):
+            us.take(claim)
+            assert other.exists(f"multilock/{claim.name}") == 1
+
+
+def test_what_too_few_replicas_have_is_no_grant(us: Ours, replica: RedisServer, bare: Bare) -> None:
+    us.take(us.claim("warm-up"))
+    us.within = 1.0
+    with replica.paused():
+        for claim in (us.claim(), us.reader("r"), us.permit(2, "p")):
+            with pytest.raises(BackendUnavailable, match="0 of the 1 replicas") as caught:
+                us.attempt(claim)
+            assert caught.value.unknown is True, "it may be held: the kernel cancels it"
+            us.release(claim, unsure=True)
+        assert left_of_it(bare) == [b"multilock/warm-up"]
+
+
+def test_what_was_granted_is_never_taken_for_what_was_not_sent(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The primary goes between the grant and the wait: it is held there, and has to be cancelled."""
+
+    def refused(requests: object, within: float) -> NoReturn:
+        raise BackendUnavailable("refused", unknown=False)
+
+    us.release(us.take()[0])
+    monkeypatch.setattr(us.backend._node.connections, "exchange", refused)
+    with pytest.raises(BackendUnavailable) as caught:
+        us.attempt(us.claim())
+    assert caught.value.unknown is True
+
+
+def test_who_asked_in_time_goes_on_with_what_it_was_granted(us: Ours, replica: RedisServer) -> None:
+    claim, _ = us.take()
+    us.within = 1.0
+    with replica.paused(), pytest.raises(BackendUnavailable):
+        us.attempt(claim)
+    us.within = WITHIN
+    assert isinstance(us.attempt(claim), Granted)
+
+
+def test_nothing_is_left_of_what_too_few_replicas_have_on_both_faces(
+    server: RedisServer, replica: RedisServer, bare: Bare
+) -> None:
+    options: dict[str, Any] = {"ttl": 20, "replicas": 1, "request_timeout": 1}
+
+    async def main() -> None:
+        async with multilock.connect_async(server.url, **options) as client:
+            with pytest.raises(BackendUnavailable, match="0 of the 1 replicas"):
+                await client.lock("b").acquire(timeout=0)
+            eventually(lambda: not left_of_it(bare), within=WITHIN)
+
+    with replica.paused(), multilock.connect(server.url, **options) as client:
+        with pytest.raises(BackendUnavailable, match="0 of the 1 replicas"):
+            client.lock("a").acquire(timeout=0)
+        asyncio.run(main())
+        eventually(lambda: not left_of_it(bare), within=WITHIN)
+        assert len(bare.keys("{multilock/a}:gone:*")) == len(bare.keys("{multilock/b}:gone:*")) == 1
+
+
+def test_what_is_handed_over_is_held_when_replicas_have_it(
+    us: Ours, them: Ours, replica: RedisServer, bare: Bare
+) -> None:
+    held = us.take()
+    waiter = them.wait()
+    with replica.paused():
+        us.release(held[0])
+        them.ear.hears("wake", waiter.id)
+        assert waiter.id not in them.ear.pushed, "the push is a hint"
+        them.within = 1.0
+        with pytest.raises(BackendUnavailable):
+            them.attempt(waiter)
+    assert holder_of(bare) == waiter.owner
+    them.within = WITHIN
+    them.take(waiter)
+    assert isinstance(us.attempt(us.claim()), Busy)
+
+
+def test_a_renewal_waits_for_replicas_where_that_is_asked_for(
+    us: Ours, connect: Connect, replica: RedisServer, bare: Bare
+) -> None:
+    careful = connect(replicas=1, replicas_on_renew="true", within=WITHIN)
+    held, lost, plain = careful.take(), careful.take(careful.claim("b")), us.take(us.claim("c"))
+    assert all(careful.renew(held, lost))
+    bare.delete("multilock/b")
+    us.within = careful.within = 1.0
+    with replica.paused():
+        kept, gone = careful.renew(held, lost)
+        assert isinstance(kept, BackendUnavailable)
+        assert gone is None, "that it is lost is certain"
+        [renewed] = us.renew(plain)
+        assert isinstance(renewed, Granted)
+
+
+def test_who_may_not_wait_is_told_and_leaves_nothing(
+    server: RedisServer, bare: Bare, connect: Connect, replica: RedisServer
+) -> None:
+    ours = connect(without(bare, server, "wait"), replicas=1)
+    with pytest.raises(BackendRejected, match="NOPERM"):
+        ours.take()
+    assert left_of_it(bare) == []
+
+
+def test_how_many_replicas_there_are_is_compared(connect: Connect, replica: RedisServer) -> None:
+    levels = []
+    for wanted in (0, 1, 2):
+        findings = {finding.code: finding for finding in connect(replicas=wanted).backend.diagnose(2)}
+        levels.append(findings["replicas"].level if "replicas" in findings else None)
+    assert levels == [None, None, "error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replicas": "-1"}, "replicas must be the number"),
+        ({"replicas": "two"}, "replicas must be the number"),
+        ({"replicas": True}, "replicas must be the number"),
+        ({"replicas_on_renew": "true"}, "needs replicas="),
+        ({"replicas": 1, "replicas_on_renew": "perhaps"}, "must be true or false"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        open_backend("redis://h", options)

@@ -1,0 +1,390 @@
+"""``redis+sentinel://`` on real Sentinels: which server is asked, and what becomes of locks when it is another one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+import redis
+from redis.sentinel import Sentinel
+
+import multilock
+from multilock import LossReason, now
+from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.model import Busy
+from multilock_redis import open_backend
+from multilock_redis.sentinel import SentinelEndpoint
+from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Ours, eventually, holder_of
+from tests.servers import RedisServer, free_port
+from tests.servers_sentinel import NAME, Guarded, SentinelServer
+
+WITHIN = 20.0  # seconds, for what Sentinels do on a busy machine
+
+
+@pytest.fixture
+def us(guarded: Guarded, connect: Connect) -> Ours:
+    return connect(guarded.url)
+
+
+@pytest.fixture
+def them(guarded: Guarded, connect: Connect) -> Ours:
+    return connect(guarded.url)
+
+
+def on(server: RedisServer, name: str = "a") -> str | None:
+    """Who holds it there."""
+    with redis.Redis(port=server.port) as bare:
+        return holder_of(bare, name)
+
+
+def led_to(ours: Ours, server: RedisServer) -> bool:
+    """Whether this client has heard of that primary."""
+    endpoint = ours.backend._endpoint
+    assert isinstance(endpoint, SentinelEndpoint)
+    return endpoint._newest is not None and endpoint._newest.port == server.port
+
+
+def forgotten_by_the_replicas(guarded: Guarded, name: str = "a") -> None:
+    """As if the last writes had not reached them."""
+    for replica in guarded.replicas():
+        with redis.Redis(port=replica.port) as bare:
+            eventually(lambda bare=bare: holder_of(bare, name), within=WITHIN)  # type: ignore[misc]
+            bare.config_set("replica-read-only", "no")
+            bare.delete(f"multilock/{name}")
+            bare.config_set("replica-read-only", "yes")
+
+
+# which server is asked
+
+
+def test_everything_is_done_at_the_primary_that_the_sentinels_name(guarded: Guarded, us: Ours, them: Ours) -> None:
+    held = us.take()
+    assert on(guarded.primary()) == held[0].owner
+    us.watch(held)
+    waiter = them.wait()
+    assert us.release(held[0])
+    them.ear.hears("wake", waiter.id)
+    held = them.take(waiter)
+    them.watch(held)
+    assert all(them.renew(held))
+    us.backend.force_release("a", 2)
+    them.ear.hears("gone", held[0].id, LossReason.TAKEN)
+
+
+def test_a_sentinel_that_is_away_costs_nothing_but_a_moment(guarded: Guarded, connect: Connect) -> None:
+    nobody = SentinelServer(list)
+    nobody.port = free_port()
+    ours = connect(guarded.url_to([nobody, *guarded.guards[:1]]))
+    ours.take()
+    with guarded.guards[0].paused():
+        connect(guarded.url).take(ours.claim("b"))
+    names = [str(each) for each in ours.backend._endpoint.sentinels]  # type: ignore[attr-defined]
+    assert names == [guarded.guards[0].endpoint, nobody.endpoint], "who answered is asked first"
+
+
+def test_who_is_named_and_is_a_replica_is_not_believed(guarded: Guarded, connect: Connect) -> None:
+    replica = guarded.replicas()[0]
+    with SentinelServer(list) as mistaken, mistaken.client() as guard:
+        guard.execute_command("SENTINEL", "MONITOR", "wrong", replica.host, replica.port, 2)
+        ours = connect(f"redis+sentinel://{mistaken.endpoint}/wrong")
+        for ask in (lambda: ours.take(), lambda: ours.backend.inspect("a", 2)):
+            with pytest.raises(BackendUnavailable, match="which is a replica as yet") as caught:
+                ask()
+            assert caught.value.unknown is False
+
+
+def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guarded: Guarded, connect: Connect) -> None:
+    with ExitStack() as stack:
+        other = stack.enter_context(RedisServer())
+        former = stack.enter_context(SentinelServer(list))
+        with former.client() as guard:
+            guard.execute_command("SENTINEL", "MONITOR", NAME, other.host, other.port, 1)
+        guarded.failover()
+        ours = connect(guarded.url_to([guarded.guards[0], former]))
+        claim, _ = ours.take()
+        guarded.guards[0].kill()
+        with redis.Redis(port=guarded.primary().port) as bare:
+            bare.client_kill_filter(_type="normal", skipme=True)
+        with pytest.raises(BackendUnavailable, match="has not heard of the last failover"):
+            ours.take(ours.claim("b"))
+        assert on(other, "b") is None
+        assert on(guarded.primary()) == claim.owner
+
+
+# a failover
+
+
+def test_a_lock_that_had_reached_the_new_primary_is_held_on(guarded: Guarded, us: Ours, them: Ours) -> None:
+    held = us.take()
+    us.watch(held)
+    waiter = them.wait()
+    new = guarded.failover()
+    eventually(lambda: led_to(us, new) and led_to(them, new), within=WITHIN)
+    us.within = them.within = WITHIN
+    [renewed] = us.renew(held)
+    assert renewed is not None
+    assert renewed.token == held[1].token
+    assert on(new) == held[0].owner
+    them.ear.hears("wake", None, within=WITHIN)  # it looks again, and so tells the new one that it waits
+    them.wait(waiter)
+    assert us.release(held[0])
+    them.ear.hears("wake", waiter.id, within=WITHIN)
+    assert (them.take(waiter)[1].token or 0) > (held[1].token or 0)
+
+
+def test_who_lost_it_by_a_failover_is_told_at_once(guarded: Guarded, us: Ours) -> None:
+    held = us.take()
+    us.watch(held)
+    forgotten_by_the_replicas(guarded)
+    former = guarded.primary()
+    former.kill()
+    new = guarded.await_other(former)
+    us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
+    us.within = WITHIN
+    assert us.renew(held) == [None]
+    assert on(new) is None
+
+
+def test_nobody_is_given_a_lock_by_the_former_primary_while_it_thinks_that_it_is_one(
+    guarded: Guarded, us: Ours, them: Ours
+) -> None:
+    """Where an operator asks for it nothing breaks: every connection is as good as before."""
+    us.release(us.take()[0])
+    them.release(them.take()[0])
+    with guarded.slow_to_demote():
+        former = guarded.primary()
+        new = guarded.failover()
+        eventually(lambda: led_to(us, new) and led_to(them, new), within=WITHIN)
+        us.within = them.within = WITHIN
+        claim, _ = us.take()
+        assert on(new) == claim.owner
+        with redis.Redis(port=former.port) as bare:
+            role, *_ = bare.role()
+            assert role == b"master", "it has been told too early: this shows nothing"
+        assert on(former) is None
+        assert isinstance(them.attempt(them.claim()), Busy)
+
+
+def test_an_answer_of_a_primary_that_stood_still_does_not_count(guarded: Guarded, us: Ours, them: Ours) -> None:
+    us.release(us.take()[0])
+    former = guarded.primary()
+    us.within = WITHIN
+    with guarded.slow_to_demote(), ThreadPoolExecutor() as pool:
+        with former.paused():
+            asked = pool.submit(us.take, claim := us.claim())
+            new = guarded.await_other(former)
+            held = them.take()
+            eventually(lambda: led_to(us, new), within=WITHIN)
+        eventually(lambda: on(former), within=WITHIN)  # it comes back, executes what it had been sent, and answers
+        with pytest.raises(BackendUnavailable) as caught:
+            asked.result(WITHIN)
+        assert caught.value.unknown is True
+        assert isinstance(us.attempt(claim), Busy)
+        assert us.release(claim, unsure=True) is False
+        assert on(new) == held[0].owner
+
+
+def test_a_release_that_a_failover_swallowed_is_made_at_the_new_primary(guarded: Guarded) -> None:
+    with multilock.connect(guarded.url, ttl=20, request_timeout=2) as client:
+        lease = client.lock("a").acquire()
+        former = guarded.primary()
+        for replica in guarded.replicas():
+            eventually(lambda replica=replica: on(replica), within=WITHIN)  # type: ignore[misc]
+        with former.paused():
+            lease.release()
+            assert not lease.is_held()
+            new = guarded.await_other(former)
+            eventually(lambda: on(new) is None, within=WITHIN)
+
+
+def test_who_waits_through_a_failover_gets_it_from_the_new_primary_on_both_faces(guarded: Guarded) -> None:
+    order: list[str] = []
+    waiting = threading.Event()
+
+    async def wait() -> None:
+        async with multilock.connect_async(guarded.url, ttl=20) as client:
+            waiting.set()
+            async with client.lock("a"):
+                order.append("asyncio")
+
+    with multilock.connect(guarded.url, ttl=20) as client, ThreadPoolExecutor() as pool:
+        lease = client.lock("a").acquire()
+        done = pool.submit(asyncio.run, wait())
+        waiting.wait(WITHIN)
+        eventually(lambda: (info := client.inspect("a")) and info.waiting == 1, within=WITHIN)
+        former = guarded.primary()
+        former.kill()
+        guarded.await_other(former)
+        eventually(lambda: (info := client.inspect("a")) and info.waiting == 1, within=WITHIN)
+        order.append("held")
+        lease.release()
+        done.result(WITHIN)
+    assert order == ["held", "asyncio"]
+
+
+def test_without_sentinels_all_goes_on_as_long_as_the_connections_do(guarded: Guarded, us: Ours) -> None:
+    held = us.take()
+    us.watch(held)
+    for guard in guarded.guards[1:]:
+        guard.kill()
+    us.take(us.claim("b"))
+    guarded.guards[0].kill()
+    assert all(us.renew(held))
+    claim, _ = us.take(us.claim("c"))
+    assert us.release(claim)
+    with redis.Redis(port=guarded.servers[0].port) as bare, redis.Redis(port=guarded.servers[1].port) as other:
+        for server in (bare, other):
+            server.client_kill_filter(_type="normal", skipme=True)
+    with redis.Redis(port=guarded.servers[2].port) as bare:
+        bare.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(BackendUnavailable, match=r"\(a Sentinel\) cannot be reached") as caught:
+        us.take(us.claim("d"))
+    assert caught.value.unknown is False
+
+
+def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server: RedisServer, connect: Connect) -> None:
+    """With ``redis://`` too: behind its name there may be another one by now."""
+    ours = connect(redis_server.url)
+    together = threading.Barrier(3)
+
+    def take(name: str) -> None:
+        together.wait(WITHIN)
+        ours.take(ours.claim(name))
+
+    with redis.Redis(port=redis_server.port) as bare, redis.Redis(port=redis_server.port) as other:
+        mine = {bare.client_id(), other.client_id()}
+        with ThreadPoolExecutor(3) as pool:
+            bare.execute_command("CLIENT", "PAUSE", 200)  # so that each needs a connection of its own
+            list(pool.map(take, "abc"))
+        assert len({client["id"] for client in bare.client_list()} - {str(each) for each in mine}) == 3
+        bare.replicaof("127.0.0.1", free_port())
+        with pytest.raises(BackendUnavailable, match="READONLY"):
+            ours.take(ours.claim("d"))
+        eventually(lambda: {int(client["id"]) for client in bare.client_list()} <= mine, within=WITHIN)
+
+
+# what it says of itself
+
+
+def test_what_weakens_a_failover_is_found(guarded: Guarded, us: Ours) -> None:
+    codes = {finding.code: finding for finding in us.backend.diagnose(5)}
+    assert codes.keys() >= {"failover", "min-replicas-to-write"}
+    assert not codes.keys() & {"sentinel", "sentinels-differ", "quorum", "no-replicas"}
+    with redis.Redis(port=guarded.primary().port) as bare:
+        bare.config_set("min-replicas-to-write", 1)
+    guarded.guards[2].kill()
+    codes = {finding.code: finding for finding in us.backend.diagnose(5)}
+    assert guarded.guards[2].endpoint in codes["sentinel"].message
+    assert "min-replicas-to-write" not in codes
+
+
+def test_a_single_sentinel_without_replicas_is_found(server: RedisServer, connect: Connect) -> None:
+    with SentinelServer(list) as alone, alone.client() as guard:
+        guard.execute_command("SENTINEL", "MONITOR", "m", server.host, server.port, 2)
+        ours = connect(f"redis+sentinel://{alone.endpoint}/m")
+        findings = {finding.code: finding for finding in ours.backend.diagnose(5)}
+        assert findings["quorum"].level == "error"
+        assert findings["no-replicas"].level == "warning"
+
+
+def test_it_does_not_promise_to_survive_a_failover() -> None:
+    backend = open_backend("redis+sentinel://s/m", {"ttl": 10.0})
+    assert backend.capabilities.survives_failover is False
+    assert "failover" in backend.capabilities.fencing_scope
+
+
+# who logs in where, and what is there instead
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[tuple[SentinelServer, RedisServer]]:
+    """Both want a password, each another one."""
+    with RedisServer("--requirepass", "of-redis") as server, SentinelServer(list, "requirepass of-guard") as guard:
+        with guard.client(password="of-guard") as client:
+            client.execute_command("SENTINEL", "MONITOR", "m", server.host, server.port, 1)
+        yield guard, server
+
+
+def test_the_sentinels_and_the_primary_have_passwords_of_their_own(
+    locked: tuple[SentinelServer, RedisServer], connect: Connect
+) -> None:
+    guard, server = locked
+    ours = connect(f"redis+sentinel://:of-redis@{guard.endpoint}/m", sentinel_password="of-guard")
+    claim, _ = ours.take()
+    with redis.Redis(port=server.port, password="of-redis") as bare:
+        assert holder_of(bare) == claim.owner
+    assert ours.release(claim)
+    for shown in (repr(ours.backend), repr(ours.backend._endpoint), repr(vars(ours.backend._endpoint)["sentinels"])):
+        assert "of-" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({}, r"\(a Sentinel\).*give sentinel_password="),
+        ({"sentinel_password": "wrong"}, r"\(a Sentinel\).*check sentinel_username= and sentinel_password="),
+        ({"password": "of-guard"}, r"\(a Sentinel\).*give sentinel_password="),
+        ({"sentinel_password": "of-guard"}, r"/m/0 at 127\.0\.0\.1:\d+ refused.*give username= and password="),
+        (
+            {"sentinel_password": "of-guard", "password": "wrong"},
+            r"/m/0 at 127\.0\.0\.1:\d+ refused.*check username=, password=",
+        ),
+    ],
+)
+def test_a_password_that_is_missing_or_wrong_is_told_for_whom(
+    locked: tuple[SentinelServer, RedisServer], connect: Connect, options: dict[str, str], remedy: str
+) -> None:
+    ours = connect(f"redis+sentinel://{locked[0].endpoint}/m", **options)
+    with pytest.raises(BackendRejected, match=remedy) as caught:
+        ours.take()
+    assert "of-guard" not in str(caught.value)
+
+
+def test_a_name_that_no_sentinel_knows_is_told(guarded: Guarded, connect: Connect) -> None:
+    ours = connect(guarded.url.replace(NAME, "yours"))
+    with pytest.raises(BackendRejected, match=r"No such master.*redis\+sentinel://host/NAME"):
+        ours.take()
+
+
+def test_a_redis_that_is_no_sentinel_and_a_sentinel_that_is_no_redis_are_told(
+    guarded: Guarded, server: RedisServer, connect: Connect
+) -> None:
+    with pytest.raises(BackendRejected, match=r"it is no Sentinel: give redis:// with this address"):
+        connect(f"redis+sentinel://{server.endpoint}/m").take()
+    for db in (0, 1):
+        with pytest.raises(BackendRejected, match=r"a Sentinel\? Then give redis\+sentinel://host:port/NAME"):
+            connect(f"redis://{guarded.guards[0].endpoint}/{db}").take()
+
+
+# a client handed over
+
+
+def test_a_client_that_asks_sentinels_is_handed_over(guarded: Guarded, connect: Connect) -> None:
+    guards = [(guard.host, guard.port) for guard in guarded.guards]
+    asks = Sentinel(guards, sentinel_kwargs={"socket_timeout": 1})  # type: ignore[no-untyped-call]
+    with asks.master_for(NAME, db=2, decode_responses=True) as client:  # type: ignore[no-untyped-call]
+        ours = connect("redis+sentinel://", client=client)
+        claim, _ = ours.take()
+        assert client.get("multilock/a") == claim.owner
+        ours.close()
+        assert client.ping() is True
+
+
+def test_a_client_that_reads_replicas_is_refused() -> None:
+    asks = Sentinel([("s", 1)])  # type: ignore[no-untyped-call]
+    with pytest.raises(multilock.ConfigurationError, match="master_for"):
+        open_backend("redis+sentinel://", {"client": asks.slave_for("m")})  # type: ignore[no-untyped-call]
+
+
+def test_a_closed_client_leaves_no_connection_and_no_thread(guarded: Guarded) -> None:
+    before = set(threading.enumerate())
+    with multilock.connect(guarded.url, ttl=20) as client, client.lock("a"):
+        assert any(thread.name == "multilock-redis-sentinel" for thread in set(threading.enumerate()) - before)
+    started = now()
+    eventually(lambda: set(threading.enumerate()) <= before, within=WITHIN)
+    assert now() - started < 2 + WITHIN / 4

@@ -1,0 +1,25 @@
+"""The suites on ``redis+sentinel://`` in which connections are made and break, on a real server and a real Sentinel.
+
+The others are in `more_sentinel`: behind its connections it is ``redis://``.
+"""
+
+from __future__ import annotations
+
+from multilock.testing import conformance
+from tests.conformance.places import Guarded
+
+
+class TestCancel(conformance.CancelConformance):
+    backend = Guarded
+
+
+class TestOutage(conformance.OutageConformance):
+    backend = Guarded
+
+
+class TestClient(conformance.ClientConformance):
+    backend = Guarded
+
+
+class TestBackend(conformance.BackendConformance):
+    backend = Guarded

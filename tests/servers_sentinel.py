@@ -1,0 +1,211 @@
+"""A Redis primary with replicas, and the Sentinels that watch over it.
+
+``python -m tests.servers_sentinel -- COMMAND {url}`` runs a command with the address of fresh ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.servers import RedisServer, Server, Service, unavailable
+
+__all__ = ["NAME", "Guarded", "SentinelServer"]
+
+NAME = "mymaster"
+DOWN_AFTER = 0.3  # seconds
+AGREED_WITHIN = 40.0  # seconds, on a busy machine
+
+# As they are made a change of roles takes seconds, and the end of a former primary ten. From 7.0 on they may be told.
+QUICK = {"info-period": 200, "ask-period": 100, "publish-period": 200, "min-slave-reconf-timeout": 500}
+
+
+class SentinelServer(Server):
+    """One Sentinel. What it has learnt outlives `kill`."""
+
+    name = "redis+sentinel"
+    program = "redis-server --sentinel"
+    start_within = 10.0
+
+    def __init__(self, settings: Callable[[], list[str]], *options: str) -> None:
+        """``settings``: lines of its file, read when it is started first; ``options``: further ones."""
+        super().__init__()
+        self._settings = settings
+        self._options = options
+
+    def command(self, folder: Path) -> list[str]:
+        program = shutil.which("redis-server") or unavailable("redis", "redis-server is not on the PATH")
+        file = folder / "sentinel.conf"
+        if not file.exists():
+            lines = [f"port {self.port}", f"bind {self.host}", f"dir {folder}", *self._settings(), *self._options]
+            file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return [program, str(file), "--sentinel"]
+
+    def answers(self) -> bool:
+        try:
+            with self.client() as client:
+                client.ping()
+        except redis.AuthenticationError:
+            return True
+        except (redis.RedisError, OSError):
+            return False
+        return True
+
+    def client(self, **options: Any) -> Any:
+        once = Retry(NoBackoff(), 0)
+        return redis.Redis(port=self.port, socket_timeout=2, decode_responses=True, retry=once, **options)
+
+
+class Guarded(Service):
+    """One primary, ``replicas`` of it, and three Sentinels. A test may do to each of them what it likes, and `heal`
+    makes them one whole again."""
+
+    def __init__(self, *options: str, replicas: int = 2, guards: int = 3) -> None:
+        """``options``: of each Redis."""
+        fixed = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *options)
+        self._first = RedisServer(*fixed)
+        self.servers = [self._first, *(RedisServer(*fixed) for _ in range(replicas))]
+        self.guards = [SentinelServer(self._monitor) for _ in range(guards)]
+
+    def _monitor(self) -> list[str]:
+        return [
+            f"sentinel monitor {NAME} {self._first.host} {self._first.port} {len(self.guards) // 2 + 1}",
+            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER * 1000:.0f}",
+            f"sentinel failover-timeout {NAME} 1000",
+        ]
+
+    @property
+    def url(self) -> str:
+        return self.url_to(self.guards)
+
+    def url_to(self, guards: list[SentinelServer]) -> str:
+        return f"redis+sentinel://{','.join(each.endpoint for each in guards)}/{NAME}/0"
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.start()
+        for guard in self.guards:
+            guard.start()
+        self.heal()
+
+    def stop(self) -> None:
+        for server in (*self.guards, *self.servers):
+            server.stop()
+
+    # ---- what the tests do
+
+    def primary(self) -> RedisServer:
+        """The one that the Sentinels name."""
+        return self._at(self._told(next(each for each in self.guards if each.alive))["port"])
+
+    def replicas(self) -> list[RedisServer]:
+        primary = self.primary()
+        return [server for server in self.servers if server is not primary]
+
+    def failover(self) -> RedisServer:
+        """As an operator asks for it. Returns the new primary as soon as a Sentinel names it."""
+        former = self.primary()
+        with self.guards[0].client() as guard:
+            guard.execute_command("SENTINEL", "FAILOVER", NAME)
+        return self.await_other(former)
+
+    def await_other(self, former: RedisServer) -> RedisServer:
+        """The new primary, as soon as a Sentinel names it."""
+        _until(lambda: self.primary() is not former)
+        return self.primary()
+
+    @contextlib.contextmanager
+    def slow_to_demote(self) -> Iterator[None]:
+        """A former primary that comes back is told so as late as Sentinels do who were not told to hurry."""
+        self.tell({"publish-period": 2000})
+        try:
+            yield
+        finally:
+            self.tell(QUICK)
+
+    def tell(self, periods: dict[str, int]) -> None:
+        for guard in self.guards:
+            with guard.client() as client:
+                for name, milliseconds in periods.items():
+                    with contextlib.suppress(redis.ResponseError):  # before 7.0, or of a name that it does not know
+                        client.execute_command("SENTINEL", "DEBUG", name, milliseconds)
+
+    def heal(self) -> None:
+        """Everything runs, is of one mind, and is empty."""
+        for server in (*self.guards, *self.servers):
+            if server.alive:
+                server.resume()
+            else:
+                server.start()
+        self.tell(QUICK)
+        _until(self._of_one_mind)
+        with redis.Redis(port=self.primary().port) as primary:
+            primary.config_set("min-replicas-to-write", 0)
+            primary.flushall()
+
+    def _of_one_mind(self) -> bool:
+        told = [self._told(guard) for guard in self.guards]
+        if len({facts["port"] for facts in told}) > 1 or any(facts["flags"] != "master" for facts in told):
+            return False
+        primary = self._at(told[0]["port"])
+        self._lead(primary)
+        return all(
+            int(facts["num-slaves"]) == len(self.servers) - 1
+            and int(facts["num-other-sentinels"]) == len(self.guards) - 1
+            for facts in told
+        ) and self._replicates(primary)
+
+    def _lead(self, primary: RedisServer) -> None:
+        """A Sentinel would do so after seconds."""
+        for server in self.servers:
+            if server is not primary:
+                with redis.Redis(port=server.port) as client:
+                    role: Any = client.role()
+                    if role[0] == b"master" or role[2] != primary.port:
+                        client.replicaof(primary.host, primary.port)
+
+    def _replicates(self, primary: RedisServer) -> bool:
+        with redis.Redis(port=primary.port) as client:
+            facts: Any = client.info("replication")
+        online = [facts[f"slave{n}"]["state"] == "online" for n in range(facts.get("connected_slaves", 0))]
+        return facts["role"] == "master" and len(online) == len(self.servers) - 1 and all(online)
+
+    def _told(self, guard: SentinelServer) -> dict[str, str]:
+        with guard.client() as client:
+            answer = client.execute_command("SENTINEL", "MASTER", NAME)
+        return answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
+
+    def _at(self, port: str) -> RedisServer:
+        return next(server for server in self.servers if server.port == int(port))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    until = time.monotonic() + AGREED_WITHIN
+    while True:
+        with contextlib.suppress(redis.RedisError):
+            if condition():
+                return
+        if time.monotonic() > until:
+            raise TimeoutError("the Sentinels do not come to agree")
+        pause.wait(0.02)
+
+
+def main(command: list[str]) -> int:
+    with Guarded() as guarded:
+        return subprocess.run([part.replace("{url}", guarded.url) for part in command], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:]))

@@ -44,6 +44,7 @@ class Wanted:
     server_containers: Sequence[str]
     scenarios: str | None
     cycles: int | None
+    minutes: float | None
     ttl: float
     seed: int | None
     quick: bool
@@ -71,7 +72,7 @@ def compare(wanted: Wanted) -> int:
             cycles=usual if wanted.cycles is None else wanted.cycles,
             ttl=wanted.ttl,
             seed=wanted.seed,
-            within=QUICK_WITHIN if wanted.quick else None,
+            within=_within(wanted),
             at_once=QUICK_AT_ONCE * (os.cpu_count() or 1) if wanted.quick else None,
             all_of_controls=not wanted.quick,
             out=Path(wanted.out) if wanted.out else None,
@@ -89,6 +90,12 @@ def compare(wanted: Wanted) -> int:
     if report.data["partial"] == comparison.INTERRUPTED:
         return report.exit_code if report.violations else INTERRUPTED
     return report.exit_code
+
+
+def _within(wanted: Wanted) -> float | None:
+    if wanted.minutes is not None:
+        return wanted.minutes * 60
+    return QUICK_WITHIN if wanted.quick else None
 
 
 def _scenarios(wanted: Wanted) -> list[str] | None:

@@ -19,8 +19,11 @@ import redis
 from multilock import now
 
 __all__ = [
+    "Boundless",
     "Cached",
+    "Chatty",
     "Dying",
+    "Endless",
     "FromReceipt",
     "Hanging",
     "LateCallback",
@@ -139,6 +142,27 @@ class Dying(Hanging):
 class Liar(Sound):
     def believes(self, holding: _Holding) -> bool:
         return "yes"  # type: ignore[return-value]
+
+
+class Chatty(Sound):
+    """It prints, also what looks like our own lines."""
+
+    def believes(self, holding: _Holding) -> bool:
+        print("held by", self)
+        os.write(1, b"over now A\nheld\nlost 1 A\n")
+        return super().believes(holding)
+
+
+class Boundless(Sound):
+    @staticmethod
+    def bound(url: str, ttl: float) -> float:
+        raise OSError("it does not know")
+
+
+class Endless(Sound):
+    @staticmethod
+    def bound(url: str, ttl: float) -> float:
+        return float("inf")
 
 
 class _Lock:

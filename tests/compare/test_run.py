@@ -19,6 +19,8 @@ from multilock.testing.compare.runner import _interrupted_once
 from tests.servers import RedisServer
 
 BROKEN = "tests.compare.broken"
+SOUND = ["Sound", "Chatty"]
+STRANGE = ["NoControl", "Raising", "Liar", "Dying", "Boundless", "Endless"]
 DEFECTS = ["FromReceipt", "Cached", "PlainDelete", "LateCallback", "RepeatedToken"]
 
 
@@ -36,9 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(server: RedisServer, folder: Path) -> compare.Report:
     """One run for all that is asked of one: ours, its controls, the locks of `broken`, and a server that is away."""
-    adapters = [
-        f"{BROKEN}:{name}={server.url}" for name in ("Sound", *DEFECTS, "NoControl", "Raising", "Liar", "Dying")
-    ]
+    adapters = [f"{BROKEN}:{name}={server.url}" for name in (*SOUND, *DEFECTS, *STRANGE)]
     return compare.run(
         [server.url, "memory://", "redis://127.0.0.1:1"],
         adapters=adapters, scenarios=["pause", "late-answer"], cycles=2, ttl=1.0, seed=1, at_once=10, out=folder,
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.timeout(150)
 SEEN_IN = {"FromReceipt": "late-answer"}  # all else in "pause"
 
 
-@pytest.mark.parametrize("name", ["redis", "Sound"])
+@pytest.mark.parametrize("name", ["redis", *SOUND])
 def test_what_is_sound_is_never_called_broken(report: compare.Report, name: str) -> None:
     assert [report.cells[name, scenario]["violations"] for scenario in ("pause", "late-answer")] == [[], []]
     assert [line for line in report.violations if line.startswith(f"{name},")] == []
@@ -77,6 +77,15 @@ def test_an_adapter_that_raises_lies_or_dies_is_undecided_and_says_why(
     cell = report.cells[name, "pause"]
     assert (cell["verdict"], cell["decided"]) == ("undecided", 0)
     assert why in cell["not_decided"][0]["why"][0]
+
+
+@pytest.mark.parametrize(("name", "why"), [("Boundless", "does not know"), ("Endless", "at most")])
+def test_an_adapter_whose_bound_cannot_be_is_told_and_takes_no_part(
+    report: compare.Report, name: str, why: str
+) -> None:
+    [column] = [each for each in report.data["columns"] if each["name"] == name]
+    assert why in column["gone"]
+    assert (name, "pause") not in report.cells
 
 
 def test_an_adapter_that_hangs_is_undecided_and_its_processes_end(
@@ -203,6 +212,9 @@ def held(key: bytes) -> bool:
         {"urls": [], "adapters": ["tests.compare.broken:Nobody=redis://x"]},
         {"urls": [], "adapters": ["no.such.module:Name=redis://x"]},
         {"urls": [], "adapters": ["tests.compare.broken:Sound"]},
+        {"urls": [], "adapters": ["json:dumps=redis://x"]},
+        {"urls": [], "adapters": ["tests.compare.unimportable:Name=redis://x"]},
+        {"urls": ["memory://"], "within": 0.0},
         {"urls": ["memory://"], "out": Path("/proc/nowhere")},
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = ["Column", "columns_for"]
 CONTROLS_MODULE = "multilock.testing.compare.controls"
 LIBRARIES = {"naive": "redis", "redis-py": "redis", "kazoo": "kazoo"}
 PROBE_WITHIN = 10.0
+BOUND_MAX = 300.0  # seconds: each cycle waits so long
 
 
 @dataclass
@@ -56,8 +58,9 @@ class Column:
         if getattr(adapter, "loop", False):
             has.add("loop")
         sessions = getattr(adapter, "has_sessions", None)
-        if callable(sessions) and sessions(self.url):
-            has.add("session")
+        with suppress(Exception):  # anybody's
+            if callable(sessions) and sessions(self.url):
+                has.add("session")
         if self.server is not None:
             has.add("server")
             if self.server.restarts:
@@ -97,10 +100,15 @@ def columns_for(
         if not equals:
             raise ConfigurationError(f"--adapter is package.module:Name=URL, not {redact(given)!r}")
         column = Column(_free_name(path.rpartition(":")[2], columns), url, [path], ttl)
-        adapter = load(path)
-        column.must_fail = frozenset(getattr(adapter, "control", ()))
-        column.bound = _bound(path, url, ttl)
+        column.must_fail = frozenset(getattr(load(path), "control", ()))
+        try:
+            column.bound = _bound(path, url, ttl)
+        except Exception as error:  # anybody's
+            column.gone = f"bound(): {type(error).__name__}: {error}"
         columns.append(column)
+        scheme = _scheme(url)
+        if controls and scheme not in ("", "memory") and not any(each.control and each.url == url for each in columns):
+            columns += _controls(column, scheme, columns)
     if not columns:
         raise ConfigurationError("there is nothing to compare: name a URL, such as redis://localhost:6379")
     _assign(servers or {}, columns)
@@ -121,6 +129,15 @@ def _assign(servers: Given, columns: list[Column]) -> None:
         for column in columns:
             if column.url == url:
                 column.server = server
+
+
+def _scheme(url: str) -> str:
+    """Empty where it is not one of ours: then we have no control for it."""
+    try:
+        multilock.connect(url).close()  # without a request
+        return resolve(url).scheme
+    except ConfigurationError:
+        return ""
 
 
 def _free_name(name: str, columns: Iterable[Column]) -> str:
@@ -150,7 +167,10 @@ def _control(ours: Column, name: str, adapter: str, columns: list[Column]) -> Co
 
 def _bound(path: str, url: str, ttl: float) -> float:
     bound = getattr(load(path), "bound", None)
-    return float(bound(url, ttl)) if callable(bound) else 2 * ttl + 2.0
+    seconds = float(bound(url, ttl)) if callable(bound) else 2 * ttl + 2.0
+    if not 0 < seconds <= BOUND_MAX:
+        raise ValueError(f"{seconds} seconds: it must be more than 0, and {BOUND_MAX:.0f} at most")
+    return seconds
 
 
 def _probe(column: Column) -> None:

@@ -92,6 +92,8 @@ def load(path: str) -> Adapter:
         raise ConfigurationError(f"the adapter {path!r} needs the module {error.name!r}, which is missing") from error
     except AttributeError:
         raise ConfigurationError(f"the module {module!r} has no adapter {name!r}") from None
+    except Exception as error:  # of somebody else's module
+        raise ConfigurationError(f"the adapter {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(adapter, "open", None)):
         raise ConfigurationError(f"the adapter {path!r} has no open(url, ttl)")
     return adapter

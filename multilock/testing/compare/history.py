@@ -7,6 +7,7 @@ Times are seconds on the clock of `multilock.now()`, the same for all processes.
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 from collections.abc import Iterable, Iterator
@@ -96,7 +97,7 @@ def write_cycle(file: Any, events: Iterable[Event]) -> None:
 
 
 def read_cycles(path: Path) -> Iterator[list[Event]]:
-    """The cycles of a history, one after another."""
-    with path.open(encoding="utf-8") as file:
+    """The cycles of a history, one after another; also of one that was compressed, ``history.jsonl.gz``."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for _, events in itertools.groupby(map(json.loads, file), key=lambda event: event["cycle"]):
             yield list(events)

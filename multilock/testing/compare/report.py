@@ -7,6 +7,7 @@ added to keeps it, one that is changed gets the next number.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,21 +132,24 @@ def read_report(path: Path) -> Report:
 def verify(folder: Path) -> list[str]:
     """Judge every cycle of the history again; each difference from the report in words."""
     told = read_report(folder).data
+    history = folder / HISTORY
+    if not history.exists() and (compressed := folder / f"{HISTORY}.gz").exists():
+        history = compressed
     try:
         cycles, loads = [], []
-        for events in read_cycles(folder / HISTORY):
+        for events in read_cycles(history):
             if events[0]["what"] == "load":
                 loads += rows_of([events])
             else:
                 cycles.append((events[0], judge_cycle(events)))
+        cells = json.loads(json.dumps(cells_of(cycles)))
+        loads = json.loads(json.dumps(loads))
+        again = {"cells": cells, "loads": loads, **conclude(told["columns"], cells, loads)}
+        return [*_cell_differences(told["cells"], cells), *_differences("report", told, again, again)]
     except OSError as error:
-        raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror}") from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        return [f"{HISTORY} cannot be judged: {type(error).__name__}: {error}"]
-    cells = json.loads(json.dumps(cells_of(cycles)))
-    loads = json.loads(json.dumps(loads))
-    again = {"cells": cells, "loads": loads, **conclude(told["columns"], cells, loads)}
-    return [*_cell_differences(told["cells"], cells), *_differences("report", told, again, again)]
+        raise ConfigurationError(f"cannot read {history}: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
+        return [f"{history.name} and {REPORT} cannot be judged: {type(error).__name__}: {error}"]
 
 
 def _cell_differences(told: list[dict[str, Any]], again: list[dict[str, Any]]) -> Iterator[str]:

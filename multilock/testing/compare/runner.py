@@ -106,6 +106,8 @@ def run(
     chosen, loads = _scenarios(scenarios)
     if cycles < 1 or not ttl > 0:
         raise ConfigurationError(f"cycles is {cycles} and ttl {ttl}: both must be more than 0")
+    if within is not None and not within > 0:
+        raise ConfigurationError(f"the time for all cycles is {within} s: it must be more than 0")
     seed = secrets.randbelow(10**6) if seed is None else seed
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_history(out))
@@ -326,7 +328,7 @@ class _Runner:
                 events, mates = play_load(load, a_mate, self._stop)
                 for mate in mates:
                     self._give_back(mate)
-                write_cycle(self._file, events)
+                self._write(events)
                 self._rows += rows_of([events])
         except Stopped:
             pass
@@ -367,8 +369,14 @@ class _Runner:
         if not end["reached"] and not column.gone:
             column.gone = _away(column)
         with self._lock:
-            write_cycle(self._file, events)
+            self._write(events)
             self._verdicts.append((events[0], judge_cycle(events)))
+
+    def _write(self, events: list[Event]) -> None:
+        try:
+            write_cycle(self._file, events)
+        except OSError as error:
+            raise OSError(error.errno, f"the history cannot be written on: {error.strerror}") from error
 
     def _mate(self, *, fresh: bool = False) -> Mate:
         with self._lock:
@@ -417,7 +425,7 @@ class _Runner:
             "multilock": multilock.__version__,
             "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "partial": self.partial or None,
-            "command": [_redacted(word) for word in sys.argv],
+            "command": [_program(), *map(_redacted, sys.argv[1:])],
             "seed": self.seed,
             "cycles": cycles,
             "planned": self._planned,
@@ -434,6 +442,12 @@ class _Runner:
             "loads": self._rows,
             **conclude(columns, cells, self._rows),
         }  # fmt: skip
+
+
+def _program() -> str:
+    """Without the folder it is in, which is nobody's concern."""
+    name = Path(sys.argv[0]).name
+    return "multilock" if name == "__main__.py" else name
 
 
 def _redacted(word: str) -> str:

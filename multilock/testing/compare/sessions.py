@@ -16,6 +16,7 @@ HAVE_SESSIONS = frozenset({"consul", "consuls", "etcd", "etcds", "zookeeper", "z
 """Schemes."""
 
 WITHIN = 5.0
+TRIES = 8
 
 
 def end_session(backend: Backend, session: Any) -> bool:
@@ -41,16 +42,30 @@ def end_session(backend: Backend, session: Any) -> bool:
 
 
 def close_kazoo(client: Any, tls: Any = None) -> bool:
-    """The session of this KazooClient, which is then told of it by the server."""
-    from kazoo.client import KazooClient
+    """The session of this KazooClient, which is then told of it by the server.
 
+    Another connection takes the session over and closes it; but this client may take it back first, on a busy machine.
+    So it is asked for once more: who is given another session then knows that this one has ended.
+    """
     if (its := client.client_id) is None:
         return False
     hosts = ",".join(f"{host}:{port}" for host, port in client.hosts)
-    other = KazooClient(hosts, client_id=its, timeout=client._session_timeout / 1000, **(tls or {}))
+    timeout = client._session_timeout / 1000
+    for tried in range(TRIES):
+        number = _close(hosts, its, timeout, tls or {})
+        if number is not None and number != its[0]:
+            return tried > 0  # else it had ended before
+    return False
+
+
+def _close(hosts: str, its: tuple[int, bytes], timeout: float, tls: Any) -> int | None:
+    """The number of the session that was closed: another one, where ``its`` is no more."""
+    from kazoo.client import KazooClient
+
+    other = KazooClient(hosts, client_id=its, timeout=timeout, **tls)
     other.start(WITHIN)
     try:
-        return other.client_id is not None and other.client_id[0] == its[0]  # else it had ended before
+        return None if other.client_id is None else int(other.client_id[0])
     finally:
         other.stop()
         other.close()

@@ -68,6 +68,9 @@ def notes(report: Report) -> Iterator[Mark]:
             yield f"{column['name']}: {column['gone']}", "undecided"
         elif set() < {each["name"] for each in report.data["scenarios"]} <= set(column["not_applicable"]):
             yield f"{column['name']}: none of these faults can happen to it", ""
+    must_fail = {(each["name"], name) for each in report.data["columns"] for name in each.get("must_fail", ())}
+    if report.data["cells"] and not must_fail & report.cells.keys():
+        yield "no control ran that must fail in these faults: nothing has shown that a failure would have been seen", ""
     decided = [cell for cell in report.data["cells"] if cell["below"] is not None]
     if decided:
         least = min(decided, key=lambda cell: int(cell["decided"]))

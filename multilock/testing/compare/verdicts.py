@@ -20,6 +20,7 @@ from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 __all__ = ["Verdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # digits of a second
+UNSEEN = 0.05  # seconds: two standstills so short that a process does not note them, one before each event
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,8 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
     if late <= 0:
         return None
     since = min(belief.until, following[0].began) - cycle.header["ttl"]  # a busy machine shows itself in that time
-    return late, any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
+    stood_still = any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
+    return late, late <= UNSEEN or stood_still
 
 
 def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:

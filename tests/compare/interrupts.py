@@ -1,0 +1,128 @@
+"""``make interrupts``: a comparison is interrupted at random moments, again and again; nothing may be left behind.
+
+Each time ``multilock compare`` runs on a Redis, an etcd, a Consul, a ZooKeeper and a file of SQLite, and is told to end
+by SIGINT or SIGTERM, once or twice. Then there must be no process of it, no key, session, lease or node, no socket that
+listens, and no temporary file; it must have ended in time; and what it has kept must be judged again to the same
+verdicts. SIGKILL is among the signals too: then what holds locks dies with it, and its locks end with their ttl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import multilock
+from multilock import now
+from multilock.testing import compare
+from tests.servers import RedisServer
+from tests.servers_consul import ConsulServer
+from tests.servers_etcd import EtcdServer
+from tests.servers_zookeeper import ZooKeeperServer
+
+TTL = 2.0
+ENDS_WITHIN = 60.0  # seconds after the first signal, on a busy machine
+GONE_WITHIN = 30.0  # … until locks of processes that were killed have ended too
+MARK = "MULTILOCK_INTERRUPTED_RUN"
+
+
+def main(times: int, within: float, seed: int) -> int:
+    dice, bad = random.Random(seed), 0
+    with ExitStack() as stack:
+        urls = [stack.enter_context(kind()).url for kind in (RedisServer, EtcdServer, ConsulServer, ZooKeeperServer)]
+        for number in range(times):
+            with tempfile.TemporaryDirectory() as folder:
+                after = dice.uniform(0.0, within)
+                signals = dice.choice([[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 2, [signal.SIGKILL]])
+                wrong = list(once([*urls, f"sqlite://{folder}/locks.db"], Path(folder), after, signals, dice))
+            bad += bool(wrong)
+            names = " ".join(each.name for each in signals)
+            print(
+                f"{number + 1} of {times}: {names} after {after:.2f} s: {'; '.join(wrong) or 'nothing left'}",
+                flush=True,
+            )
+    print(f"{times} interrupted, {bad} left something behind (seed {seed})")
+    return bool(bad)
+
+
+def once(
+    urls: list[str], folder: Path, after: float, signals: list[signal.Signals], dice: random.Random
+) -> Iterator[str]:
+    mark, out, temporary = f"{os.getpid()}.{now()}", folder / "report", folder / "tmp"
+    temporary.mkdir()
+    words = [*urls, "--cycles", "50", "--ttl", str(TTL), "--out", str(out)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "multilock", "compare", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, MARK: mark, "TMPDIR": str(temporary)},
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(after)
+        for number in signals:
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(dice.uniform(0.0, 1.0))
+        try:
+            _, errors = process.communicate(timeout=ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            yield "it did not end"
+            process.kill()
+            return
+    killed = signals == [signal.SIGKILL]
+    if b"Traceback" in errors:
+        yield f"it said {errors.decode()[-300:]!r}"
+    elif process.returncode not in ((-signal.SIGKILL,) if killed else (130, -signal.SIGINT, -signal.SIGTERM)):
+        yield f"it ended with {process.returncode}"
+    yield from left_of(mark, temporary)
+    for url in urls:
+        yield from held_at(url)
+    if (out / "report.json").exists():
+        yield from compare.verify(out)
+
+
+def left_of(mark: str, temporary: Path) -> Iterator[str]:
+    until = now() + GONE_WITHIN
+    while (left := marked(mark)) and now() < until:
+        time.sleep(0.05)
+    if left:
+        yield f"processes {left}"
+    if files := list(temporary.iterdir()):
+        yield f"files {[file.name for file in files]}"
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that the run started, and what they started; their sockets end with them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def held_at(url: str) -> Iterator[str]:
+    """Locks; a session or lease without one ends by itself, and `doctor` of each server is asked for none."""
+    until = now() + GONE_WITHIN
+    with multilock.connect(url, ttl=TTL) as client:
+        while (left := [info.name for info in client.inspect_all("compare-")]) and now() < until:
+            time.sleep(0.05)
+    if left:
+        yield f"{url}: {left}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--within", type=float, default=12.0, help="seconds in which the first signal comes")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    told = parser.parse_args()
+    sys.exit(main(told.times, told.within, told.seed))

@@ -1,0 +1,163 @@
+"""What happens to a comparison: servers that go away, disks that are full, clocks that jump. It says so, and no verdict
+is made of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from multilock import ConfigurationError
+from multilock.testing import Helper, compare, say
+from multilock.testing.compare.columns import columns_for
+from multilock.testing.compare.history import event_of
+from multilock.testing.compare.verdicts import judge_cycle
+from tests.compare.test_verdicts import HELD, LAST, NEXT, cycle
+from tests.servers import RedisServer
+from tests.servers_consul import ConsulServer
+
+ROOT_TOKEN = "6b4f6a52-0000-4000-8000-a0c1d8f3e111"
+GUARDED = {"enabled": True, "default_policy": "deny", "tokens": {"master": ROOT_TOKEN, "agent": ROOT_TOKEN}}
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+def test_a_url_that_is_named_twice_is_two_columns(server: RedisServer) -> None:
+    names = [column.name for column in columns_for([server.url, server.url], [], 2.0)]
+    assert names == ["redis", "naive", "redis-py", "redis-2", "naive-2", "redis-py-2"]
+    found = compare.run([server.url, server.url], scenarios=["lost-release"], cycles=1, ttl=1.0, controls=False)
+    assert {name for name, _ in found.cells} == {"redis", "redis-2"}
+    assert found.violations == []
+
+
+def test_a_lock_of_somebody_elses_has_a_control_beside_it(server: RedisServer) -> None:
+    adapter = f"tests.compare.broken:Sound={server.url}"
+    assert [column.name for column in columns_for([], [adapter], 2.0)] == ["Sound", "naive", "redis-py"]
+    assert [column.name for column in columns_for([server.url], [adapter], 2.0)] == [
+        "redis", "naive", "redis-py", "Sound",
+    ]  # fmt: skip
+    strange = "tests.compare.broken:Sound=postgres://x"
+    assert [column.name for column in columns_for([], [strange], 2.0)] == ["Sound"]
+
+
+def test_a_url_without_the_rights_to_make_a_session_is_a_column_that_says_so(
+    server: RedisServer,
+) -> None:
+    with redis.Redis(port=server.port) as operator:
+        operator.acl_setuser("reader", enabled=True, passwords=["+pw"], commands=["+ping", "+info"], keys=["*"])
+    with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as consul:
+        consul.ask("PUT", "acl/policy", {"Name": "keys", "Rules": 'key_prefix "" { policy = "write" }'})
+        token = consul.ask("PUT", "acl/token", {"Policies": [{"Name": "keys"}]})["SecretID"]
+        urls = [f"redis://reader:pw@127.0.0.1:{server.port}", f"{consul.url}?token={token}"]
+        columns = columns_for(urls, [], 2.0)
+    assert [column.name for column in columns if not column.control] == ["redis", "consul"]
+    assert all(column.gone for column in columns), [(column.name, column.gone) for column in columns]
+    said = json.dumps([column.data for column in columns])
+    assert "pw@" not in said
+    assert token not in said
+
+
+def test_a_full_disk_is_told_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "history.jsonl").symlink_to("/dev/full")
+    with pytest.raises(ConfigurationError, match="No space left"):
+        compare.run(["memory://"], out=tmp_path)
+
+
+def test_a_disk_that_is_full_in_the_midst_of_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("multilock.testing.compare.runner.write_cycle", write)
+    with pytest.raises(OSError, match=r"the history cannot be written on: No space"):
+        compare.run([f"sqlite://{tmp_path}/locks.db"], scenarios=["kill"], cycles=3, ttl=1.0, out=tmp_path)
+
+
+def test_a_server_that_dies_leaves_a_column_that_names_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock.testing.compare.cycle.PATIENCE", 2.0)
+    with RedisServer() as dying:
+
+        def end(at: compare.Progress) -> None:
+            if at.done and dying.alive:
+                dying.kill()
+
+        found = compare.run(
+            [dying.url, f"sqlite://{tmp_path}/locks.db"], scenarios=["kill"], cycles=4, ttl=1.0, at_once=2,
+            progress=end, out=tmp_path, controls=False,
+        )  # fmt: skip
+    columns = {column["name"]: column for column in found.data["columns"]}
+    assert "BackendUnavailable" in columns["redis"]["gone"]
+    assert columns["sqlite"]["gone"] is None
+    assert found.violations == []
+    its = [cell for (name, _), cell in found.cells.items() if name == "redis"]
+    assert sum(cell["cycles"] for cell in its) < 4
+    assert sum(cell["cycles"] for (name, _), cell in found.cells.items() if name == "sqlite") == 4
+    assert compare.verify(tmp_path) == []
+
+
+def compare_while_the_clock_jumps(url: str, offset: str, folder: str) -> None:
+    steps = iter(range(10**6))
+
+    def step(_: compare.Progress) -> None:
+        with Path(offset).open("r+b") as file:
+            file.write(struct.pack("q", (-1) ** next(steps) * 3600 * 10**6))
+
+    found = compare.run([url], scenarios=["pause"], cycles=1, ttl=1.0, progress=step, out=Path(folder))
+    say("found", found.exit_code, len(found.violations), len(found.void))
+
+
+def test_a_clock_that_is_stepped_changes_no_verdict(tmp_path: Path) -> None:
+    """By an hour, to and fro, ten times a second: of the runner and of all its workers."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: nothing can step a clock")
+    shim, offset = tmp_path / "clock.so", tmp_path / "offset"
+    source = Path(__file__).parents[1] / "faults" / "clock.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
+    offset.write_bytes(bytes(8))
+    with Helper(
+        "tests.compare.test_bad_luck:compare_while_the_clock_jumps", f"sqlite://{tmp_path}/locks.db", offset, tmp_path,
+        env={"LD_PRELOAD": str(shim), "CLOCK_OFFSET": str(offset)},
+    ) as helper:  # fmt: skip
+        assert helper.wait_for("found", within=90)[2] == "0"
+    assert compare.read_report(tmp_path).cells["sqlite-flag", "pause"]["verdict"] == "broken"
+    assert compare.verify(tmp_path) == []
+
+
+@pytest.mark.parametrize("line", ["held", "held x A", "got 1 n A", "over now A", "lost 1 A", "wrong A {", "anything"])
+def test_what_a_lock_library_prints_is_no_event(line: str) -> None:
+    assert event_of(1, line) is None
+
+
+def test_a_history_may_be_compressed_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+    compare.run([f"sqlite://{tmp_path}/locks.db"], scenarios=["kill"], cycles=1, controls=False, out=tmp_path)
+    subprocess.run(["gzip", tmp_path / "history.jsonl"], check=True)
+    assert compare.verify(tmp_path) == []
+    packed = (tmp_path / "history.jsonl.gz").read_bytes()
+    (tmp_path / "history.jsonl.gz").write_bytes(packed[:-20])
+    assert "cannot be judged" in compare.verify(tmp_path)[0]
+    (tmp_path / "history.jsonl.gz").write_bytes(packed)
+    told: dict[str, Any] = {"schema": 1, "cells": 7}
+    (tmp_path / "report.json").write_text(json.dumps(told))
+    assert "cannot be judged" in compare.verify(tmp_path)[0]
+
+
+def test_where_a_callback_came_a_moment_late_nobody_can_say_whose_fault_it_was() -> None:
+    """A standstill of less than 25 ms is not noted."""
+    late = [*HELD[:3], "1 lost 12.33 A lost 12.33", *NEXT, *LAST]
+    assert judge_cycle(cycle("partition", *late)).outcome == "undecided"

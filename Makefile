@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Tests at a time. Most wait for short ttls to end; with many more than there are cores, some fail for lack of time.
 WORKERS ?= 3
 SECONDS ?= 600
-SERVERS := redis,consul,etcd,zookeeper,postgresql
+SERVERS := redis,consul,etcd,zookeeper,postgresql,chromium
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 
@@ -74,8 +74,8 @@ pythons: $(VENV)/.dev redis ## the tests of the kernel and of three backends on 
 	tests/pythons.sh $(BIN)/python
 
 # The servers for the tests: nothing to do for those that are installed or that MULTILOCK_TEST_<NAME>_URL names.
-servers: redis consul etcd zookeeper postgresql
-redis consul etcd zookeeper postgresql:
+servers: redis consul etcd zookeeper postgresql chromium
+redis consul etcd zookeeper postgresql chromium:
 	@tests/bootstrap/$@.sh >/dev/null
 
 clean: ## forget the environment and the state of the demo
@@ -109,4 +109,4 @@ $(VENV)/peers/.etcd: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
 	@touch $@
 
-.PHONY: help demo test quick lint types bench chaos mutants interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql clean
+.PHONY: help demo test quick lint types bench chaos mutants interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean

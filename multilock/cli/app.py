@@ -133,10 +133,12 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from multilock.cli.compare import Wanted, compare, verify
+    from multilock.cli.compare import Wanted, compare, show, verify
 
     if arguments.verify is not None:
         return verify(arguments.verify)
+    if arguments.page is not None:
+        return show(arguments.page, arguments.card)
     its = vars(arguments)
     wanted = Wanted(**{field: its[field] for field in Wanted.__dataclass_fields__})
     return compare(wanted)
@@ -242,9 +244,11 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
                          help="this process may be stopped (SIGSTOP) for a while (repeatable)")  # fmt: skip
     compare.add_argument("--server-container", metavar="URL=NAME", dest="server_containers", action="append",
                          default=[], help="this container may be paused, killed, restarted (repeatable)")  # fmt: skip
-    compare.add_argument("--out", metavar="DIR", help="keep history.jsonl, report.json and report.md there")
+    compare.add_argument("--out", metavar="DIR", help="keep the history, the report and its page there")
+    compare.add_argument("--card", metavar="FILE", help="draw the grid and the worst cycles: an SVG of 1200 x 630")
     compare.add_argument("--against", metavar="FILE", help="an older report.json: show what changed")
     compare.add_argument("--verify", metavar="DIR", help="judge the history of that folder again, and run nothing")
+    compare.add_argument("--page", metavar="DIR", help="write report.html of that folder again, and run nothing")
     compare.add_argument("--json", dest="as_json", action="store_true", help="print report.json, for programs")
 
     for parser in (run, elect, status, force, doctor, demo):

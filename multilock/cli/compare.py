@@ -10,19 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from multilock import now
+from multilock import ConfigurationError, now
 from multilock.cli.exits import say
 from multilock.testing import compare as comparison
 from multilock.testing.compare import SCENARIOS, Progress, Report, summary
 from multilock.testing.compare.loads import LOADS
+from multilock.testing.compare.report import HISTORY
 
-__all__ = ["Wanted", "compare", "verify"]
+__all__ = ["Wanted", "compare", "show", "verify"]
 
 STYLES = {"kept": "green", "broken": "bold red", "undecided": "yellow", "": "dim"}
 WIDTH = 100
@@ -31,6 +33,7 @@ CYCLES = 20
 QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6  # the last for each core: most of a cycle is waiting
 LOCKS, MANY_LOCKS = 1_000, 10_000
 INTERRUPTED = 130
+PAGE = "report.html"
 DIFFERENT = 1
 
 
@@ -50,6 +53,7 @@ class Wanted:
     quick: bool
     scale: bool
     out: str | None
+    card: str | None
     against: str | None
     as_json: bool
 
@@ -59,9 +63,13 @@ def compare(wanted: Wanted) -> int:
     sys.path.insert(0, os.getcwd())  # for adapters, as `python -m` does
     logging.getLogger("kazoo").addHandler(logging.NullHandler())  # it tells of each server that we stop
     older = comparison.read_report(Path(wanted.against)) if wanted.against else None
+    draw = _drawing(wanted.card, must=bool(wanted.card))
     console = Console(stderr=wanted.as_json)
     usual = QUICK_CYCLES if wanted.quick else CYCLES
     with ExitStack() as stack:
+        folder = Path(wanted.out) if wanted.out else None
+        if folder is None and wanted.card:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
         report = comparison.run(
             wanted.urls,
             adapters=wanted.adapters,
@@ -75,11 +83,12 @@ def compare(wanted: Wanted) -> int:
             within=_within(wanted),
             at_once=QUICK_AT_ONCE * (os.cpu_count() or 1) if wanted.quick else None,
             all_of_controls=not wanted.quick,
-            out=Path(wanted.out) if wanted.out else None,
+            out=folder,
             progress=_progress(console, stack),
         )
-    if wanted.out:
-        (Path(wanted.out) / "report.md").write_text(summary.markdown(report), encoding="utf-8")
+        if folder is not None:
+            (folder / "report.md").write_text(summary.markdown(report), encoding="utf-8")
+            draw(folder, report)
     if wanted.as_json:
         print(json.dumps(report.data, indent=1, ensure_ascii=False))
     else:
@@ -112,6 +121,43 @@ def verify(folder: str) -> int:
     if not differences:
         print(f"{folder}: every verdict follows from the history")
     return DIFFERENT if differences else 0
+
+
+def show(folder: str, card: str | None) -> int:
+    """Draw a report that was kept, and its card where ``card`` says."""
+    draw = _drawing(card, must=True)
+    draw(Path(folder), comparison.read_report(Path(folder)))
+    print(Path(folder) / PAGE)
+    return 0
+
+
+def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
+    """What draws the page of a folder, and the card. Raises ConfigurationError, before anything runs, where that cannot
+    be; if it need not be (``must``) and jinja2 is missing, it says so instead of drawing."""
+    try:
+        from multilock.testing.compare import card as cards
+        from multilock.testing.compare import evidence, page
+    except ConfigurationError as missing:
+        if must:
+            raise
+        why = str(missing)
+        return lambda folder, report: say(f"{PAGE} was not written: {why}")
+    if card:
+        try:
+            Path(card).open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise ConfigurationError(f"{card} cannot be written: {error.strerror}") from error
+
+    def draw(folder: Path, report: Report) -> None:
+        try:
+            found = evidence.gather(folder / HISTORY)
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror}") from error
+        (folder / PAGE).write_text(page.page(report, found), encoding="utf-8")
+        if card:
+            Path(card).write_text(cards.card(report, found), encoding="utf-8")
+
+    return draw
 
 
 def _progress(console: Console, stack: ExitStack) -> Callable[[Progress], None]:

@@ -74,7 +74,7 @@ def test_every_extra_of_the_table_is_declared_and_part_of_all(project: dict[str,
     extras = project["project"]["optional-dependencies"]
     needed = {ours.extra for ours in OURS.values() if ours.extra}
     assert needed <= set(extras)
-    assert all(extra in extras["all"][0] for extra in needed | {"cli"})
+    assert all(extra in extras["all"][0] for extra in needed | {"cli", "compare"})
 
 
 def test_the_wheel_has_every_file_of_every_package(project: dict[str, Any], wheel: zipfile.ZipFile) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from multilock.testing import compare
 from multilock.testing.compare import Report, summary
+from tests import chromium
 
 PAUSE = ("--scenarios", "pause", "--cycles", "1")
 
@@ -48,6 +49,51 @@ def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -
     assert summary.markdown(kept) == (folder / "report.md").read_text()
 
 
+def test_it_keeps_a_page_that_opens_with_nothing_but_itself(report: tuple[Path, str]) -> None:
+    folder, _ = report
+    address = (folder / "report.html").as_uri()
+    with chromium.running() as browser:
+        opened = browser.open(address, 1280, "light")
+        assert (opened.errors, opened.requests) == ([], [address])
+        assert browser.run("document.querySelector('.headline').textContent").startswith("Nothing was broken")
+        cells = browser.run("[...document.querySelectorAll('#verdicts td')].map(each => each.textContent.trim())")
+        assert cells == ["✓ 0 of 1< 95 %"]
+        assert browser.run("document.querySelectorAll('figure.cycle').length") == 2  # ours and its control
+
+
+def test_a_page_and_a_card_of_what_was_kept_are_drawn_again(report: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = report
+    for name in ("report.json", "history.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    done = multilock("--page", tmp_path, "--card", tmp_path / "card.svg")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").read_text() == (folder / "report.html").read_text()
+    assert (tmp_path / "card.svg").read_text().startswith("<svg")
+    assert "1/1" in (tmp_path / "card.svg").read_text()
+
+
+WITHOUT_JINJA2 = """
+import sys
+sys.modules["jinja2"] = None
+from pathlib import Path
+from multilock import ConfigurationError
+from multilock.cli.compare import _drawing
+_drawing(None, must=False)(Path("nowhere"), None)
+try:
+    _drawing("card.svg", must=True)
+except ConfigurationError as refused:
+    print(refused)
+"""
+
+
+def test_without_jinja2_there_is_no_page_which_is_said_and_a_card_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JINJA2], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert "report.html was not written" in done.stderr
+    assert "multilock[compare]" in done.stdout
+
+
 def test_verify_judges_the_history_again(report: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = report
     assert multilock("--verify", folder).returncode == 0
@@ -68,6 +114,8 @@ def test_verify_judges_the_history_again(report: tuple[Path, str], tmp_path: Pat
         ("memory://", "--scenarios", "earthquake"),
         ("memory://", "--cycles", "0"),
         ("memory://", "--out", "/proc/nowhere"),
+        ("memory://", "--card", "/proc/nowhere/card.svg"),
+        ("--page", "/nowhere"),
         ("memory://", "--against", "/nowhere/report.json"),
         ("--adapter", "no.such.module:Name=redis://x"),
         ("--verify", "/nowhere"),

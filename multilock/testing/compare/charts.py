@@ -1,0 +1,222 @@
+"""The geometry of the page's charts: numbers in, places on paper out. Markup and colours are the templates'.
+
+Plots are drawn on a canvas of fixed size that grows with its column. Timelines are in percent of their width, so that
+they can be stretched while their text stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["HEIGHT", "WIDTH", "Band", "Mark", "Plot", "Series", "Tick", "ecdf", "percent", "scatter", "strip", "trend"]
+
+WIDTH, HEIGHT = 360.0, 208.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 10.0, 34.0
+GRAIN, COARSE = 4, 2  # places on paper are rounded to so many parts of a pixel; what is painted twice is left out
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A single thing on paper."""
+
+    x: float
+    y: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """``path`` of a line (``kind`` line) or of many dots (dots); ``marks`` besides. ``look`` is its number."""
+
+    look: int
+    path: str = ""
+    kind: str = "line"
+    marks: Sequence[Mark] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One chart. ``says`` is its text for those who do not see it."""
+
+    title: str
+    says: str
+    x_label: str
+    y_label: str
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+    series: Sequence[Series] = ()
+    bands: Sequence[Band] = field(default=())
+    left: float = LEFT
+    right: float = WIDTH - RIGHT
+    top: float = TOP
+    bottom: float = HEIGHT - BOTTOM
+    width: float = WIDTH
+    height: float = HEIGHT
+
+
+Scale = Callable[[float], float]
+
+
+def _linear(low: float, high: float, start: float, end: float) -> Scale:
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (end - start)
+
+
+def _log(low: float, high: float, start: float, end: float) -> Scale:
+    bottom, top = math.log10(low), math.log10(high)
+    span = (top - bottom) or 1.0
+    return lambda value: start + (math.log10(max(value, low)) - bottom) / span * (end - start)
+
+
+def _steps(high: float, most: int = 6) -> list[float]:
+    """Round numbers from 0 to at least ``high``."""
+    if not high > 0:
+        return [0.0, 1.0]
+    raw = high / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(each * power for each in (1, 2, 2.5, 5, 10) if each * power >= raw * 0.999)
+    return [number * step for number in range(math.ceil(high / step - 1e-9) + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten around these, at least two."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    return [10.0**power for power in range(first, max(last, first + 1) + 1)]
+
+
+def _on_paper(value: float, grain: int = GRAIN) -> str:
+    return f"{round(value * grain) / grain:g}"
+
+
+def _dots(points: Iterable[Point], x: Scale, y: Scale) -> str:
+    """As one path. Points of the same place are painted once."""
+    seen = {(_on_paper(x(a), COARSE), _on_paper(y(b), COARSE)): None for a, b in points}
+    return "".join(f"M{a} {b}h0" for a, b in seen)
+
+
+def _line(points: Iterable[Point], x: Scale, y: Scale) -> str:
+    return "M" + "L".join(f"{_on_paper(x(a))} {_on_paper(y(b))}" for a, b in points)
+
+
+def ecdf(title: str, x_label: str, samples: Sequence[tuple[int, str, Sequence[float]]]) -> Plot:
+    """The share of cases that came to at most so much; each of ``samples`` is a look, a name and its values."""
+    steps = _steps(max((max(values) for _, _, values in samples if values), default=1.0))
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    x, y = _linear(0, steps[-1], LEFT, right), _linear(0, 1, bottom, TOP)
+    series = []
+    for look, name, values in samples:
+        known = sorted(max(0.0, value) for value in values)
+        if not known:
+            continue
+        path, height = [f"M{_on_paper(x(0))} {_on_paper(y(0))}"], 0.0
+        for number, value in enumerate(known, 1):
+            if number == len(known) or _on_paper(x(known[number])) != _on_paper(x(value)):
+                height = number / len(known)
+                path.append(f"H{_on_paper(x(value))}V{_on_paper(y(height))}")
+        series.append(Series(look, "".join(path), marks=[Mark(x(known[-1]), y(1.0), name)]))
+    return Plot(
+        title,
+        f"{title}: "
+        + "; ".join(f"{name}: {len(values)} cases, at most {max(values):.2f}" for _, name, values in samples if values),
+        x_label, "share of cycles",
+        [Tick(x(each), f"{each:g}") for each in steps], [Tick(y(each), f"{each:.0%}") for each in (0, 0.5, 1)],
+        series,
+    )  # fmt: skip
+
+
+def scatter(
+    title: str,
+    x_label: str,
+    samples: Sequence[tuple[int, str, Sequence[Point]]],
+    *,
+    bands: Sequence[Point] = (),
+    end: float,
+    low: float,
+    high: float,
+) -> Plot:
+    """Every point over time, in milliseconds on a logarithmic axis from ``low`` to ``high`` seconds, that several plots
+    may have in common."""
+    decades, steps = _decades(low, high), _steps(end)
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    x, y = _linear(0, steps[-1], LEFT, right), _log(decades[0], decades[-1], bottom, TOP)
+    return Plot(
+        title,
+        f"{title}: " + "; ".join(f"{name}: {len(points)} points" for _, name, points in samples if points),
+        x_label, "milliseconds",
+        [Tick(x(each), f"{each:g}") for each in steps], [Tick(y(each), f"{each * 1000:g}") for each in decades],
+        [Series(look, _dots(points, x, y), "dots") for look, _, points in samples if points],
+        [Band(x(start), x(until) - x(start)) for start, until in _merged(bands)],
+    )  # fmt: skip
+
+
+def trend(title: str, y_label: str, samples: Sequence[tuple[int, str, Sequence[Point]]]) -> Plot:
+    """A value against the number of contenders, both logarithmic."""
+    every = [point for _, _, points in samples for point in points]
+    sizes = sorted({size for size, _ in every})
+    values = [value for _, value in every if value > 0] or [1.0]
+    decades = _decades(min(values), max(values))
+    right, bottom = WIDTH - RIGHT - 14, HEIGHT - BOTTOM
+    y = _log(decades[0], decades[-1], bottom, TOP)
+    if len(sizes) > 1:
+        x = _log(sizes[0], sizes[-1], LEFT + 14, right)
+    else:
+        x = _linear(0, 2 * max(sizes, default=1), LEFT + 14, right)
+    series = []
+    for look, name, points in samples:
+        if points:
+            placed = sorted(points)
+            series.append(Series(look, _line(placed, x, y), marks=[Mark(x(a), y(b), name) for a, b in placed]))
+    return Plot(
+        title,
+        f"{title}: "
+        + "; ".join(
+            f"{name}: " + ", ".join(f"{value:.4g} at {size:g}" for size, value in sorted(points))
+            for _, name, points in samples
+            if points
+        ),
+        "contenders", y_label,
+        [Tick(x(each), f"{each:g}") for each in sizes], [Tick(y(each), f"{each:g}") for each in decades], series,
+    )  # fmt: skip
+
+
+STRIP_WIDTH = 720.0
+
+
+def strip(points: Iterable[Point], end: float) -> str:
+    """Spans of time as one path of horizontal strokes, from 0 to ``end`` on `STRIP_WIDTH`; those that touch are one."""
+    x = _linear(0, end, 0, STRIP_WIDTH)
+    return "".join(
+        f"M{_on_paper(x(start))} 0H{_on_paper(max(x(until), x(start) + 1 / GRAIN))}" for start, until in _merged(points)
+    )
+
+
+def _merged(spans: Iterable[Point]) -> list[Point]:
+    """Those that overlap are one."""
+    merged: list[Point] = []
+    for start, until in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(until, merged[-1][1])
+        else:
+            merged.append((start, until))
+    return merged
+
+
+def percent(value: float) -> str:
+    """A place on a timeline, from its share of the width; what is beyond its ends is put there."""
+    return f"{min(1.0, max(0.0, value)) * 100:.3f}%"

@@ -1,0 +1,389 @@
+"""``report.html``: a report and its history on one page, in the order in which a reader doubts it.
+
+No score and no winner: what is lost by a pause and what by a partition has no common unit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from multilock.testing.compare import summary
+from multilock.testing.compare.charts import Plot, ecdf, scatter, strip, trend
+from multilock.testing.compare.evidence import Cycle, Evidence, Measured
+from multilock.testing.compare.history import Event
+from multilock.testing.compare.render import render
+from multilock.testing.compare.report import Report
+from multilock.testing.compare.scenarios import SCENARIOS
+from multilock.testing.compare.timeline import Timeline, timeline_of
+
+__all__ = ["Shown", "page", "shown", "worst_of"]
+
+LOOKS = 8
+ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # looks of points over time
+FACES = {"Blocking": "blocking", "Asyncio": "asyncio"}
+# Of the capabilities, what a reader chooses by; the rest is in report.json.
+TOLD = {
+    "fencing": "fencing tokens", "fencing_scope": "they grow within", "fair": "in the order of asking",
+    "cross_host": "for several hosts", "survives_failover": "survives a failover", "push_wait": "waiters are told",
+    "push_loss": "holders are told of a loss",
+}  # fmt: skip
+
+
+def page(report: Report, evidence: Evidence) -> str:
+    """The page."""
+    return render("page.html.j2", page=_Page(report, evidence), data=report.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Of the grid. ``kind`` is of `summary.Mark`; ``cycle`` the one that is shown, None: none is."""
+
+    kind: str
+    count: str
+    overlap: str
+    below: str
+    cycle: int | None
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A cycle on the page."""
+
+    who: str
+    control: bool
+    scenario: str
+    ttl: float
+    cycle: Cycle
+    timeline: Timeline
+
+    @property
+    def number(self) -> int:
+        return int(self.cycle.events[0]["cycle"])
+
+    @property
+    def face(self) -> str:
+        name = str(self.cycle.events[0]["adapter"]).rpartition(":")[2]
+        return FACES.get(name, name)
+
+    @property
+    def outcome(self) -> str:
+        return self.cycle.verdict.outcome
+
+    @property
+    def why(self) -> str:
+        return "; ".join(self.cycle.verdict.why)
+
+    @property
+    def apart(self) -> str:
+        """How near A and B were to each other."""
+        gap = self.cycle.gap
+        if gap is None:
+            return ""
+        if gap.seconds < 0:
+            allowed = "" if self.outcome == "broken" else ", which is allowed until A has heard of it"
+            return f"both believed for {_ms(-gap.seconds)}{allowed}" if gap.of == "belief" else ""
+        return f"B began {_ms(gap.seconds)} after {GAPS[gap.of]}"
+
+    @property
+    def told(self) -> list[tuple[float, str, str, str]]:
+        """Its events without the many that repeat a belief: time in ttl, who, what, and the rest."""
+        zero = self.cycle.events[0]["at"]
+        return [
+            (
+                (_begins(event) - zero) / self.ttl,
+                str(event.get("id", event.get("kind", ""))),
+                event["what"],
+                _rest(event),
+            )
+            for event in sorted(self.cycle.events, key=_begins)
+            if event["what"] not in ("held", "valid", "ttl", "stall")
+        ]
+
+
+GAPS = {
+    "belief": "A last believed",
+    "lease": "A's lease had ended",
+    "release": "A gave it back",
+    "kill": "A was killed",
+}
+HIDDEN = ("cycle", "what", "at", "id", "pid", "seed", "name", "kind")
+
+
+def _begins(event: Event) -> float:
+    return float(event["at"] if "at" in event else event.get("until", 0.0))
+
+
+def _rest(event: Event) -> str:
+    return ", ".join(f"{key} {json.dumps(value)}" for key, value in event.items() if key not in HIDDEN)
+
+
+def worst_of(cells: Iterable[tuple[tuple[str, str], Cycle]]) -> tuple[tuple[str, str], Cycle] | None:
+    """The worst, if there is any."""
+    return max(cells, key=lambda cell: cell[1].badness, default=None)
+
+
+def shown(key: tuple[str, str], cycle: Cycle, *, control: bool) -> Shown:
+    """``key``: contestant and scenario."""
+    return Shown(key[0], control, key[1], float(cycle.events[0]["ttl"]), cycle, timeline_of(cycle))
+
+
+class _Page:
+    """What the template asks."""
+
+    def __init__(self, report: Report, evidence: Evidence) -> None:
+        self.report, self.evidence = report, evidence
+        data = report.data
+        self.columns = sorted(data["columns"], key=lambda column: bool(column["control"]))
+        self.ours = [column["name"] for column in self.columns if not column["control"]]
+        self.controls = [column for column in self.columns if column["control"]]
+        self.looks = {column["name"]: number % LOOKS for number, column in enumerate(self.columns)}
+        self.says = {each["name"]: each["says"] for each in data["scenarios"]}
+        self.end = evidence.end - evidence.begin if evidence.ran else 1.0
+
+    # ---- the verdicts
+
+    @property
+    def headline(self) -> str:
+        said = summary.headline(self.report)
+        return said[:1].upper() + said[1:] + "."
+
+    @property
+    def notes(self) -> list[tuple[str, str]]:
+        skip = {*self.report.void, *self.report.violations}
+        return [(text, kind) for text, kind in summary.notes(self.report) if text.removeprefix("VOID: ") not in skip]
+
+    def grid(self, *, controls: bool) -> tuple[list[str], list[tuple[str, str, list[Cell]]]]:
+        """Names, and for each fault its own name, what it is, and the cells."""
+        cells = self.report.cells
+        names = [
+            column["name"]
+            for column in self.columns
+            if bool(column["control"]) is controls and any(who == column["name"] for who, _ in cells)
+        ]
+        rows = [
+            (name, says, [self._cell(cells.get((who, name))) for who in names])
+            for name, says in self.says.items()
+            if any((who, name) in cells for who in names)
+        ]
+        return names, rows
+
+    def _cell(self, cell: dict[str, Any] | None) -> Cell:
+        if cell is None:
+            return Cell("absent", "–", "", "", None, "not applicable")
+        shown = self.evidence.worst.get((cell["contestant"], cell["scenario"]))
+        number = None if shown is None else int(shown.events[0]["cycle"])
+        worst = cell["overlap_worst"]
+        overlap = _ms(worst) if cell["broken"] and worst is not None and worst > 0 else ""
+        if not cell["decided"]:
+            return Cell("undecided", f"0 of {cell['cycles']}", "", "", number, "undecided")
+        below = "" if cell["below"] is None else f"< {cell['below'] * 100:.2g} %"
+        return Cell(cell["verdict"], f"{cell['broken']} of {cell['decided']}", overlap, below, number, cell["verdict"])
+
+    def control_rows(self) -> Iterator[tuple[str, str, Cell, bool]]:
+        """Control, fault in which it must fail, its cell, and whether it did. Only of faults that were asked for."""
+        cells = self.report.cells
+        for column in self.controls:
+            for scenario in (each for each in self.says if each in column["must_fail"]):
+                cell = cells.get((column["name"], scenario))
+                yield column["name"], scenario, self._cell(cell), cell is not None and cell["verdict"] == "broken"
+
+    # ---- the worst cycles
+
+    def faults(self) -> Iterator[tuple[str, str, list[Shown], list[Shown]]]:
+        """Each fault: its name, what it is, the worst cycle of ours and of the controls, and those of all others."""
+        for name, says in self.says.items():
+            mine = {key: cycle for key, cycle in self.evidence.worst.items() if key[1] == name}
+            if not mine:
+                continue
+            first = [
+                found
+                for control in (False, True)
+                if (found := worst_of(each for each in mine.items() if (each[0][0] not in self.ours) is control))
+            ]
+            rest = [(key, mine[key]) for who in self.looks if (key := (who, name)) in mine and key not in dict(first)]
+            yield name, says, [self._shown(*each) for each in first], [self._shown(*each) for each in rest]
+
+    def _shown(self, key: tuple[str, str], cycle: Cycle) -> Shown:
+        return shown(key, cycle, control=key[0] not in self.ours)
+
+    # ---- how soon
+
+    def ecdfs(self) -> list[Plot]:
+        found = self.evidence
+        plots = []
+        for title, samples in (
+            ("Notice: from the fault until the holder knows", found.notice),
+            ("Takeover: from the fault until the next one holds", found.takeover),
+        ):
+            rows = [(self.looks[who], who, samples[who]) for who in self.ours if samples.get(who)]
+            if rows:
+                plots.append(ecdf(title, "ttl after the beginning of the fault", rows))
+        return plots
+
+    def delays(self) -> Iterator[tuple[str, int, list[tuple[int, float, float, float] | None]]]:
+        """For each contestant that is no control: n, p50, p99 and max of notice and of takeover."""
+        for who in self.ours:
+            rows = [_spread(self.evidence.notice.get(who, [])), _spread(self.evidence.takeover.get(who, []))]
+            if any(rows):
+                yield who, self.looks[who], rows
+
+    # ---- what it costs
+
+    def latencies(self) -> Iterator[tuple[str, Plot | None, list[Plot]]]:
+        """For each contestant that is no control: acquires over the run, and what was measured alone."""
+        found = self.evidence
+        seconds = [
+            value
+            for who in self.ours
+            for points in (found.acquires.get(who, []), found.disturbed.get(who, []))
+            for _, value in points
+        ]
+        seconds += [value for each in found.measured for points in (each.pairs, each.pings) for _, value in points]
+        if not seconds:
+            return
+        low, high = max(min(seconds), 1e-6), max(seconds)
+        for who in self.ours:
+            free, hit = self._since(found.acquires.get(who, [])), self._since(found.disturbed.get(who, []))
+            over_run = None
+            if free or hit:
+                over_run = scatter(
+                    "while its faults happen", "seconds since the run began",
+                    [(self.looks[who], "acquire", free), (DISTURBED, "acquire, hit by the fault", hit)],
+                    bands=self._spans(found.faults.get(who, [])), end=self.end, low=low, high=high,
+                )  # fmt: skip
+            mine = [each for each in found.measured if each.header["contestant"] == who]
+            alone = [self._alone(each, low, high) for each in sorted(mine, key=_face, reverse=True)]
+            if over_run or alone:
+                yield who, over_run, alone
+
+    def _alone(self, measured: Measured, low: float, high: float) -> Plot:
+        who = measured.header["contestant"]
+        end = max((at for at, _ in (*measured.pairs, *measured.pings)), default=1.0)
+        return scatter(
+            f"alone, {_face(measured)}", "seconds since it began",
+            [(PINGS, "ping", measured.pings), (self.looks[who], "acquire + release", measured.pairs)],
+            bands=measured.faults, end=end, low=low, high=high,
+        )  # fmt: skip
+
+    def _since(self, points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(at - self.evidence.begin, value) for at, value in points]
+
+    def _spans(self, spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(start - self.evidence.begin, until - self.evidence.begin) for start, until in spans]
+
+    def costs(self) -> Iterator[dict[str, Any]]:
+        rows = [self._load(row) for row in self.report.data["loads"] if row["kind"] == "cost"]
+        yield from sorted(rows, key=lambda row: (self.order(row["contestant"]), row["face"] != "blocking"))
+
+    def contentions(self) -> list[dict[str, Any]]:
+        rows = [self._load(row) for row in self.report.data["loads"] if row["kind"] == "contention"]
+        return sorted(
+            rows, key=lambda row: (row["hold"], row["contenders"], row["face"], self.order(row["contestant"]))
+        )
+
+    def order(self, who: str) -> int:
+        return list(self.looks).index(who)
+
+    def _load(self, row: dict[str, Any]) -> dict[str, Any]:
+        name = str(row["adapter"]).rpartition(":")[2]
+        return {**row, "face": FACES.get(name, name), "look": self.looks[row["contestant"]]}
+
+    def trends(self) -> Iterator[tuple[str, list[Plot]]]:
+        """For each way to hold it: grants a second, and beside it what the last of a hundred waited."""
+        rows = [row for row in self.contentions() if row.get("wait")]
+        for face, hold in dict.fromkeys((row["face"], row["hold"]) for row in rows):
+            mine = [row for row in rows if (row["face"], row["hold"]) == (face, hold)]
+            title = f"{face}, each holds it for {hold * 1000:g} ms" if hold else f"{face}, given back at once"
+            samples: list[list[tuple[int, str, list[tuple[float, float]]]]] = [[], []]
+            for who in sorted({row["contestant"] for row in mine}, key=self.order):
+                its = [row for row in mine if row["contestant"] == who]
+                samples[0].append((self.looks[who], who, [(row["contenders"], row["per_second"]) for row in its]))
+                samples[1].append(
+                    (self.looks[who], who, [(row["contenders"], row["wait"]["p99"] * 1000) for row in its])
+                )
+            yield (
+                title,
+                [
+                    trend("Grants a second", "grants/s", samples[0]),
+                    trend("p99 of the wait", "milliseconds", samples[1]),
+                ],
+            )
+
+    # ---- order
+
+    def tokens(self) -> Iterator[tuple[str, int, int, str, str]]:
+        """For each contestant: tokens, regressions, and two strips: of those that grew, and of the others."""
+        for who in self.looks:
+            if points := self.evidence.tokens.get(who):
+                thin = self.end / 2000
+                good = self._strip((at, at + thin) for at, fine in points if fine)
+                bad = self._strip((at, at + 3 * thin) for at, fine in points if not fine)
+                yield who, len(points), sum(not fine for _, fine in points), good, bad
+
+    def runs(self) -> Iterator[tuple[str, int, str]]:
+        for who in self.looks:
+            if spans := self.evidence.ran.get(who):
+                yield who, len(spans), self._strip(spans)
+
+    def _strip(self, spans: Iterable[tuple[float, float]]) -> str:
+        return strip(self._spans(spans), self.end)
+
+    # ---- the servers
+
+    @property
+    def servers(self) -> list[dict[str, Any]]:
+        return [column for column in self.columns if not column["control"]]
+
+    def facts(self) -> Iterator[tuple[str, list[str]]]:
+        """What each is, one fact a row."""
+        servers = self.servers
+        yield "address", [str(column["url"]) for column in servers]
+        for label in dict.fromkeys(label for column in servers for label in column.get("versions") or {}):
+            yield label, [str((column.get("versions") or {}).get(label, "–")) for column in servers]
+        yield "faces", [self.faces(column) for column in servers]
+        yield "ttl as granted", [f"{column['ttl']:g} s" for column in servers]
+        yield "takeover within", [f"{column['bound']:.3g} s" for column in servers]
+        for name, label in TOLD.items():
+            said = [_said((column.get("capabilities") or {}).get(name, "–")) for column in servers]
+            if any(each != "–" for each in said):
+                yield label, said
+
+    def faces(self, column: dict[str, Any]) -> str:
+        names = (str(path).rpartition(":")[2] for path in column["adapters"])
+        return ", ".join(FACES.get(name, name) for name in names)
+
+    @property
+    def sources(self) -> list[tuple[str, str, int, int, int]]:
+        """Contestant, fault, and where its worst cycle stands in the history."""
+        return [
+            (who, scenario, int(cycle.events[0]["cycle"]), cycle.first_line, cycle.last_line)
+            for scenario in SCENARIOS
+            for who in self.looks
+            if (cycle := self.evidence.worst.get((who, scenario))) is not None
+        ]
+
+
+def _face(measured: Measured) -> str:
+    name = str(measured.header["adapter"]).rpartition(":")[2]
+    return FACES.get(name, name)
+
+
+def _spread(values: list[float]) -> tuple[int, float, float, float] | None:
+    known = sorted(values)
+    if not known:
+        return None
+    return len(known), known[(len(known) - 1) // 2], known[-(len(known) // 100) - 1], known[-1]
+
+
+def _said(value: object) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+
+
+def _ms(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"

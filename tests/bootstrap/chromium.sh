@@ -1,0 +1,22 @@
+#!/bin/sh
+# See to it that a Chromium can be started: one that is installed, else Debian's package. Prints its program.
+set -eu
+. "$(dirname "$0")/install.sh"
+
+find_one() {
+    for name in chromium chromium-browser google-chrome chrome; do
+        if program=$(command -v "$name") && "$program" --version >/dev/null 2>&1; then
+            printf '%s\n' "$program"
+            exit 0
+        fi
+    done
+    return 1
+}
+missing() {
+    echo "The tests need Chromium: install it (Debian: apt-get install chromium)" >&2
+    exit 1
+}
+
+find_one || true
+install_packages chromium || missing
+find_one || missing

@@ -1,0 +1,309 @@
+"""The page and the card of a comparison: what they show is what the history says, and none of it is more than text."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from multilock.testing.compare import Report
+from multilock.testing.compare.card import card
+from multilock.testing.compare.charts import ecdf, scatter
+from multilock.testing.compare.evidence import Evidence, gap_of
+from multilock.testing.compare.history import Event
+from multilock.testing.compare.loads import rows_of
+from multilock.testing.compare.page import page
+from multilock.testing.compare.report import conclude
+from multilock.testing.compare.timeline import timeline_of
+from multilock.testing.compare.verdicts import cells_of, judge_cycle
+from tests import chromium
+
+pytestmark = pytest.mark.timeout(180)  # a browser needs a processor, as everybody else does then
+HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=alert(1)>\u202e\x00\x1b&amp;</title></style>"
+TTL = 2.0
+
+
+def cycle_of(number: int, who: str, scenario: str, *, until: float, b_began: float, at: float = 100.0) -> list[Event]:
+    """A held from ``at``, and believed for ``until`` seconds; B began ``b_began`` seconds after A."""
+    over, released = at + until + 0.002, at + b_began + 0.5
+    events: list[Event] = [
+        {"what": "cycle", "contestant": who, "adapter": "theirs:Lock", "scenario": scenario, "name": HOSTILE,
+         "ttl": TTL, "bound": TTL, "seed": "1", "at": at - 1},
+        {"what": "fault", "kind": scenario, "pid": 1, "at": at + 0.5, "until": at + b_began + 0.1},
+        {"what": "asking", "pid": 1, "at": at - 0.01, "id": "A", "name": HOSTILE},
+        {"what": "got", "pid": 1, "at": at, "name": "x", "id": "A", "token": 7, "held": 1},
+        {"what": "valid", "pid": 1, "id": "A", "until": at + until},
+        {"what": "asking", "pid": 2, "at": at + 0.1, "id": "B", "name": HOSTILE},
+        {"what": "held", "pid": 1, "at": at + until, "id": "A"},
+        {"what": "lost", "pid": 1, "at": over, "id": "A", "reason": "lost", "due": over},
+        {"what": "over", "pid": 1, "at": over, "id": "A", "by": over},
+        {"what": "got", "pid": 2, "at": at + b_began, "name": "x", "id": "B", "token": 8, "held": 1},
+        {"what": "held", "pid": 2, "at": at + b_began + 0.4, "id": "B"},
+        {"what": "release", "pid": 2, "at": released, "id": "B"},
+        {"what": "released", "pid": 2, "at": released, "id": "B", "ours": 1},
+        {"what": "raised", "pid": 2, "at": released, "id": "C", "why": HOSTILE},
+        {"what": "end", "reached": True, "took_place": True, "why": "", "at": at + b_began + 1},
+    ]  # fmt: skip
+    return [{"cycle": number, **event} for event in events]
+
+
+def loads_of(number: int, who: str) -> list[list[Event]]:
+    cost: list[Event] = [
+        {"what": "load", "kind": "cost", "contestant": who, "adapter": "theirs:Lock", "name": "x", "ttl": TTL,
+         "seconds": 1.0, "contenders": 1, "processes": 1, "hold": 0.0, "at": 200.0},
+        *({"what": "spent", "pid": 3, "at": 200.0 + n / 10, "id": "P0", "acquire": 0.001 * n, "release": 0.001,
+           "ping": None if n % 2 else 0.0005} for n in range(1, 9)),
+        {"what": "end", "why": "", "at": 201.0},
+    ]  # fmt: skip
+    contention = [{**cost[0], "kind": "contention", "contenders": 20, "processes": 4}, *(
+        {"what": "grant", "pid": 3, "at": 202.0 + n, "id": f"P0.{n}", "asked": 201.0, "until": 202.5 + n, "held": 1,
+         "token": n} for n in range(20)), {"what": "end", "why": "", "at": 223.0}]  # fmt: skip
+    return [[{"cycle": number + n, **event} for event in events] for n, events in enumerate((cost, contention))]
+
+
+def made_of(
+    cycles: list[list[Event]], loads: list[list[Event]], *, control: str = "weak", **more: Any
+) -> tuple[Report, Evidence]:
+    evidence, line = Evidence(), 1
+    for events in (*cycles, *loads):
+        evidence.add(events, line)
+        line += len(events)
+    cells = cells_of((events[0], judge_cycle(events)) for events in cycles)
+    names = dict.fromkeys(events[0]["contestant"] for events in (*cycles, *loads))
+    columns: list[dict[str, Any]] = [
+        {
+            "name": name, "url": HOSTILE, "adapters": ["theirs:Lock"], "control": name == control, "ttl": TTL,
+            "must_fail": ["pause"] if name == control else [], "bound": TTL, "gone": None, "leftovers": [HOSTILE],
+            "not_applicable": [], "capabilities": {"fencing": True, "fencing_scope": HOSTILE},
+            "findings": [{"level": "error", "code": "x", "message": HOSTILE, "remedy": HOSTILE}],
+        }
+        for name in names
+    ]  # fmt: skip
+    rows = rows_of(loads)
+    data = {
+        "schema": 1, "multilock": "0", "made_at": "2026-01-02T03:04:05+00:00", "partial": HOSTILE, "command": [HOSTILE],
+        "seed": 1, "cycles": 1, "planned": 9, "ttl": TTL, "at_once": 1, "seconds": 12.5,
+        "host": {"system": HOSTILE, "python": "3", "cores": 2, "machine": "m"},
+        "scenarios": [{"name": name, "says": HOSTILE} for name in ("pause", "partition")],
+        "columns": columns, "cells": cells, "loads": rows, **conclude(columns, cells, rows), **more,
+    }  # fmt: skip
+    return Report(data), evidence
+
+
+@pytest.fixture(scope="module")
+def hostile() -> tuple[Report, Evidence]:
+    """All that others choose is markup."""
+    cycles = [
+        cycle_of(1, HOSTILE, "partition", until=1.5, b_began=1.8),
+        cycle_of(2, HOSTILE, "partition", until=1.5, b_began=1.6, at=110.0),
+        cycle_of(3, "weak", "partition", until=2.4, b_began=2.0, at=120.0),
+    ]
+    loads = [*loads_of(4, HOSTILE), [{"cycle": 6, **event} for event in loads_of(0, HOSTILE)[0][:1]]]
+    loads[-1].append({"cycle": 6, "what": "end", "why": HOSTILE, "at": 230.0})
+    report, evidence = made_of(cycles, loads)
+    report.data["columns"][0]["gone"] = HOSTILE
+    report.data["void"] = report.data["violations"] = [HOSTILE]
+    return report, evidence
+
+
+class Seen(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.ids: list[str] = []
+        self.links: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        self.links |= {value or "" for name, value in attrs if name == "href"}
+
+
+def test_what_others_named_is_text_and_never_markup(hostile: tuple[Report, Evidence]) -> None:
+    seen = Seen(page(*hostile))
+    assert not seen.tags & {"script", "img", "iframe", "object", "link", "base", "form"}
+    assert not {name for name in seen.attributes if name.startswith("on") or name in ("style", "src", "srcset")}
+    drawn = ElementTree.fromstring(card(*hostile))  # also: it is XML, whatever a name has in it
+    assert {each.tag.rpartition("}")[2] for each in drawn.iter()} <= {
+        "svg", "title", "style", "rect", "text", "tspan", "path",
+    }  # fmt: skip
+
+
+def test_nothing_turns_the_text_around(hostile: tuple[Report, Evidence]) -> None:
+    assert not {"\u202e", "\x00", "\x1b"} & {*page(*hostile), *card(*hostile)}
+
+
+def test_each_link_of_the_page_leads_to_something_on_it_or_beside_it(hostile: tuple[Report, Evidence]) -> None:
+    seen = Seen(page(*hostile))
+    assert len(seen.ids) == len(set(seen.ids))
+    assert {"cycle-2", "cycle-3", "fault-partition"} <= set(seen.ids)
+    assert {link.removeprefix("#") for link in seen.links if link.startswith("#")} <= set(seen.ids)
+    assert {link for link in seen.links if not link.startswith("#")} == {"report.json", "history.jsonl"}
+
+
+def test_the_worst_cycle_is_the_one_that_is_shown(hostile: tuple[Report, Evidence]) -> None:
+    _, evidence = hostile
+    worst = evidence.worst[HOSTILE, "partition"]
+    assert worst.events[0]["cycle"] == 2
+    assert (worst.first_line, worst.last_line) == (16, 30)
+    assert worst.gap is not None
+    assert worst.gap.of == "lease"
+    assert worst.gap.seconds == pytest.approx(0.1)
+    assert {bar.kind for bar in timeline_of(worst).bars} >= {"belief-A", "belief-B", "valid", "fault"}
+
+
+def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Evidence]) -> None:
+    _, evidence = hostile
+    weak = evidence.worst["weak", "partition"]
+    assert gap_of(weak.events) is not None
+    assert [bar.kind for bar in timeline_of(weak).bars].count("overlap") == 1
+    assert "both believed for 400 ms" in page(*hostile)
+    later = copy.deepcopy(evidence.worst[HOSTILE, "partition"].events)
+    for event in later:  # A was the second, who had it after B
+        if event.get("id") == "A" and event["what"] != "asking":
+            event.update({key: event[key] + 50 for key in ("at", "until", "by", "due") if key in event})
+    assert gap_of(later) is None
+
+
+def test_a_void_or_partial_report_says_so_first(hostile: tuple[Report, Evidence]) -> None:
+    report, evidence = hostile
+    text = page(report, evidence)
+    assert text.index("VOID: this run has shown nothing") < text.index('id="verdicts"')
+    assert text.index("Partial:") < text.index('id="verdicts"')
+    fine, _ = made_of(
+        [cycle_of(1, "ours", "partition", until=1.5, b_began=1.8)], [], partial=None, void=[], exit_code=0
+    )
+    fine.data["violations"] = []
+    assert "VOID" not in page(fine, evidence).partition('id="verdicts"')[0]
+
+
+def test_a_control_that_did_not_fail_is_named_in_its_row() -> None:
+    report, evidence = made_of(
+        [cycle_of(1, "ours", "pause", until=1.5, b_began=1.8), cycle_of(2, "weak", "pause", until=1.5, b_began=1.8)], []
+    )
+    assert "✗ VOID: it did not fail" in page(report, evidence)
+    report, evidence = made_of(
+        [cycle_of(1, "ours", "pause", until=1.5, b_began=1.8), cycle_of(2, "weak", "pause", until=2.5, b_began=1.8)], []
+    )
+    assert "✓ it failed, as it must" in page(report, evidence)
+
+
+def test_a_report_without_a_cycle_is_a_page_too() -> None:
+    report, evidence = made_of([], loads_of(1, "ours"), void=[], exit_code=0, violations=[])
+    assert "No cycle was run" in page(report, evidence)
+    ElementTree.fromstring(card(report, evidence))
+    ElementTree.fromstring(card(Report({**report.data, "loads": [], "columns": []}), Evidence()))
+
+
+def test_a_token_that_came_back_is_counted_as_a_regression() -> None:
+    events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
+    events[9]["token"] = 6
+    report, evidence = made_of([events], [])
+    assert [fine for _, fine in evidence.tokens["ours"]] == [True, False]
+    assert "1 regressions" in page(report, evidence)
+
+
+def test_however_many_points_there_are_their_chart_stays_small() -> None:
+    dice = random.Random(1)
+    points = [(dice.uniform(0, 3600), dice.lognormvariate(-6, 1)) for _ in range(40_000)]
+    seconds = [value for _, value in points]
+    plot = scatter("x", "s", [(0, "x", points)], end=3600, low=min(seconds), high=max(seconds))
+    assert len(plot.series[0].path) < 500_000
+    assert len(ecdf("x", "s", [(0, "x", seconds)]).series[0].path) < 40_000
+
+
+# ---- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[chromium.Browser]:
+    with chromium.running() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def address(hostile: tuple[Report, Evidence], tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(*hostile), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("scheme", chromium.SCHEMES)
+@pytest.mark.parametrize("width", chromium.WIDTHS)
+def test_the_page_fits_says_no_error_and_asks_nobody(
+    browser: chromium.Browser, address: str, width: int, scheme: str
+) -> None:
+    opened = browser.open(address, width, scheme)
+    assert opened.errors == []
+    assert opened.requests == [address]
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.run("document.title").startswith("Lock backends compared")
+    browser.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    paper = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") is (scheme == "light")
+
+
+def test_text_of_twice_the_size_fits_too(browser: chromium.Browser, address: str) -> None:
+    browser.open(address, 390, "light")
+    browser.run("document.documentElement.style.fontSize = '200%'")
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_policy_of_the_page_lets_nothing_out(browser: chromium.Browser, address: str) -> None:
+    browser.open(address, 1280, "light")
+    refused = browser.run(
+        """new Promise(done => {
+            document.addEventListener('securitypolicyviolation', event => done(event.effectiveDirective));
+            document.body.appendChild(new Image()).src = 'http://127.0.0.1:9/x';
+        })"""
+    )
+    assert refused == "img-src"
+    assert browser.run("[...document.scripts].length") == 0
+
+
+def test_the_keyboard_gets_to_each_verdict_and_each_timeline(browser: chromium.Browser, address: str) -> None:
+    browser.open(address, 1280, "light")
+    reached = []
+    for _ in range(16):
+        browser.press("Tab")
+        reached.append(browser.run("document.activeElement.getAttribute('href') || document.activeElement.className"))
+    assert reached[0] == "#verdicts"
+    assert "#cycle-2" in reached
+    assert "scroll" in reached
+    table = browser.run("document.querySelector('.grid').outerHTML")
+    assert '<th scope="col">' in table
+    assert '<th scope="row">' in table
+    assert "<caption>" in table
+
+
+def test_a_timeline_can_be_magnified_and_has_an_address(browser: chromium.Browser, address: str) -> None:
+    browser.open(f"{address}#cycle-2", 1280, "light")
+    assert browser.run("document.querySelector(':target').id") == "cycle-2"
+    wide = "document.querySelector('#cycle-2 .time').getBoundingClientRect().width"
+    before = browser.run(wide)
+    browser.run("document.querySelector('#cycle-2 .z20').click()")
+    assert browser.run(wide) == pytest.approx(20 * before)
+    assert browser.run("document.documentElement.scrollWidth") <= 1280
+
+
+def test_the_card_is_a_picture_of_its_size(
+    browser: chromium.Browser, hostile: tuple[Report, Evidence], tmp_path: Path
+) -> None:
+    path = tmp_path / "card.svg"
+    path.write_text(card(*hostile), encoding="utf-8")
+    opened = browser.open(path.as_uri(), 1280, "dark")
+    assert (opened.errors, opened.requests) == ([], [path.as_uri()])
+    size = browser.run("(box => [box.width, box.height])(document.documentElement.getBoundingClientRect())")
+    assert size == [1200, 630]
+    widest = "Math.max(...[...document.querySelectorAll('text')].map(each => each.getBBox().x + each.getBBox().width))"
+    assert browser.run(widest) <= 1200

@@ -4,7 +4,23 @@
 """
 
 from multilock.testing.hand import HandRuntime
+from multilock.testing.network import Network
+from multilock.testing.pausing import Killed, Paused, kill, pause
 from multilock.testing.process import Helper, hear, say
 from multilock.testing.proxy import Connection, Fault, FaultProxy, Traffic
 
-__all__ = ["Connection", "Fault", "FaultProxy", "HandRuntime", "Helper", "Traffic", "hear", "say"]
+__all__ = [
+    "Connection",
+    "Fault",
+    "FaultProxy",
+    "HandRuntime",
+    "Helper",
+    "Killed",
+    "Network",
+    "Paused",
+    "Traffic",
+    "hear",
+    "kill",
+    "pause",
+    "say",
+]

@@ -24,6 +24,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from multilock.testing.pausing import end, go_on, stand_still
+
 __all__ = ["Helper", "hear", "say"]
 
 END_WITHIN = 5.0
@@ -121,16 +123,17 @@ class Helper:
 
     def pause(self) -> None:
         """Freeze it (SIGSTOP); back when all its threads stand still. Raises RuntimeError if it has ended."""
-        self.signal(signal.SIGSTOP)
-        try:
-            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
-        except ChildProcessError:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                stand_still(self.pid)
+                return
             self._process.wait()
-            raise self._gone() from None
+        raise self._gone()
 
     def resume(self) -> None:
         """Let it go on; harmless if it was not paused, or has ended."""
-        self.signal(signal.SIGCONT)
+        if self.returncode is None:
+            go_on(self.pid)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -147,8 +150,11 @@ class Helper:
 
     def kill(self) -> None:
         """End it and its own children at once (SIGKILL), paused or not, and wait until it is gone."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.returncode is None:
+            end(self.pid)
+        else:
+            with contextlib.suppress(ProcessLookupError):  # its children
+                os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def wait(self, within: float) -> int:

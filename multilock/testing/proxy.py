@@ -44,6 +44,8 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() sends RST
 PORTS = {  # where the backends find a server whose URL names no port
     "redis": 6379,
     "rediss": 6379,
+    "redlock": 6379,
+    "redlocks": 6379,
     "consul": 8500,
     "consuls": 8501,
     "etcd": 2379,
@@ -78,6 +80,7 @@ class Fault:
         self._request = request
         self._left = nth
         self._pipe: _Pipe | None = None
+        self._counting = threading.Lock()  # it may be shared by several proxies
         self._happened = threading.Event()
         self.kind = kind
         self.then = then
@@ -100,8 +103,9 @@ class Fault:
             self._pipe.fault = None
 
     def _takes(self, data: bytes) -> bool:
-        self._left -= self._request in data
-        return self._left == 0 and self._request in data
+        with self._counting:
+            self._left -= self._request in data
+            return self._left == 0 and self._request in data
 
 
 class _Pipe:
@@ -338,6 +342,11 @@ class FaultProxy:
         """
         _check("then", then, Then)
         return self._plan("drop", request, nth, then)
+
+    def share(self, fault: Fault) -> None:
+        """Requests of this proxy count for a fault of another one too: it happens once, where the last of them comes.
+        Not for `hold_request`."""
+        self._do(lambda: self._faults.append(fault))
 
     def hold_request(self, request: bytes = b"", *, nth: int = 1) -> Fault:
         """Keep the ``nth`` request that contains ``request``, and all after it on that connection, until

@@ -12,10 +12,11 @@ the oracles; what it calls a violation is certain:
 | O5 | `Record.slow_takeovers` | a free name has a holder within the bound |
 | O6 | `Record.miscounted_callbacks` | one callback for a loss, none after a release |
 
-`judge` tells *kept* from *undecided* besides, for those who count cases. Leftovers (O7) are for whoever knows the
-server.
+`judge` tells *kept* from *undecided* besides, for those who count cases. `Believers` does all of it for a test: it
+writes down what clients hold, in every process, and judges. Leftovers (O7) are for whoever knows the server.
 """
 
+from multilock.testing.beliefs.believers import Believers, Verdict
 from multilock.testing.beliefs.judge import Apart, Outcome, judge
 from multilock.testing.beliefs.ledger import Account, LedgerServer
 from multilock.testing.beliefs.oracles import Belief, Fault, Record
@@ -25,10 +26,12 @@ __all__ = [
     "Account",
     "Apart",
     "Belief",
+    "Believers",
     "Fault",
     "LedgerServer",
     "Outcome",
     "Record",
+    "Verdict",
     "judge",
     "note",
     "watch_pulse",

@@ -13,9 +13,9 @@ from multilock import ConfigurationError, MultilockError
 from multilock.config import resolve
 from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, load
 from multilock.testing.compare.controls import CONTROLS
-from multilock.testing.compare.network import has_network
 from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
 from multilock.testing.compare.servers import Given, ServerProcess
+from multilock.testing.network import has_network
 from multilock.urls import redact
 
 __all__ = ["Column", "columns_for"]

@@ -14,9 +14,9 @@ from multilock import MultilockError, now
 from multilock.testing.compare.contestants import load
 from multilock.testing.compare.history import Event
 from multilock.testing.compare.mates import LOOK_EVERY, Late, Mate, Stopped, Trouble
-from multilock.testing.compare.network import Network
 from multilock.testing.compare.scenarios import Scenario
 from multilock.testing.compare.servers import ServerFault, ServerProcess
+from multilock.testing.network import Network
 
 __all__ = ["Plan", "play"]
 

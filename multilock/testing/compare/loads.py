@@ -17,7 +17,7 @@ from typing import Any
 from multilock import now
 from multilock.testing.compare.history import Event
 from multilock.testing.compare.mates import LOOK_EVERY, Mate, Stopped, Trouble
-from multilock.testing.compare.network import Network, has_network
+from multilock.testing.network import Network, has_network
 
 __all__ = ["LOADS", "Load", "play_load", "rows_of"]
 

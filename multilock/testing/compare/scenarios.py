@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from multilock.testing.compare.mates import Mate
-from multilock.testing.compare.network import Network
 from multilock.testing.compare.servers import ServerProcess
+from multilock.testing.network import Network
 
 __all__ = ["SCENARIOS", "Need", "Scenario", "Scene", "tells_in_time"]
 

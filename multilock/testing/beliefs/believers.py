@@ -1,0 +1,150 @@
+"""Everybody who believes to hold a lock, in all threads and processes of one test.
+
+    believers = Believers()                       # in the test; the fixture multilock_believers is one
+    believers.watch(client)                       # whatever this client holds from now on
+    Helper("tests.helpers:hold", url, believers.path)
+
+    def hold(url, path):                          # in the other process
+        with multilock.connect(url) as client:
+            Believers(path).watch(client)
+            ...
+
+    verdict = believers.judge()
+    assert not verdict.broken and not verdict.undecided
+
+A belief begins with the grant. It ends when ``release()`` is called, when ``is_held()`` says no, or when its process
+is dead. Who was frozen by `multilock.testing.pause` believed nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from multilock.kernel.runtime import now
+from multilock.testing.beliefs.judge import Outcome, judge
+from multilock.testing.beliefs.oracles import Belief, Record
+from multilock.testing.beliefs.recorder import Overhears, Recorder, is_alive, recorder_of
+from multilock.testing.pausing import spans
+
+if TYPE_CHECKING:
+    from multilock import AsyncClient, Client
+
+__all__ = ["Believers", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of the promise.
+
+    ``broken``: two who certainly believed in one name at once, or a token that is not greater than those before.
+    ``undecided``: pairs of which nobody can tell. ``kept``: how many pairs were certainly apart.
+    """
+
+    broken: tuple[str, ...]
+    undecided: tuple[str, ...]
+    kept: int
+    beliefs: int
+
+
+class Believers:
+    """The folder ``path``, with a file of each process. Without ``path`` it is made, and removed by `close`.
+
+    Given to another process as an argument (``multiprocessing``, pickle), it is one with the same folder there.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._made_by = os.getpid() if path is None else None
+        self.path = tempfile.mkdtemp(prefix="multilock-beliefs-") if path is None else os.fspath(path)
+        self._dead: dict[int, float] = {}  # by pid, when that was seen
+        self._closed = False
+        self._record()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Believers, (self.path,)
+
+    def watch(self, client: Client | AsyncClient) -> None:
+        """Write down whatever this client holds from now on, also in a child that it forks. Twice is harmless."""
+        events = client._kernel.events
+        if not isinstance(events.tell, Overhears) or events.tell.recorder != self._recorder:
+            client.events.subscribe(_ignore)  # as long as somebody listens, all is told
+            events.tell = Overhears(client, self._recorder)
+
+    def judge(self) -> Verdict:
+        """Of all that was believed until now. Ask again when more has happened."""
+        self._record().look(now())
+        record, said = self._read()
+        broken = [*record.overlaps(), *record.token_regressions()]
+        undecided, kept = list[str](), 0
+        for one, other in _pairs(record):
+            # The second one's belief is written down before anybody can act on it: when its process stood still does
+            # not matter.
+            frozen = self._frozen(one.pid, said[one.pid])
+            told = judge(one, other, frozen=frozen, killed=self._dead.get(one.pid, math.inf))
+            kept += told.outcome is Outcome.KEPT
+            if told.outcome is Outcome.UNDECIDED:
+                undecided.append(f"{other.name}, of process {one.pid} and then of {other.pid}: {told.why}")
+        return Verdict(tuple(map(unquote, broken)), tuple(map(unquote, undecided)), kept, len(record.beliefs))
+
+    def close(self) -> None:
+        """Write down nothing more, where it was made: elsewhere the end of the process does that. Twice is harmless."""
+        if self._made_by == os.getpid():
+            self._record().close()
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._made_by = None
+        self._closed = True
+
+    def _record(self) -> Recorder:
+        return recorder_of(self.path, self._look_for_the_dead if self._made_by == os.getpid() else None)
+
+    def _recorder(self) -> Recorder | None:
+        """Who hears what a client tells, which may go on when the test is over."""
+        with contextlib.suppress(OSError):  # in a child that was forked late, the folder is gone
+            return None if self._closed else self._record()
+        return None
+
+    def _look_for_the_dead(self) -> None:
+        for file in _files(self.path):
+            pid = int(file.name)
+            if pid != os.getpid() and pid not in self._dead and not is_alive(file):
+                self._dead[pid] = now()
+
+    def _read(self) -> tuple[Record, dict[int, float]]:
+        """And when each process said something last."""
+        record, said = Record(), dict[int, float]()
+        for file in _files(self.path):
+            pid = int(file.name)
+            for line in file.read_text().splitlines(keepends=True):
+                if line.endswith("\n"):  # it may have died as it wrote
+                    record.feed(pid, line.rstrip("\n"))
+                    said[pid] = max(said.get(pid, -math.inf), float(line.split(" ")[1]))
+        return record, said
+
+    def _frozen(self, pid: int, said: float) -> list[tuple[float, float]]:
+        """When it stood still, and then either said what it believed or never ran again."""
+        return [(start, until) for start, until in spans(pid) if until == math.inf or until < said]
+
+
+def _files(path: str) -> list[Path]:
+    return [file for file in Path(path).iterdir() if file.name.isdigit()]
+
+
+def _ignore(event: object) -> None:
+    pass
+
+
+def _pairs(record: Record) -> Iterator[tuple[Belief, Belief]]:
+    """Each belief, and the next one of its name that may not be beside it."""
+    for _, beliefs in record.by_name():
+        for number, one in enumerate(beliefs):
+            other = next((other for other in beliefs[number + 1 :] if not one.fits(other)), None)
+            if other is not None:
+                yield one, other

@@ -1,0 +1,192 @@
+"""The pytest plugin: one test, run on every backend that is named, and what came of it beside each other.
+
+    pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:////var/tmp/locks.db --multilock-compare
+
+All locks of a run have a prefix of their own, so that tests never meet what else uses the servers. Without the option
+the ini value ``multilock_urls`` (one URL a line) counts, and without that ``memory://``.
+
+The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are servers in
+Docker (`multilock.testing.containers`), each started when a test first asks for it and shared by all tests of the run:
+use names of your own. Where none can be started they raise `ContainerError`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from multilock.testing.plugin.fixtures import (
+    BELIEVERS,
+    SITE,
+    consul_container,
+    etcd_container,
+    multilock_async_client,
+    multilock_believers,
+    multilock_client,
+    multilock_faults,
+    multilock_url,
+    redis_container,
+    wanted,
+    zookeeper_container,
+)
+from multilock.testing.plugin.matrix import UNDECIDED
+from multilock.testing.plugin.sites import SITES, Site, Sites, new_run
+
+if TYPE_CHECKING:
+    from multilock.testing.beliefs import Believers
+
+pytest.register_assert_rewrite("multilock.testing.conformance")
+
+__all__ = [
+    "consul_container",
+    "etcd_container",
+    "multilock_async_client",
+    "multilock_believers",
+    "multilock_client",
+    "multilock_faults",
+    "multilock_url",
+    "redis_container",
+    "zookeeper_container",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("multilock")
+    group.addoption(
+        "--multilock-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        dest="multilock_urls",
+        help="run what uses multilock_url, multilock_client or multilock_async_client on this backend (repeatable)",
+    )
+    group.addoption(
+        "--multilock-compare",
+        action="store_true",
+        help="end with a matrix: what each test did on each backend, and where they differ",
+    )
+    group.addoption(
+        "--multilock-report",
+        metavar="DIR",
+        help="write that matrix as matrix.json and matrix.html into this folder",
+    )
+    group.addoption(
+        "--multilock-missing",
+        choices=["fail", "skip"],
+        default="fail",
+        help="what becomes of the tests of a backend that does not answer (default: fail)",
+    )
+    parser.addini("multilock_urls", "URLs of the backends to test on, one a line", type="linelist", default=[])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        'multilock(requires={"fencing"}): run it on the backends that have these capabilities, and skip it on others',
+    )
+    urls = config.getoption("multilock_urls") or config.getini("multilock_urls")
+    _check(urls)
+    worker = getattr(config, "workerinput", None)  # of an xdist worker
+    run = worker["multilock_run"] if worker else new_run()
+    config.stash[SITES] = Sites(urls or ["memory://"], run, worker["workerid"] if worker else "main")
+    if worker is None:
+        from multilock.testing.plugin.results import Results
+
+        config.pluginmanager.register(Results(config, run), "multilock-results")
+
+
+def _check(urls: list[str]) -> None:
+    """Of what is wrong in a URL as much as can be told without its client library. Raises UsageError."""
+    if urls:
+        from multilock import ConfigurationError
+        from multilock.config import resolve
+
+        try:
+            for url in urls:
+                resolve(url)
+        except ConfigurationError as error:
+            raise pytest.UsageError(f"--multilock-url, multilock_urls: {error}") from None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    wanted(metafunc.definition)  # what is misspelled in a mark is said before anything runs
+    if "multilock_url" in metafunc.fixturenames and "multilock_url" not in _parametrized_by(metafunc.definition):
+        sites = metafunc.config.stash[SITES].all
+        metafunc.parametrize("multilock_url", sites, ids=[site.label for site in sites], indirect=True)
+
+
+def _parametrized_by(test: pytest.Item) -> set[str]:
+    """The arguments that the test itself gives values."""
+    named: set[str] = set()
+    for mark in test.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        named.update(names.replace(",", " ").split() if isinstance(names, str) else names)
+    return named
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that asked for ``multilock_believers`` is judged before it counts as passed."""
+    try:
+        result = yield
+    except BaseException:
+        if (believers := item.stash.get(BELIEVERS, None)) is not None:
+            item.add_report_section("call", "multilock", "\n".join(believers.judge().broken))
+        raise
+    if (believers := item.stash.get(BELIEVERS, None)) is not None:
+        _judge(believers, item)
+    return result
+
+
+def _judge(believers: Believers, item: pytest.Item) -> None:
+    verdict = believers.judge()
+    if verdict.broken:
+        del item.stash[BELIEVERS]  # at the end of its fixture it need not be told again
+        pytest.fail("; ".join(verdict.broken), pytrace=False)
+    if not verdict.beliefs:
+        pytest.fail(
+            "multilock_believers saw nobody hold a lock: use multilock_client, or watch(client) in every process that "
+            "holds one",
+            pytrace=False,
+        )
+    if verdict.undecided:
+        pytest.skip(f"{UNDECIDED}: {'; '.join(verdict.undecided)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """What the test left paused goes on: who waits for its end would wait for ever."""
+    if (pausing := sys.modules.get("multilock.testing.pausing")) is not None:
+        pausing.resume_all()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The report carries on which backend the test ran, also from an xdist worker."""
+    report = yield
+    site, why = item.stash.get(SITE, (None, ""))
+    if site is None and (callspec := getattr(item, "callspec", None)) is not None:
+        site = callspec.params.get("multilock_url")
+    if isinstance(site, Site) and site.number >= 0:
+        if call.when == "call" and report.skipped and call.excinfo is not None:
+            why = UNDECIDED if str(call.excinfo.value).startswith(UNDECIDED) else why
+        reason = item.config.stash[SITES].scrub(_reason(report)) if report.outcome != "passed" else ""
+        report.multilock = {"number": site.number, "why": why, "reason": reason}  # type: ignore[attr-defined]
+    return report
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """In one line."""
+    told: Any = report.longrepr
+    if isinstance(told, tuple):  # of a skip: where, and why
+        text = str(told[2]).removeprefix("Skipped: ")
+    else:
+        crash = getattr(told, "reprcrash", None)
+        text = crash.message if crash is not None else str(told or "")
+    text = getattr(report, "wasxfail", "") or text
+    return next((line.strip() for line in text.removeprefix("Failed: ").splitlines() if line.strip()), "")

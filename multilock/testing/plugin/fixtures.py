@@ -1,0 +1,229 @@
+"""The fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multilock.testing.plugin.matrix import AWAY, LACKS
+from multilock.testing.plugin.sites import SITES, Site, Sites
+
+if TYPE_CHECKING:
+    from multilock import AsyncClient, Client
+    from multilock.testing import Network
+    from multilock.testing.beliefs import Believers
+    from multilock.testing.containers import Kind, ServerContainer
+
+__all__ = [
+    "BELIEVERS",
+    "SITE",
+    "consul_container",
+    "etcd_container",
+    "multilock_async_client",
+    "multilock_believers",
+    "multilock_client",
+    "multilock_faults",
+    "multilock_url",
+    "redis_container",
+    "wanted",
+    "zookeeper_container",
+]
+
+# Of a test.
+SITE = pytest.StashKey[tuple[Site, str]]()  # where it runs, and why it does not: "lacks", "away" or ""
+BELIEVERS = pytest.StashKey["Believers"]()
+_NETWORK = pytest.StashKey["Network"]()
+_CLIENTS = pytest.StashKey["list[Client | AsyncClient]"]()
+
+
+@pytest.fixture
+def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of the backend this run of the test is for, with a prefix of this test run and xdist worker: its locks
+    meet nobody else's. A URL that names a prefix keeps it, and ``memory://`` needs none.
+
+    A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that asks for its
+    fixtures with ``request.getfixturevalue``.
+    """
+    sites = request.config.stash[SITES]
+    site = getattr(request, "param", sites.all[0])
+    if not isinstance(site, Site):  # the test's own, by indirect parametrization
+        site = Site(-1, "", str(site))
+    url = _place(site, sites, request.node)
+    if "multilock_faults" not in request.fixturenames:
+        yield url
+        return
+    from multilock.testing.network import Network, why_no_network
+
+    if why := why_no_network(url):
+        pytest.skip(why)
+    network = request.node.stash[_NETWORK] = Network(url)
+    try:
+        yield type(url)(network.url)
+    finally:
+        network.close()
+
+
+def _place(site: Site, sites: Sites, test: pytest.Item) -> str:
+    """Its URL, if the test can run there; else skips it, or fails at once."""
+    from multilock import MultilockError
+
+    test.stash[SITE] = site, ""
+    wrong = away = ""
+    lacking: list[str] = []
+    try:
+        capabilities = sites.capabilities(site)
+        lacking = [name for name in sorted(wanted(test)) if not getattr(capabilities, name)]
+        away = "" if lacking else sites.away(site)
+    except (MultilockError, pytest.Collector.CollectError) as error:
+        wrong = f"{site.shown}: {sites.scrub(str(error))}"
+    if wrong:
+        pytest.fail(wrong, pytrace=False)
+    if lacking:
+        test.stash[SITE] = site, LACKS
+        pytest.skip(f"{site.shown} lacks {', '.join(lacking)}")
+    if away:
+        test.stash[SITE] = site, AWAY
+        said = f"{site.shown} does not answer: {away}"
+        if test.config.getoption("multilock_missing") == "skip":
+            pytest.skip(said)
+        remedy = "Start this server, correct --multilock-url, or go on without it by --multilock-missing=skip."
+        pytest.fail(f"{said}\n{remedy}", pytrace=False)
+    return site.with_prefix(sites.prefix)
+
+
+def wanted(test: pytest.Item) -> frozenset[str]:
+    """The capabilities that the marks of a test name. Raises CollectError for one that is not known."""
+    from multilock import ConfigurationError
+    from multilock.config import resolve
+
+    names: frozenset[str] = frozenset()
+    for mark in test.iter_markers("multilock"):
+        wrong = ""
+        try:
+            if mark.args or mark.kwargs.keys() != {"requires"}:
+                wrong = 'write it as @pytest.mark.multilock(requires={"fencing"})'
+            else:
+                names |= resolve("memory://", requires=mark.kwargs["requires"]).requires
+        except (ConfigurationError, TypeError) as error:
+            wrong = str(error)
+        if wrong:
+            raise pytest.Collector.CollectError(f"{test.name}: the mark multilock: {wrong}")
+    return names
+
+
+@pytest.fixture
+def multilock_client(request: pytest.FixtureRequest, multilock_url: str) -> Iterator[Client]:
+    """A blocking client of that backend; closed after the test, and so is every lease it still holds."""
+    import multilock
+
+    with multilock.connect(multilock_url) as client:
+        _watch(request, client)
+        yield client
+        _heal(request)  # to give everything back it must reach its server
+
+
+@pytest.fixture
+def multilock_async_client(request: pytest.FixtureRequest, multilock_url: str) -> Iterator[AsyncClient]:
+    """An asyncio client of that backend, for the loop that uses it first; closed after the test.
+
+    It is made without I/O and so works under every asyncio plugin. Where the test's loop has ended before it closed
+    the client itself, what it still holds is given back without one, and no callback hears of it.
+    """
+    import multilock
+    from multilock.aio.face import LoopFace
+
+    client = multilock.connect_async(multilock_url)
+    _watch(request, client)
+    yield client
+    _heal(request)
+    kernel = client._kernel
+    assert isinstance(kernel.face, LoopFace)
+    loop = kernel.face.its_loop()
+    if loop is None or loop.is_closed() or loop.is_running():
+        kernel.end.close()
+    else:  # nothing else would run the callbacks that close() waits for
+        loop.run_until_complete(client.close())
+
+
+@pytest.fixture
+def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Network:
+    """The network between this test and its backend, to be broken: ``cut()``, ``black_hole()``, ``delay(seconds)``,
+    ``drop_reply_after(requests)``, ``heal()``.
+
+    ``multilock_url`` and the clients lead through it, whatever number of hosts the URL names. It is healed at the end
+    of the test. Where there is no network (``memory://``, ``sqlite://``) the test is skipped.
+    """
+    network: Network | None = request.node.stash.get(_NETWORK, None)
+    if network is None:
+        pytest.fail(
+            "multilock_faults came too late: name it among the arguments of the test or of a fixture, beside a "
+            "multilock_url that is its own fixture or an indirect parameter",
+            pytrace=False,
+        )
+    return network
+
+
+@pytest.fixture
+def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
+    """Who believed to hold a lock, and when: of ``multilock_client`` and ``multilock_async_client``, and of every
+    client that is given to ``watch(client)``, here or in another process (`multilock.testing.beliefs.Believers`).
+
+    At its end the test fails if two believed in one name at once, or if nobody believed in anything; it is skipped, as
+    undecided, if that cannot be told.
+    """
+    from multilock.testing.beliefs import Believers
+
+    believers = request.node.stash[BELIEVERS] = Believers()
+    try:
+        for client in request.node.stash.get(_CLIENTS, []):
+            believers.watch(client)
+        yield believers
+        late = believers.judge().broken if request.node.stash.get(BELIEVERS, None) else ()
+    finally:
+        believers.close()
+    if late:
+        pytest.fail("; ".join(late), pytrace=False)
+
+
+def _watch(request: pytest.FixtureRequest, client: Client | AsyncClient) -> None:
+    request.node.stash.setdefault(_CLIENTS, []).append(client)
+    if (believers := request.node.stash.get(BELIEVERS, None)) is not None:
+        believers.watch(client)
+
+
+def _heal(request: pytest.FixtureRequest) -> None:
+    if (network := request.node.stash.get(_NETWORK, None)) is not None:
+        network.heal()
+
+
+@pytest.fixture(scope="session")
+def redis_container() -> Iterator[ServerContainer]:
+    """A Redis in Docker."""
+    yield from _container("redis")
+
+
+@pytest.fixture(scope="session")
+def etcd_container() -> Iterator[ServerContainer]:
+    """An etcd in Docker."""
+    yield from _container("etcd")
+
+
+@pytest.fixture(scope="session")
+def zookeeper_container() -> Iterator[ServerContainer]:
+    """A ZooKeeper in Docker."""
+    yield from _container("zookeeper")
+
+
+@pytest.fixture(scope="session")
+def consul_container() -> Iterator[ServerContainer]:
+    """A Consul agent in Docker that is a server of its own."""
+    yield from _container("consul")
+
+
+def _container(kind: Kind) -> Iterator[ServerContainer]:
+    from multilock.testing.containers import container
+
+    with container(kind) as server:
+        yield server

@@ -1,0 +1,213 @@
+"""What clients hold is written down in every process, and judged: broken is certain, and undecided is not kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import multilock
+from multilock.testing import Helper, hear, kill, pause, say
+from multilock.testing.beliefs import Believers
+
+HOLD = f"{__name__}:hold"
+WITHIN = 20.0
+
+
+def hold(url: str, path: str) -> None:
+    """Holds the lock until it is told what to do."""
+    with multilock.connect(url) as client:
+        Believers(path).watch(client)
+        lease = client.lock("n").acquire(WITHIN)
+        say("held")
+        while order := hear():
+            if order == "release":
+                lease.release()
+            elif order == "believe":
+                lease._lost_at += 1000.0  # type: ignore[attr-defined]
+            elif order == "lost":
+                assert lease.wait_lost(WITHIN)
+            say("done", order)
+
+
+@pytest.fixture
+def believers() -> Iterator[Believers]:
+    believers = Believers()
+    yield believers
+    believers.close()
+    assert not Path(believers.path).exists()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/locks.db?ttl=1"
+
+
+@pytest.fixture
+def client(url: str, believers: Believers) -> Iterator[multilock.Client]:
+    with multilock.connect(url) as client:
+        believers.watch(client)
+        yield client
+
+
+def test_threads_that_take_turns_are_apart(believers: Believers) -> None:
+    def work() -> None:
+        with multilock.connect("memory://turns", ttl=10.0) as client:
+            believers.watch(client)
+            for _ in range(20):
+                with client.lock("n"):
+                    pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WITHIN)
+    verdict = believers.judge()
+    assert (verdict.broken, verdict.undecided, verdict.kept, verdict.beliefs) == ((), (), 79, 80)
+
+
+def test_a_holder_that_was_frozen_believed_nothing_meanwhile(
+    believers: Believers, client: multilock.Client, url: str
+) -> None:
+    with Helper(HOLD, url, believers.path) as helper:
+        helper.wait_for("held", WITHIN)
+        with pause(helper):
+            with client.lock("n").acquire(WITHIN):
+                pass
+            # It may believe in it still: nobody has seen it run again.
+            assert "nobody saw the belief of the first one end" in believers.judge().undecided[0]
+        helper.tell("lost")
+        helper.wait_for("done", WITHIN)
+        verdict = believers.judge()
+    assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 1)
+
+
+def test_the_dead_believe_nothing(believers: Believers, client: multilock.Client, url: str) -> None:
+    with Helper(HOLD, url, believers.path) as helper:
+        helper.wait_for("held", WITHIN)
+        kill(helper)
+        client.lock("n").acquire(WITHIN).release()
+    verdict = believers.judge()
+    assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 1)
+
+
+def test_a_hand_over_between_processes_is_seen_on_both_sides(
+    believers: Believers, client: multilock.Client, url: str
+) -> None:
+    with Helper(HOLD, url, believers.path) as helper:
+        helper.wait_for("held", WITHIN)
+        helper.tell("release")
+        client.lock("n").acquire(WITHIN).release()
+        helper.wait_for("done", WITHIN)
+        verdict = believers.judge()
+    assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 1)
+
+
+def test_two_who_believe_at_once_are_told(believers: Believers, client: multilock.Client, url: str) -> None:
+    with Helper(HOLD, url, believers.path) as helper:
+        helper.wait_for("held", WITHIN)
+        helper.tell("believe")
+        helper.wait_for("done", WITHIN)
+        with pause(helper):  # so that its lease is not renewed
+            lease = client.lock("n").acquire(WITHIN)
+        helper.tell("release")
+        helper.wait_for("done", WITHIN)
+        lease.release()
+    [broken] = believers.judge().broken
+    assert broken.startswith("O1 sqlite:multilock/n: two holders for ")
+
+
+def test_readers_together_are_no_overlap(believers: Believers) -> None:
+    with multilock.connect("memory://readers") as client:
+        believers.watch(client)
+        lock = client.read_write_lock("n")
+        with lock.reader(), lock.reader():
+            pass
+        with lock.writer():
+            pass
+    verdict = believers.judge()
+    assert (verdict.broken, verdict.undecided, verdict.kept) == ((), (), 2)
+
+
+def test_the_same_name_elsewhere_is_another_one(believers: Believers) -> None:
+    with multilock.connect("memory://") as one, multilock.connect("memory://?prefix=other/") as other:
+        believers.watch(one)
+        believers.watch(other)
+        with one.lock("a name, with spaces"), other.lock("a name, with spaces"):
+            pass
+    assert believers.judge().broken == ()
+
+
+def test_an_asyncio_client_is_watched_alike(believers: Believers) -> None:
+    async def use() -> None:
+        async with multilock.connect_async("memory://loop") as client:
+            believers.watch(client)
+            believers.watch(client)
+            for _ in range(3):
+                async with client.lock("n"):
+                    pass
+
+    asyncio.run(use())
+    assert believers.judge().kept == 2
+
+
+def test_a_forked_child_writes_for_itself_and_ends_nothing_of_its_parent(believers: Believers, url: str) -> None:
+    with multilock.connect(url) as client:
+        believers.watch(client)
+        if not (child := os.fork()):
+            client.lock("n").acquire(WITHIN)
+            believers.close()  # as a fixture of the test would, if the child unwound
+            os._exit(0)
+        os.waitpid(child, 0)
+        with client.lock("n").acquire(WITHIN):
+            pass
+        verdict = believers.judge()
+    assert (verdict.broken, verdict.undecided, verdict.beliefs) == ((), (), 2)
+
+
+def test_it_can_be_an_argument_of_another_process(believers: Believers) -> None:
+    other = pickle.loads(pickle.dumps(believers))  # here it is the same process: it has one file
+    with multilock.connect("memory://pickled") as client:
+        other.watch(client)
+        with client.lock("n"):
+            pass
+    other.close()
+    assert believers.judge().beliefs == 1
+
+
+def test_what_a_client_tells_its_own_subscribers_is_told_still(believers: Believers) -> None:
+    told: list[multilock.Event] = []
+    some = threading.Event()
+
+    def heard(event: multilock.Event) -> None:
+        told.append(event)
+        some.set()
+
+    with multilock.connect("memory://told") as client:
+        client.events.subscribe(lambda event: None)()
+        believers.watch(client)
+        unsubscribe = client.events.subscribe(heard)
+        with client.lock("n"):
+            assert some.wait(WITHIN)
+        unsubscribe()
+        with client.lock("n"):
+            pass
+    assert isinstance(told[0], multilock.Acquired)
+    assert believers.judge().kept == 1
+
+
+def test_a_client_may_outlive_the_test_that_watched_it() -> None:
+    with multilock.connect("memory://later") as client:
+        believers = Believers()
+        believers.watch(client)
+        held = client.lock("m").acquire()
+        believers.close()
+        believers.close()
+        with client.lock("n"):
+            held.release()

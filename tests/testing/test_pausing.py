@@ -1,0 +1,115 @@
+"""Any process can be frozen and killed, and when it stood still is known afterwards."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from multilock import now
+from multilock.testing import kill, pause, pausing
+
+# Says that it runs, starts a child of its own that does nothing, and echoes what it is told.
+TALKS = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+for line in sys.stdin:
+    print("heard", line, end="", flush=True)
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", TALKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill(process)
+
+
+def child_of(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_it_stands_still_inside_the_block_and_goes_on_after_it(process: subprocess.Popen[str]) -> None:
+    child_of(process)
+    before = now()
+    with pause(process) as paused:
+        assert paused.pid == process.pid
+        assert state(process.pid) == "T"
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("hello\n")
+        process.stdin.flush()
+    assert process.stdout.readline() == "heard hello\n"
+    [(start, end)] = pausing.spans(process.pid)
+    assert before <= start <= end <= now()
+
+
+def test_a_process_of_somebody_else_can_be_paused_too(process: subprocess.Popen[str]) -> None:
+    child = child_of(process)
+    with pause(child):
+        assert state(child) == "T"
+    assert state(child) != "T"
+
+
+def test_the_dead_are_dead_and_whoever_started_them_can_ask_how_they_ended(process: subprocess.Popen[str]) -> None:
+    child = child_of(process)
+    pause(process)
+    with kill(process):
+        assert process.poll() == -9
+    assert pausing.spans(process.pid)[-1][1] == math.inf  # it never went on
+    kill(process)
+    with pytest.raises(ProcessLookupError, match="has ended: it cannot be paused"):
+        pause(process)
+    pausing.end(child)  # it was killed with the group it is in: nobody is left
+
+
+def test_a_process_of_multiprocessing_is_one() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    with pytest.raises(ValueError, match="was not started"):
+        kill(process)
+    process.start()
+    with pause(process):
+        kill(process)
+    assert process.exitcode == -9
+
+
+def test_what_was_left_paused_goes_on_when_the_plugin_says_so(process: subprocess.Popen[str]) -> None:
+    child_of(process)
+    pause(process)
+    pausing.resume_all()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("hello\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "heard hello\n"
+    assert pausing.spans(process.pid) == []
+
+
+@pytest.mark.parametrize("act", [pause, kill])
+def test_groups_and_whoever_asks_are_refused(act: Callable[[int], object]) -> None:
+    for pid in (0, -1, 1, os.getpid()):
+        with pytest.raises(ValueError, match="not a process that a test may stop"):
+            act(pid)
+
+
+def test_what_is_not_a_process_is_refused() -> None:
+    for nonsense in (True, "12", None):
+        with pytest.raises((TypeError, ValueError)):
+            kill(nonsense)  # type: ignore[arg-type]

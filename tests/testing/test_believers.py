@@ -19,11 +19,11 @@ HOLD = f"{__name__}:hold"
 WITHIN = 20.0
 
 
-def hold(url: str, path: str) -> None:
+def hold(url: str, path: str, renew: str = "renew") -> None:
     """Holds the lock until it is told what to do."""
     with multilock.connect(url) as client:
         Believers(path).watch(client)
-        lease = client.lock("n").acquire(WITHIN)
+        lease = client.lock("n", renew=renew == "renew").acquire(WITHIN)
         say("held")
         while order := hear():
             if order == "release":
@@ -110,12 +110,11 @@ def test_a_hand_over_between_processes_is_seen_on_both_sides(
 
 
 def test_two_who_believe_at_once_are_told(believers: Believers, client: multilock.Client, url: str) -> None:
-    with Helper(HOLD, url, believers.path) as helper:
+    with Helper(HOLD, url, believers.path, "once") as helper:
         helper.wait_for("held", WITHIN)
         helper.tell("believe")
         helper.wait_for("done", WITHIN)
-        with pause(helper):  # so that its lease is not renewed
-            lease = client.lock("n").acquire(WITHIN)
+        lease = client.lock("n").acquire(WITHIN)
         helper.tell("release")
         helper.wait_for("done", WITHIN)
         lease.release()

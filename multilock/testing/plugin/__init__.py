@@ -133,8 +133,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         result = yield
     except BaseException:
-        if (believers := item.stash.get(BELIEVERS, None)) is not None:
-            item.add_report_section("call", "multilock", "\n".join(believers.judge().broken))
+        if (believers := item.stash.get(BELIEVERS, None)) and (broken := believers.judge().broken):
+            item.add_report_section("call", "multilock", "\n".join(broken))
+            del item.stash[BELIEVERS]  # it is told
         raise
     if (believers := item.stash.get(BELIEVERS, None)) is not None:
         _judge(believers, item)
@@ -144,7 +145,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _judge(believers: Believers, item: pytest.Item) -> None:
     verdict = believers.judge()
     if verdict.broken:
-        del item.stash[BELIEVERS]  # at the end of its fixture it need not be told again
+        del item.stash[BELIEVERS]  # it is told
         pytest.fail("; ".join(verdict.broken), pytrace=False)
     if not verdict.beliefs:
         pytest.fail(

@@ -1,0 +1,12 @@
+"""A first test, on every backend you name.
+
+pip install multilock pytest
+pytest docs/examples/testing/test_first.py
+"""
+
+from multilock import Client
+
+
+def test_the_second_is_refused(multilock_client: Client) -> None:
+    with multilock_client.lock("report"):
+        assert multilock_client.lock("report").try_acquire() is None

@@ -178,7 +178,7 @@ def _cluster(facts: Facts) -> Finding | None:
         "cluster",
         "error",
         "this server is a node of a cluster: keys of other nodes are refused, and so are renewals of several locks",
-        "use a server that is not in cluster mode",
+        "give redis+cluster://, or use a server that is not in cluster mode",
     )
 
 

@@ -21,6 +21,7 @@ SILENT = {
     "TRYAGAIN": "its cluster is moving this key",
     "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
 }
+_OF_CLUSTER = "it is a node of a cluster, which redis+cluster:// speaks to; redis:// speaks to one primary"
 # Nor were these, and asking again does not help.
 _REFUSED = {
     "NOAUTH": "give username= and password=",
@@ -29,9 +30,9 @@ _REFUSED = {
     "WRONGTYPE": "the key is used for something else: choose another name or prefix=",
     "OOM": "its memory is full: raise maxmemory",
     "MISCONF": "it cannot save its data: see its log",
-    "MOVED": "redis:// speaks to one primary, and this node of a cluster does not serve the key",
-    "ASK": "redis:// speaks to one primary, and this node of a cluster does not serve the key",
-    "CROSSSLOT": "redis:// speaks to one primary, not to a cluster",
+    "MOVED": _OF_CLUSTER,
+    "ASK": _OF_CLUSTER,
+    "CROSSSLOT": _OF_CLUSTER,
     "DENIED": "it runs in protected mode: see its configuration",
     "ERR": "see the server's message",
 }

@@ -17,6 +17,7 @@ from multilock.options import who_answered
 from tests.servers import RedisServer, free_port
 from tests.servers_consul import ConsulServer
 from tests.servers_etcd import EtcdServer
+from tests.servers_sentinel import SentinelServer
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer("--tls-port", port, *options))
         consul, etcd = stack.enter_context(ConsulServer()), stack.enter_context(EtcdServer())
+        guard = stack.enter_context(SentinelServer(lambda: [f"sentinel monitor tls 127.0.0.1 {port} 2"]))
         yield {
+            "sentinel": guard.endpoint,
             "redis": redis.endpoint,
             "redis with TLS": f"127.0.0.1:{port}",
             "consul": consul.endpoint,
@@ -49,6 +52,18 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         ("redis", "etcd", "is it a Redis?"),
         ("rediss", "redis", r"is it TLS that is spoken there\? Else the URL is redis://"),
         ("rediss", "consul", "does not speak TLS: the URL is redis://"),
+        ("redis", "sentinel", r"is it a Sentinel\? Then give redis\+sentinel://host:port/NAME"),
+        ("rediss", "sentinel", r"is it TLS that is spoken there\? Else the URL is redis://"),
+        ("redis+sentinel", "redis", "it is no Sentinel: give redis:// with this address"),
+        ("redis+sentinel", "consul", "an HTTP server listens there: it is not Redis"),
+        ("redis+sentinel", "redis with TLS", r"\(a Sentinel\).*One that speaks TLS has a URL with rediss\+sentinel://"),
+        ("redis+sentinel", "sentinel", r"/tls/0 at .*One that speaks TLS has a URL with rediss\+sentinel://"),
+        (
+            "rediss+sentinel",
+            "sentinel",
+            r"TLS that is spoken there\? Else the URL is redis\+sentinel://",
+        ),
+        ("rediss+sentinel", "consul", r"does not speak TLS: the URL is redis\+sentinel://"),
         ("consul", "redis", "is it an agent of Consul?"),
         ("consul", "redis with TLS", "One that speaks TLS has a URL with consuls://"),
         ("consul", "etcd", "an HTTP server that is not Consul made no session"),
@@ -59,7 +74,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     ],
 )
 def test_a_url_that_leads_elsewhere_is_told_where(places: dict[str, str], scheme: str, place: str, says: str) -> None:
-    client = multilock.connect(f"{scheme}://{places[place]}", ttl=10, request_timeout=2)
+    path = "/tls" if "sentinel" in scheme else ""
+    client = multilock.connect(f"{scheme}://{places[place]}{path}", ttl=10, request_timeout=2)
     with client, pytest.raises(MultilockError, match=says):
         client.lock("a").acquire(timeout=0)
 
@@ -108,6 +124,11 @@ SECRET = "s3cr3t"
         "redis://127.0.0.1:1?password={}&colour=3",
         "rediss://u:{}@127.0.0.1:1",
         "redlock://u:{}@a,b,c",
+        "redis+sentinel://u:{}@a,b,c",
+        "redis+sentinel://u:{}@127.0.0.1:1/m",
+        "redis+sentinel://u:a/{}@127.0.0.1:1/m",
+        "redis+sentinel://127.0.0.1:1/m/{}",
+        "redis+sentinel://127.0.0.1:1/m?sentinel_password={}",
         "nosuch://u:{}@h",
         "u:{}@h:1",
         "consul://127.0.0.1:1?token={}",

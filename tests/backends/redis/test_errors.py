@@ -455,6 +455,11 @@ def test_the_errors_of_servers_old_and_new_are_told_apart(text: str, kind: type[
     assert not isinstance(error, BackendUnavailable) or error.unknown is unknown
 
 
+@pytest.mark.parametrize("text", ["MOVED 1234 10.0.0.1:6379", "ASK 1 10.0.0.1:6379", "CROSSSLOT Keys in request"])
+def test_a_node_of_a_cluster_is_told_to_be_one(text: str) -> None:
+    assert "redis+cluster://" in str(refusal(text, "redis://h:1/0"))
+
+
 def test_what_is_no_redis_is_not_taken_for_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as web:
 
@@ -470,3 +475,14 @@ def test_what_is_no_redis_is_not_taken_for_one() -> None:
             Ours(f"redis://127.0.0.1:{web.getsockname()[1]}").take()
         assert "another protocol" in str(caught.value)
         thread.join()
+
+
+def test_a_cluster_of_one_shard_serves_its_own_url_and_says_so_on_another(connect: Connect) -> None:
+    with RedisServer("--cluster-enabled", "yes") as server, redis.Redis(port=server.port) as bare:
+        bare.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        ours, plain = connect(f"redis+cluster://{server.endpoint}", within=10), connect(server.url)
+        eventually(lambda: "cluster_state:ok" in str(bare.execute_command("CLUSTER", "INFO")), within=20)
+        held = [ours.take(ours.claim(name)) for name in "bcd"]
+        assert all(ours.renew(*held))
+        with pytest.raises(BackendRejected, match=r"redis\+cluster://"):
+            plain.renew(*held)

@@ -25,7 +25,7 @@ WITHIN = 20.0
 def module_replica(package_server: RedisServer) -> Iterator[RedisServer]:
     with redis.Redis(port=package_server.port) as bare:
         bare.config_set("repl-diskless-sync-delay", 0)
-    with RedisServer("--replicaof", f"127.0.0.1 {package_server.port}") as replica:
+    with RedisServer("--replicaof", "127.0.0.1", str(package_server.port)) as replica:
         yield replica
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -330,7 +329,7 @@ def test_a_secret_in_the_reason_of_a_failure_is_not_told() -> None:
 
 
 def test_what_a_test_says_is_text_in_the_page(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("def test(multilock_url): raise RuntimeError('<script>alert(1)</script>')")
+    pytester.makepyfile("def test(multilock_url): raise RuntimeError('<script>\\ud800</script>')")
     run(pytester, "--multilock-report", "out")
     assert "<script>" in (pytester.path / "out" / "matrix.json").read_text()
     assert "<script" not in (pytester.path / "out" / "matrix.html").read_text()
@@ -339,11 +338,10 @@ def test_what_a_test_says_is_text_in_the_page(pytester: pytest.Pytester) -> None
 # ---- how a run may end
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/self").exists(), reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_told_before_anything_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_user="print('imported')")
     (pytester.path / "file").write_text("")
-    for folder in ("/proc/nowhere", "file", "file/below"):
+    for folder in ("file", "file/below"):
         result = run(pytester, "--multilock-report", folder)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(["ERROR: --multilock-report: * cannot be written: *"])

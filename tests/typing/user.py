@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio.subprocess
+import multiprocessing
+import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, assert_type, cast
@@ -22,6 +25,8 @@ from multilock import (
     LossReason,
 )
 from multilock.backend import Backend
+from multilock.testing import Fault, Helper, Killed, Network, Paused, compare, kill, pause
+from multilock.testing.beliefs import Believers, Verdict
 
 client = multilock.connect("redis://localhost:6379/0", ttl=15, requires={"fencing"})
 by_mapping = multilock.connect({"url": "memory://", "ttl": 15})
@@ -219,3 +224,40 @@ async def stop_soon(loss: Loss) -> None:
 
 async def lead(leadership: multilock.AsyncLeadership) -> str:
     return leadership.identity
+
+
+def test_of_a_team(
+    multilock_client: Client,
+    multilock_async_client: AsyncClient,
+    multilock_url: str,
+    multilock_faults: Network,
+    multilock_believers: Believers,
+) -> None:
+    assert_type(multilock_faults.url, str)
+    multilock_faults.black_hole("up")
+    multilock_faults.delay(0.1)
+    multilock_faults.cut()
+    lost = multilock_faults.drop_reply_after(2, b"invoices")
+    assert_type(lost, Fault)
+    assert_type(lost.happened, bool)
+    multilock_faults.heal()
+    multilock_believers.watch(multilock_client)
+    multilock_believers.watch(multilock_async_client)
+    multilock_believers.watch(multilock_url)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(multilock_believers.judge(), Verdict)
+    assert_type(compare.run([multilock_url], scenarios=["partition"], cycles=1), compare.Report)
+
+
+def processes(
+    helper: Helper,
+    child: subprocess.Popen[str],
+    worker: multiprocessing.Process,
+    awaited: asyncio.subprocess.Process,
+) -> None:
+    with pause(helper) as paused:
+        assert_type(paused, Paused)
+    for process in (child, worker, awaited, 4711):
+        pause(process).resume()
+        with kill(process) as killed:
+            assert_type(killed, Killed)
+    kill("4711")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

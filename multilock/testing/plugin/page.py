@@ -1,11 +1,10 @@
-"""``matrix.html``: one file that asks nothing of a network; whatever tests and servers say in it is text."""
+"""``matrix.html``: the matrix as a page of one file, in the style of a comparison's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jinja2
-
+from multilock.testing.compare.render import render
 from multilock.testing.plugin.matrix import BAD, Matrix
 
 __all__ = ["page"]
@@ -13,16 +12,8 @@ __all__ = ["page"]
 
 def page(matrix: Matrix, data: dict[str, Any]) -> str:
     """``data`` is what matrix.json holds."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("multilock.testing.plugin"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("matrix.html.j2").render(
-        data=data, rows=sorted(matrix.rows.items()), columns=matrix.columns, counts=matrix.counts(), kind=_kind
-    )
+    rows = sorted(matrix.rows.items())
+    return render("matrix.html.j2", data=data, rows=rows, columns=matrix.columns, counts=matrix.counts(), kind=_kind)
 
 
 def _kind(outcome: str) -> str:

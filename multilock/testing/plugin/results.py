@@ -40,12 +40,12 @@ class Results:
         if given is None or self.config.option.collectonly:
             return None
         folder = Path(self.config.invocation_params.dir, given)
+        from multilock import ConfigurationError
+
         try:
             from multilock.testing.plugin import page  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise pytest.UsageError(
-                f"--multilock-report needs {error.name}: pip install 'multilock[compare]'"
-            ) from None
+        except ConfigurationError as error:
+            raise pytest.UsageError(f"--multilock-report: {error}") from None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in (JSON, PAGE):
@@ -110,7 +110,9 @@ class Results:
 
         data = {**self.matrix.data(), **_provenance()}
         try:
-            (folder / JSON).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+            # What UTF-8 cannot say, a lone surrogate in what a test said, becomes an escape of JSON.
+            (folder / JSON).write_bytes(text.encode(errors="backslashreplace"))
             (folder / PAGE).write_text(page(self.matrix, data), encoding="utf-8")
         except OSError as error:
             self._notes.append(f"{folder} could not be written: {error.strerror}")

@@ -64,7 +64,9 @@ def loads_of(number: int, who: str) -> list[list[Event]]:
     contention = [{**cost[0], "kind": "contention", "contenders": 20, "processes": 4}, *(
         {"what": "grant", "pid": 3, "at": 202.0 + n, "id": f"P0.{n}", "asked": 201.0, "until": 202.5 + n, "held": 1,
          "token": n} for n in range(20)), {"what": "end", "why": "", "at": 223.0}]  # fmt: skip
-    return [[{"cycle": number + n, **event} for event in events] for n, events in enumerate((cost, contention))]
+    scale = [{**cost[0], "kind": "scale", "locks": 1000}, {"what": "end", "why": "", "at": 224.0}]
+    every = enumerate((cost, contention, scale))
+    return [[{"cycle": number + n, **event} for event in events] for n, events in every]
 
 
 def made_of(
@@ -80,7 +82,8 @@ def made_of(
         {
             "name": name, "url": HOSTILE, "adapters": ["theirs:Lock"], "control": name == control, "ttl": TTL,
             "must_fail": ["pause"] if name == control else [], "bound": TTL, "gone": None, "leftovers": [HOSTILE],
-            "not_applicable": [], "capabilities": {"fencing": True, "fencing_scope": HOSTILE},
+            "not_applicable": [], "versions": {HOSTILE: HOSTILE},
+            "capabilities": {"fencing": True, "fencing_scope": HOSTILE},
             "findings": [{"level": "error", "code": "x", "message": HOSTILE, "remedy": HOSTILE}],
         }
         for name in names
@@ -104,8 +107,8 @@ def hostile() -> tuple[Report, Evidence]:
         cycle_of(2, HOSTILE, "partition", until=1.5, b_began=1.6, at=110.0),
         cycle_of(3, "weak", "partition", until=2.4, b_began=2.0, at=120.0),
     ]
-    loads = [*loads_of(4, HOSTILE), [{"cycle": 6, **event} for event in loads_of(0, HOSTILE)[0][:1]]]
-    loads[-1].append({"cycle": 6, "what": "end", "why": HOSTILE, "at": 230.0})
+    loads = [*loads_of(4, HOSTILE), [{"cycle": 9, **event} for event in loads_of(0, HOSTILE)[0][:1]]]
+    loads[-1].append({"cycle": 9, "what": "end", "why": HOSTILE, "at": 230.0})
     report, evidence = made_of(cycles, loads)
     report.data["columns"][0]["gone"] = HOSTILE
     report.data["void"] = report.data["violations"] = [HOSTILE]
@@ -199,7 +202,9 @@ def test_a_control_that_did_not_fail_is_named_in_its_row() -> None:
 
 def test_a_report_without_a_cycle_is_a_page_too() -> None:
     report, evidence = made_of([], loads_of(1, "ours"), void=[], exit_code=0, violations=[])
-    assert "No cycle was run" in page(report, evidence)
+    text = page(report, evidence)
+    assert "No cycle was run" in text
+    assert "Many locks held by one client" in text
     ElementTree.fromstring(card(report, evidence))
     ElementTree.fromstring(card(Report({**report.data, "loads": [], "columns": []}), Evidence()))
 

@@ -102,6 +102,7 @@ def test_a_server_that_is_away_is_a_column_that_says_so(report: compare.Report) 
     assert "BackendUnavailable" in columns["redis-2"]["gone"]
     assert columns["redis"]["gone"] is None
     assert "pause" in columns["memory"]["not_applicable"]
+    assert columns["redis"]["versions"] == {"client library": f"redis {redis.__version__}"}
 
 
 def test_the_history_gives_the_same_verdicts(report: compare.Report, folder: Path) -> None:

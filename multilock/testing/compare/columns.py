@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
 from typing import Any
 
 import multilock
 from multilock import ConfigurationError, MultilockError
 from multilock.config import resolve
+from multilock.registry import OURS
 from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, load
 from multilock.testing.compare.controls import CONTROLS
 from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
@@ -183,6 +186,7 @@ def _probe(column: Column) -> None:
                 column.ttl = lease.ttl
             capabilities = client.capabilities
             column.facts = {
+                "versions": _versions(column.url),
                 "capabilities": {name: getattr(capabilities, name) for name in type(capabilities).__dataclass_fields__},
                 "findings": [
                     {"level": each.level, "code": each.code, "message": each.message, "remedy": each.remedy}
@@ -194,3 +198,13 @@ def _probe(column: Column) -> None:
         raise
     except MultilockError as error:
         column.gone = f"{type(error).__name__}: {error}"
+
+
+def _versions(url: str) -> dict[str, str]:
+    """Of what speaks to it. No backend tells the version of its server, but what `diagnose` finds wrong with it."""
+    scheme = resolve(url).scheme
+    library = OURS[scheme].library if scheme in OURS else None
+    if library is not None:
+        names = packages_distributions().get(library, ())
+        return {"client library": ", ".join(f"{name} {version(name)}" for name in sorted(set(names)))}
+    return {"client library": f"sqlite {sqlite3.sqlite_version}"} if scheme == "sqlite" else {}

@@ -279,6 +279,10 @@ class _Page:
         rows = [self._load(row) for row in self.report.data["loads"] if row["kind"] == "cost"]
         yield from sorted(rows, key=lambda row: (self.order(row["contestant"]), row["face"] != "blocking"))
 
+    def scales(self) -> list[dict[str, Any]]:
+        rows = [self._load(row) for row in self.report.data["loads"] if row["kind"] == "scale"]
+        return sorted(rows, key=lambda row: (self.order(row["contestant"]), row["face"] != "blocking"))
+
     def contentions(self) -> list[dict[str, Any]]:
         rows = [self._load(row) for row in self.report.data["loads"] if row["kind"] == "contention"]
         return sorted(

@@ -37,20 +37,14 @@ OURS: Mapping[str, Ours] = {
     "rediss+cluster": Ours("multilock_redis", "redis", "redis"),
     "redis+sentinel": Ours("multilock_redis", "redis", "redis"),
     "rediss+sentinel": Ours("multilock_redis", "redis", "redis"),
+    "redlock": Ours("multilock_redis", "redis", "redis"),
+    "redlocks": Ours("multilock_redis", "redis", "redis"),
     "etcd": Ours("multilock_etcd", "etcd", "grpc"),
     "etcds": Ours("multilock_etcd", "etcd", "grpc"),
     "consul": Ours("multilock_consul", "consul", "consul"),
     "consuls": Ours("multilock_consul", "consul", "consul"),
     "zookeeper": Ours("multilock_zookeeper", "zookeeper", "kazoo"),
     "zk": Ours("multilock_zookeeper", "zookeeper", "kazoo"),
-}
-
-# What is planned, and what to use until then. Not "did you mean rediss://?", which is something else.
-NOT_THERE_YET: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("redlock", "redlocks"),
-        "give redis:// with one of these servers, or use etcd:// or zookeeper:// for a lock that outlives a server",
-    ),
 }
 
 _registered: dict[str, OpenBackend] = {}
@@ -161,8 +155,6 @@ def _load(point: EntryPoint) -> OpenBackend:
 
 
 def _unknown(scheme: str, known: list[str]) -> ConfigurationError:
-    if scheme in NOT_THERE_YET:
-        return ConfigurationError(f"{scheme}:// is not there yet: {NOT_THERE_YET[scheme]}")
     from difflib import get_close_matches
 
     near = get_close_matches(scheme, known, 1)

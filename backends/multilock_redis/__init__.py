@@ -34,6 +34,7 @@ from multilock_redis.endpoints import (
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import Replicas, liveness
+from multilock_redis.redlock import RedlockBackend, open_redlock
 from multilock_redis.sentinel import SentinelEndpoint
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
@@ -41,10 +42,11 @@ from multilock_redis.wire import pack
 __all__ = ["ClusterBackend", "RedisBackend", "open_backend"]
 
 
-def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | ClusterBackend:
+def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | ClusterBackend | RedlockBackend:
     """The backend of ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``; of
     ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]`` or ``rediss+sentinel://…``; of
-    ``redis+cluster://[user:password@]h1[:port],h2`` or ``rediss+cluster://…``.
+    ``redis+cluster://[user:password@]h1[:port],h2`` or ``rediss+cluster://…``; of ``redlock://h1,h2,h3`` or
+    ``redlocks://…`` (`open_redlock`).
 
     Own options: ``username``, ``password``, ``db`` (they win over the URL's), ``ca``, ``cert``, ``key`` (files, for
     TLS); ``replicas``, how many must have acknowledged what is granted, and ``replicas_on_renew``; with Sentinels
@@ -53,6 +55,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | Clus
     used for connections of our own; it is never closed. Raises ConfigurationError; no I/O.
     """
     scheme = url.partition("://")[0]
+    if scheme in ("redlock", "redlocks"):
+        return open_redlock(url, scheme, options)
     by_sentinels = scheme.endswith("+sentinel")
     reject_unknown(options, (*OPTIONS, *(SENTINEL_LOGIN if by_sentinels else ()), *REPLICAS, "client"), scheme)
     keys = keyspace(options, scheme)

@@ -44,6 +44,8 @@ __all__ = [
     "database",
     "endpoint_of_client",
     "endpoint_of_url",
+    "endpoints_of_clients",
+    "endpoints_of_redlock",
     "keyspace",
     "replicas_of",
     "sentinels_of_client",
@@ -143,6 +145,34 @@ def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> End
     except ValueError:
         raise ConfigurationError(f"the port in the URL of {scheme}:// must be a number from 1 to 65535") from None
     return at(scheme, unquote(parts.hostname or "localhost"), port, settings | tls)
+
+
+def endpoints_of_redlock(url: str, scheme: str, options: Mapping[str, object]) -> list[Endpoint]:
+    """Of ``redlock://[user:password@]h1[:port],[user:password@]h2,…[/db]``, or ``redlocks://…`` for TLS. Options win
+    over the URL; without ``db`` or a path it is database 0 of each."""
+    login = texts(options, LOGIN)
+    tls = tls_settings(options, scheme, "redlocks")
+    authority, _, path = url.partition("://")[2].partition("/")
+    settings = {"db": database(options, path)} | tls
+    one = "rediss" if scheme == "redlocks" else "redis"
+    endpoints = []
+    for server in authority.split(","):
+        user, _, place = server.rpartition("@")
+        [where] = host_list(place, 6379, f"server of a {scheme}:// URL")
+        host, _, port = where.rpartition(":")
+        endpoints.append(at(one, unquote(host.strip("[]")), int(port), settings | user_info(user) | login))
+    return endpoints
+
+
+def endpoints_of_clients(url: str, clients: object, options: Mapping[str, object]) -> list[Endpoint]:
+    """Where each ``redis.Redis`` of a list connects."""
+    scheme, _, rest = url.partition("://")
+    if not isinstance(clients, (list, tuple)):
+        raise ConfigurationError(f"client= of {scheme}:// takes a list of redis.Redis, one for each server")
+    if rest:
+        raise ConfigurationError(f"client= knows where its servers are: give {scheme}:// as the URL")
+    one = "rediss" if scheme == "redlocks" else "redis"
+    return [endpoint_of_client(f"{one}://", client, options) for client in clients]
 
 
 def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) -> Endpoint:

@@ -15,6 +15,7 @@ from multilock_redis.wire import ScriptMissing, bulks, pack
 
 __all__ = [
     "ACQUIRE",
+    "AGREE",
     "FORCE",
     "INSPECT",
     "RELEASE",
@@ -50,6 +51,7 @@ RELEASE = Script("token.lua", "release_alone.lua", "queue.lua", "release.lua", w
 REST = Script("token.lua", "queue.lua", "rest.lua", words=10, keys=6)
 FORCE = Script("token.lua", "queue.lua", "force.lua", words=5, keys=5)
 INSPECT = Script("inspect.lua", words=6, keys=5)
+AGREE = Script("agree.lua", words=2, keys=1)
 RENEW = Script("renew.lua", words=0, keys=0)
 RENEW_SHARED = Script("renew_shared.lua", words=0, keys=0)
 

@@ -15,6 +15,7 @@ URLS = {
     "memory": "memory://",
     "sqlite": "sqlite:////var/tmp/locks.db",
     "redis": "redis://localhost",
+    "redlock": "redlock://h1,h2,h3",
     "etcd": "etcd://localhost",
     "consul": "consul://localhost",
     "zookeeper": "zookeeper://localhost",

@@ -34,6 +34,7 @@ NO_RUN = {
     "docs/graceful-shutdown.md": "they are pieces of a FastAPI application and of a gunicorn configuration",
     "docs/backends/etcd.md": "it names a cluster with users",
     "docs/backends/zookeeper.md": "it names an ensemble of the reader's",
+    "docs/backends/redlock.md": "it names three servers of the reader's",
     "docs/backends/consul.md": "it needs a token of the reader's",
 }
 

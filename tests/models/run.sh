@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")"
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-for model in etcd redis; do
+for model in etcd redis redlock; do
     ${CXX:-g++} -O2 -std=c++20 -Wall -Wextra -Werror -o "$built/$model" "$model.cpp"
 done
 
@@ -136,4 +136,15 @@ found X,X,X 0 0 0 1 countsall
 found X,X,X 1 0 0 1 toldtwice
 found P,P,P 0 0 0 1 onemore
 found R,R,X 0 0 0 1 likeexcludes
+model=redlock # lock: clients, faults, restarts, ttl, liveness; token: lost answers, retries
+holds lock 2 0 0 1 1
+holds lock 1 1 1 2 1
+holds token 1 1
+
+for mistake in minority receipt ackedonly notombstone countson; do
+    found lock 2 1 0 1 1 $mistake
+done
+for mistake in blind nowrite onewrite addsup; do
+    found token 1 1 $mistake
+done
 echo "all hold, and every mistake was found"

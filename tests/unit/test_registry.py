@@ -176,15 +176,3 @@ def test_a_backend_of_another_version_of_the_interface_is_not_opened(
         multilock.connect("theirs://")
     assert f"this multilock speaks version {SPI_VERSION}" in str(caught.value)
     assert caught.value.backend == "theirs"
-
-
-@pytest.mark.parametrize("scheme", ["redlock", "redlocks"])
-def test_a_scheme_that_is_not_there_yet_says_what_to_use_instead(scheme: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"is not there yet: give redis:// .* etcd://") as caught:
-        open_backend(scheme, f"{scheme}://h", {})
-    assert "did you mean" not in str(caught.value)
-
-
-def test_a_scheme_that_is_not_there_yet_may_be_registered() -> None:
-    register_backend("redlock", opener)
-    assert isinstance(open_backend("redlock", "redlock://h", {}), Opened)

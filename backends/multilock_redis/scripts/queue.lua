@@ -18,14 +18,20 @@ local GIVEN = 64 -- who share it and are given it in one script: so do these; th
 -- Milliseconds that one request can keep a place for (`liveness` in recipe.py). A deadline that is further away was
 -- written before the clock was stepped back; it would keep a dead waiter's place, or give it the lock, for that long.
 local LONGEST = 6000
+local OLDEST = 60000000 -- µs before now that a client's own ticket may be: its clock can be wrong
 
 -- Takes a place at the end of the queue, or keeps the one it has. `wait` is for how long; below 0: its client is refused
--- a subscription (`q`), and that it does not listen says nothing. `echo` is empty where a push is a hint only.
-local function join(owner, mode, wait, echo)
+-- a subscription (`q`), and that it does not listen says nothing. `echo` is empty where a push is a hint only. `ticket`
+-- is the place that its client asks for on several servers alike, in µs of its own clock; nil: at the end.
+local function join(owner, mode, wait, echo, ticket)
   local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-  local ticket, now = clock()
-  if last and last + 1 > ticket then
+  local now_us, now = clock()
+  if ticket then
+    ticket = math.max(tonumber(ticket), now_us - OLDEST)
+  elseif last and last + 1 > now_us then
     ticket = last + 1
+  else
+    ticket = now_us
   end
   -- The first write decides: a full memory or a missing right refuses that one, and nothing is left. What is refused
   -- after it must leave no key without an end.

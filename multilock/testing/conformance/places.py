@@ -56,6 +56,9 @@ class Place:
     rest: float = 1.0  #: seconds; the shortest rest (``hold_at_least``) that the server keeps …
     rest_at_most: float = 1.0  #: … and for how long it may keep that
 
+    #: Options of the backend's own, for the clients of the suite.
+    options: ClassVar[dict[str, object]] = {}
+
     def __init__(self) -> None:
         self.prefix = f"conformance-{uuid.uuid4().hex[:12]}/"
         self.faults = Faults()
@@ -134,7 +137,7 @@ class Place:
     def _open(self, url: str, options: dict[str, Any]) -> Backend:
         ttl = options.get("ttl", 10.0)
         shared = {"ttl": ttl, "prefix": self.prefix, "identity": "conformance", "request_timeout": None}
-        return open_backend(url.partition(":")[0], url, shared)
+        return open_backend(url.partition(":")[0], url, {**shared, **self.options})
 
 
 def _for_client(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""Threads that ask one server, so that several are asked at once, and one that is silent keeps nobody waiting.
+
+A thread is made when all others are busy, up to a limit, and kept: an idle one costs nothing. What a server that is
+down was to be asked is refused at once, but for one question now and then that finds out whether it is back. So what
+nobody answers makes no queue, however long the server is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from multilock import BackendUnavailable
+
+__all__ = ["Crew"]
+
+Subject = TypeVar("Subject")
+Said = TypeVar("Said")
+
+AT_ONCE = 8  # questions under way to one server
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between questions to a server that is down
+QUICK = 0.05  # seconds; who refuses in less is down, and who is slower may be busy …
+SILENCES = 3  # … until so many questions in a row had no answer
+
+
+class Crew(Generic[Subject]):
+    def __init__(self, subject: Subject, name: str, now: Callable[[], float]) -> None:
+        self._subject = subject
+        self._name = name
+        self._now = now
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle: SimpleQueue[None] = SimpleQueue()  # one for each thread that waits for a job
+        self._threads = 0
+        self._lock = threading.Lock()
+        self._pause = 0.0  # 0: it is up
+        self._silences = 0
+        self._again_at = 0.0
+        self._trying = False
+
+    def ask(
+        self, question: Callable[[Subject, float], Said], deadline: float, tell: Callable[[Said | Exception], None]
+    ) -> None:
+        """``tell`` gets the answer, or the exception, on a thread of the crew."""
+
+        def job() -> None:
+            try:
+                said: Said | Exception = self._answer(question, deadline)
+            except Exception as error:
+                said = error
+            tell(said)
+
+        self._jobs.put(job)
+        try:
+            self._idle.get_nowait()
+        except Empty:
+            self._one_more()
+
+    def close(self) -> None:
+        with self._lock:
+            for _ in range(self._threads):
+                self._jobs.put(None)
+
+    def _one_more(self) -> None:
+        with self._lock:
+            if self._threads == AT_ONCE:
+                return
+            self._threads += 1
+        try:
+            threading.Thread(target=self._work, name="multilock-redlock", daemon=True).start()
+        except RuntimeError:  # the interpreter is exiting, and no thread can start any more
+            with self._lock:
+                self._threads -= 1
+            if not self._threads and (job := self._jobs.get()):
+                job()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job
+            self._idle.put(None)
+
+    def _answer(self, question: Callable[[Subject, float], Said], deadline: float) -> Said:
+        now = self._now()
+        if now >= deadline:
+            raise BackendUnavailable(f"{self._name} has too many questions to answer", unknown=False)
+        with self._lock:
+            if self._pause and (self._trying or now < self._again_at):
+                raise BackendUnavailable(f"{self._name} was down just now", unknown=False)
+            tries = self._trying = bool(self._pause)
+        silent = None
+        try:
+            said = question(self._subject, deadline - now)
+            silent = False
+            return said
+        except BackendUnavailable:
+            silent = True
+            raise
+        finally:
+            with self._lock:
+                if tries:
+                    self._trying = False
+                self._note(silent, self._now() - now)
+
+    def _note(self, silent: bool | None, took: float) -> None:
+        if silent is False:
+            self._silences, self._pause = 0, 0.0
+        elif silent:
+            self._silences += 1
+            if self._pause or took < QUICK or self._silences >= SILENCES:
+                self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
+                self._again_at = self._now() + self._pause

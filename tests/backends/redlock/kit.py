@@ -1,0 +1,82 @@
+"""Redlock without a kernel: claims, an ear that remembers what it was told, and a proxy before each server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import redis
+
+from multilock.backend import Claim, Granted
+from multilock.model import owner_text
+from multilock.testing import FaultProxy
+from multilock_redis import open_backend
+from multilock_redis.redlock import RedlockBackend
+from tests.backends.redis.kit import Ear
+from tests.servers_redlock import RedisServers
+
+__all__ = ["Contender", "holders"]
+
+WITHIN = 10.0
+
+
+class Contender:
+    """One client, whose way to each server can be cut without the others' being so."""
+
+    def __init__(self, servers: RedisServers, *, guard: float = 0.0, **options: object) -> None:
+        self.proxies = [FaultProxy.before(member.url) for member in servers.members]
+        hosts = ",".join(f"{proxy.host}:{proxy.port}" for proxy in self.proxies)
+        backend = open_backend(f"redlock://{hosts}", {"restart_guard": guard, "ttl": 30.0, **options})
+        assert isinstance(backend, RedlockBackend)
+        self.backend = backend
+        self.ear = Ear()
+        backend.open(self.ear)
+
+    def claim(self, name: str = "a", ttl: float = 30.0, *, arrived: int = 0, renew: bool = True) -> Claim:
+        claim_id = f"{self.ear.client}.{os.urandom(16).hex()}"
+        owner = owner_text(claim_id, "lock", "h", 1, "me", ttl)
+        return Claim(name, "lock", claim_id, owner, ttl, renew, True, "me", 0, arrived)
+
+    def attempt(self, claim: Claim, *, join: bool = False, within: float = WITHIN) -> Any:
+        return self.backend.attempt(claim, join, within)
+
+    def take(self, claim: Claim | None = None, *, join: bool = False) -> tuple[Claim, Granted]:
+        claim = claim or self.claim()
+        granted = self.attempt(claim, join=join)
+        assert isinstance(granted, Granted), granted
+        return claim, granted
+
+    def release(self, claim: Claim, *, unsure: bool = False) -> Any:
+        return self.backend.release(claim, None, unsure, WITHIN)
+
+    def renew(self, *held: tuple[Claim, Granted]) -> list[Any]:
+        return list(self.backend.renew("redlock", held, WITHIN))
+
+    def cut_off(self, *which: int) -> None:
+        for each in which:
+            self.proxies[each].refuse()
+            self.proxies[each].cut()
+
+    def reach(self, *which: int) -> None:
+        """As before; a server that was cut off is asked at once."""
+        for each in which:
+            self.proxies[each].accept()
+            crew = self.backend._crews[each]
+            crew._pause = 0.0
+
+    def close(self) -> None:
+        self.backend.close()
+        for proxy in self.proxies:
+            with contextlib.suppress(RuntimeError):
+                proxy.close()
+
+
+def holders(servers: RedisServers, name: str = "a") -> list[str]:
+    """The ids that the servers hold the name for; empty where it is free."""
+    found = []
+    for member in servers.members:
+        with redis.Redis(port=member.port) as bare:
+            text: Any = bare.get(f"multilock/{name}")
+            found.append(text.decode().partition("@")[0] if text else "")
+    return found

@@ -1,0 +1,333 @@
+"""What one claim does on several servers, and what it leaves there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from multilock import BackendUnavailable, ConfigurationError, LossReason, connect, now
+from multilock.backend import Busy, Granted
+from multilock_redis import open_backend
+from multilock_redis.redlock import RedlockBackend
+from tests.backends.redis.kit import eventually
+from tests.backends.redlock.kit import WITHIN, Contender, holders
+from tests.servers_redlock import RedisServers
+
+Contend = Callable[..., Contender]
+
+
+def test_a_majority_has_it_and_a_minority_has_not(contend: Contend, servers: RedisServers) -> None:
+    us, them = contend(), contend()
+    us.cut_off(2)
+    claim, _ = us.take()
+    refused = them.attempt(them.claim())
+    assert isinstance(refused, Busy)
+    assert refused.spent  # it has one of them, to be given back
+    assert holders(servers)[:2] == [claim.id, claim.id]
+
+
+def test_what_a_refused_try_took_is_given_back(contend: Contend, servers: RedisServers) -> None:
+    us, them = contend(), contend()
+    us.cut_off(2)
+    claim, _ = us.take()
+    tried = them.claim()
+    them.attempt(tried)
+    eventually(lambda: not them.release(tried).again, within=WITHIN)
+    assert holders(servers) == [claim.id, claim.id, ""]
+    assert not them.backend.standing
+
+
+def test_a_release_is_told_to_who_refused_too(contend: Contend, servers: RedisServers) -> None:
+    us, them = contend(), contend()
+    held, _ = us.take()
+    waits = them.claim()
+    assert isinstance(them.attempt(waits, join=True), Busy)
+    eventually(lambda: not them.release(waits).again, within=WITHIN)
+    eventually(lambda: not us.release(held).again, within=WITHIN)
+    assert holders(servers) == ["", "", ""]
+
+
+def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    claim, first = us.take()
+    us.release(claim)
+    ahead = (first.token or 0) + 10**12
+    for member in servers.members[1:]:
+        with redis.Redis(port=member.port) as bare:
+            bare.set("{multilock/a}:token", ahead)
+    us.cut_off(2)
+    claim, second = us.take()
+    assert (second.token or 0) > ahead
+    us.release(claim)
+    us.reach(2)
+    us.cut_off(1)
+    _, third = us.take()
+    assert (third.token or 0) > (second.token or 0)
+
+
+def test_a_token_that_was_overtaken_meanwhile_is_named_again(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    asked: list[int] = []
+    for member, node in zip(servers.members, us.backend._nodes, strict=True):
+        agree = node.recipe.agree
+
+        def overtaken(name: str, token: int, within: float, agree: Any = agree, port: int = member.port) -> Any:
+            asked.append(token)
+            if len(asked) <= 3:
+                with redis.Redis(port=port) as bare:
+                    bare.set("{multilock/a}:token", token + 5)
+            return agree(name, token, within)
+
+        node.recipe.agree = overtaken  # type: ignore[method-assign]
+    _, granted = us.take()
+    assert granted.token == asked[0] + 6
+
+
+def test_without_a_token_there_is_none(contend: Contend) -> None:
+    us = contend(token=False)
+    assert us.take()[1].token is None
+    assert not us.backend.capabilities.fencing
+
+
+def test_an_answer_on_which_nothing_depends_is_not_waited_for(contend: Contend) -> None:
+    us = contend()
+    us.proxies[1].black_hole()
+    began = now()
+    claim, _ = us.take()
+    us.release(claim)
+    assert now() - began < 2.5  # a server that does not answer has three seconds
+
+
+def test_a_claim_that_was_given_up_is_not_asked_for_any_more(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    claim = us.claim()
+    assert not us.release(claim, unsure=True).ours
+    assert us.attempt(claim, join=True).spent
+    assert holders(servers) == ["", "", ""]
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_lost_answer_to_the_first_request_leaves_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
+    us = contend()
+    claim = us.claim(ttl=10.0)
+    faults = [proxy.drop_reply(claim.id.encode()) for proxy in us.proxies[:lost]]
+    if lost == 1:
+        us.take(claim)
+    else:
+        with pytest.raises(BackendUnavailable) as silence:
+            us.attempt(claim)
+        assert silence.value.unknown
+    for fault in faults:
+        fault.wait(WITHIN)
+    eventually(lambda: not us.release(claim, unsure=True).again, within=WITHIN)
+    assert holders(servers) == ["", "", ""]
+    assert not us.backend.standing
+
+
+def test_a_request_that_comes_after_its_cancel_takes_nothing(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    claim = us.claim(ttl=10.0)
+    fault = us.proxies[0].hold_request(claim.id.encode())
+    us.take(claim)
+    fault.wait(WITHIN)
+    eventually(lambda: not us.release(claim).again, within=WITHIN)
+    fault.release()
+    with redis.Redis(port=servers.members[0].port) as bare:
+        eventually(lambda: bare.exists(f"{{multilock/a}}:gone:{claim.id}"))
+    _, granted = us.take()
+    assert granted.token
+
+
+def test_a_lost_answer_to_a_release_is_told_again_where_it_was_lost(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    claim, _ = us.take(us.claim(ttl=10.0))
+    fault = us.proxies[1].drop_reply(claim.id.encode())
+    returned = us.release(claim)
+    fault.wait(WITHIN)
+    assert returned.ours
+    assert returned.again
+    eventually(lambda: not us.release(claim, unsure=True).again, within=WITHIN)
+    assert not us.backend.standing
+
+
+def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -> None:
+    us = contend()
+    claim, granted = us.take(us.claim(ttl=10.0))
+    us.cut_off(0)
+    [renewed] = us.renew((claim, granted))
+    assert isinstance(renewed, Granted)
+    assert renewed.sent_at > granted.sent_at
+    us.cut_off(1)
+    [silence] = us.renew((claim, renewed))
+    assert isinstance(silence, BackendUnavailable)
+
+
+def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    held = us.take()
+    for member, expected in zip(servers.members, (Granted, None, None), strict=True):
+        with redis.Redis(port=member.port) as bare:
+            bare.flushall()
+        us.backend.top_up = lambda *_: None  # type: ignore[method-assign]
+        [renewed] = us.renew(held)
+        assert (renewed is None) if expected is None else isinstance(renewed, expected)
+
+
+def test_a_server_that_lost_it_is_asked_again_with_the_next_renewal(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    held = us.take()
+    with redis.Redis(port=servers.members[1].port) as bare:
+        bare.delete("multilock/a")
+    [renewed] = us.renew(held)
+    assert isinstance(renewed, Granted)
+    eventually(lambda: holders(servers) == [held[0].id] * 3)
+
+
+def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    claim, granted = us.take()
+    us.backend.watch("redlock", [(claim, granted)], WITHIN)
+    eventually(lambda: all(node.listener._tracked for node in us.backend._nodes))
+    ports = [member.port for member in servers.members]
+    with redis.Redis(port=ports[0]) as bare:
+        bare.delete("multilock/a")
+    eventually(lambda: us.backend.standing[claim.id].at[0].gone, within=WITHIN)
+    assert ("gone", claim.id, LossReason.TAKEN) not in us.ear.heard
+    with redis.Redis(port=ports[1]) as bare:
+        bare.delete("multilock/a")
+    us.ear.hears("gone", claim.id, LossReason.TAKEN, within=WITHIN)
+
+
+def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> None:
+    first, second, third = contend(), contend(), contend()
+    arrived = 10**6 * int(__import__("time").time())
+    claims = [each.claim(arrived=arrived + n) for n, each in enumerate((first, second, third))]
+    everybody = list(zip((first, second, third), claims, strict=True))
+    for n, (each, claim) in enumerate(everybody):  # each has one
+        each.cut_off(*{0, 1, 2} - {n})
+        with pytest.raises(BackendUnavailable):
+            each.attempt(claim, join=True)
+        each.reach(0, 1, 2)
+    assert holders(servers) == [claim.id for claim in claims]
+    assert isinstance(first.attempt(claims[0], join=True), Busy)
+    for each, claim in everybody[1:]:
+        assert isinstance(each.attempt(claim, join=True), Busy)
+    first.ear.hears("wake", claims[0].id, within=WITHIN)
+    granted = first.attempt(claims[0], join=True)
+    assert isinstance(granted, Granted)
+    assert granted.token
+    assert holders(servers) == [claims[0].id] * 3
+
+
+def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> None:
+    us, them = contend(), contend()
+    held, former = us.take()
+    waits = them.claim()
+    assert isinstance(them.attempt(waits, join=True), Busy)
+    us.release(held)
+    them.ear.hears("wake", waits.id, within=WITHIN)
+    granted = them.ear.pushed[waits.id]
+    assert granted.short
+    assert granted.valid_for == 6.0  # what its request vouches for: no more
+    assert (granted.token or 0) > (former.token or 0)
+    [renewed] = them.renew((waits, granted))
+    assert renewed.token == granted.token
+    assert not renewed.short
+    assert them.attempt(waits, join=True).token == granted.token
+
+
+def test_what_was_given_away_is_not_counted_when_its_push_comes_late(contend: Contend) -> None:
+    us = contend()
+    claim = us.claim()
+    us.take(us.claim("b"))
+    us.attempt(claim, join=True)
+    standing = us.backend.standing[claim.id]
+    standing.held = False
+    at = standing.at[0]
+    at.vote = None
+    at.floor = now()
+    late = Granted(1, 6.0, at.floor - 0.001, 6.0, 2.0, "n", claim.owner, True)
+    us.backend.pushed(standing, 0, late)
+    assert at.vote is None
+    us.backend.pushed(standing, 0, late._replace(sent_at=at.floor + 0.001))
+    assert at.vote is not None
+
+
+def test_a_way_given_without_an_answer_ends_the_claim(contend: Contend) -> None:
+    first, second = contend(), contend()
+    first.cut_off(2)
+    first.take()
+    waits = second.claim(ttl=10.0)
+    assert isinstance(second.attempt(waits, join=True), Busy)  # it has the third
+    fault = second.proxies[2].drop_reply(waits.id.encode())
+    busy = second.attempt(waits, join=True)
+    fault.wait(WITHIN)
+    eventually(lambda: second.backend.standing[waits.id].at[2].void, within=WITHIN)
+    if not busy.spent:  # decided before that answer was missed
+        busy = second.attempt(waits, join=True)
+    assert busy.spent
+
+
+def test_a_name_rests_on_a_majority(contend: Contend) -> None:
+    us = contend()
+    claim, granted = us.take()
+    assert us.backend.rest(claim, granted, False, 30.0, WITHIN).ours
+    assert isinstance(us.attempt(us.claim()), Busy)
+    info = us.backend.inspect("a", WITHIN)
+    assert info is not None
+    assert info.resting_until is not None
+    assert us.backend.force_release("a", WITHIN)
+    us.take()
+
+
+def test_operators_are_told_what_a_majority_says(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    claim, granted = us.take()
+    with redis.Redis(port=servers.members[0].port) as bare:
+        bare.set("multilock/a", "somebody else")
+        bare.set("multilock/stray", "somebody else")
+    info = us.backend.inspect("a", WITHIN)
+    assert info is not None
+    assert (info.owner, info.token) == (claim.owner, granted.token)
+    assert us.backend.inspect("stray", WITHIN) is None
+    assert [each.name for each in us.backend.inspect_all("", WITHIN)] == ["a"]
+
+
+@pytest.mark.parametrize("url", ["redlock://h1", "redlock://h1,h1:6379", "redlock://h1,h2,h1:6379/0"])
+def test_one_server_is_no_majority(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_backend(url, {})
+
+
+@pytest.mark.parametrize(
+    "options", [{"restart_guard": -1}, {"restart_guard": "soon"}, {"token": "perhaps"}, {"restart": 1}, {"ca": "/x"}]
+)
+def test_an_option_that_means_nothing_is_an_error(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        open_backend("redlock://h1,h2,h3", options)
+
+
+def test_each_server_may_have_a_login_of_its_own() -> None:
+    backend = open_backend("redlock://u:p%40ss@h1,h2:7000,:w@[::1]:7001/2", {})
+    assert isinstance(backend, RedlockBackend)
+    assert repr(backend) == "<RedlockBackend redis://h1:6379/2, redis://h2:7000/2, redis://[::1]:7001/2>"
+    logins = [(each._settings.get("username"), each._settings.get("password")) for each in backend._endpoints]
+    assert [(user or None, password) for user, password in logins] == [("u", "p@ss"), (None, None), (None, "w")]
+    assert [each._settings["host"] for each in backend._endpoints] == ["h1", "h2", "::1"]
+
+
+def test_clients_that_are_handed_over_say_where_the_servers_are() -> None:
+    clients = [redis.Redis(host=f"h{n}", db=1) for n in range(3)]
+    backend = open_backend("redlock://", {"client": clients})
+    assert repr(backend) == "<RedlockBackend redis://h0:6379/1, redis://h1:6379/1, redis://h2:6379/1>"
+    for wrong in (clients[0], clients[:1]):
+        with pytest.raises(ConfigurationError):
+            open_backend("redlock://", {"client": wrong})
+
+
+def test_an_even_number_is_a_finding() -> None:
+    with connect("redlock://127.0.0.1:1,127.0.0.1:2?restart_guard=0") as client:
+        assert "even" in [finding.code for finding in client.diagnose()]

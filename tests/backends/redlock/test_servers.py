@@ -1,0 +1,167 @@
+"""Servers that die, come back empty, are slow, or are gone for long; whole clients, on servers of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import redis
+
+import multilock
+from multilock import BackendUnavailable, CapabilityMissing, Client, LossReason, now
+from multilock.testing import FaultProxy
+from tests.backends.redis.kit import eventually
+from tests.backends.redlock.kit import Contender, holders
+from tests.servers_redlock import RedisServers, url_of
+
+NAME = "orders/42"
+Contend = Callable[..., Contender]
+
+
+@pytest.fixture(scope="module")
+def five_for_all() -> Iterator[RedisServers]:
+    with RedisServers(5) as servers:
+        yield servers
+
+
+@pytest.fixture
+def five(five_for_all: RedisServers) -> RedisServers:
+    """All run when a test begins."""
+    for member in five_for_all.members:
+        if not member.alive:
+            member.start()
+    return five_for_all
+
+
+@pytest.fixture
+def three(five: RedisServers) -> RedisServers:
+    some = RedisServers(0)
+    some.members = five.members[:3]
+    return some
+
+
+@pytest.fixture
+def client(five: RedisServers) -> Iterator[Client]:
+    with multilock.connect(five.url, ttl=30) as client:
+        yield client
+
+
+def test_locks_go_on_when_two_of_five_are_killed(five: RedisServers, client: Client) -> None:
+    with client.lock(NAME) as lease:
+        for member in five.members[:2]:
+            member.kill()
+        lease.renew()
+        first = lease.fence()
+    with client.lock(NAME) as lease:
+        assert lease.fence() > first
+        lease.renew()
+
+
+def test_it_is_lost_before_its_validity_when_three_are_killed_and_waiters_go_on_when_one_is_back(
+    five: RedisServers,
+) -> None:
+    with (
+        multilock.connect(five.url, ttl=6) as holder,
+        multilock.connect(five.url, ttl=6, outage_timeout=None) as waiter,
+    ):
+        losses: list[tuple[multilock.Loss, float]] = []
+        lease = holder.lock(NAME, on_lost=lambda loss: losses.append((loss, now()))).acquire()
+        for member in five.members[:3]:
+            member.kill()
+        loss = lease.wait_lost(30)
+        assert loss is not None
+        assert loss.reason in (LossReason.EXPIRED, LossReason.PAUSED)
+        eventually(lambda: losses, within=10)
+        if loss.reason is LossReason.EXPIRED:
+            assert losses[0][1] < loss.valid_until
+        with pytest.raises(BackendUnavailable):
+            waiter.lock(NAME).try_acquire()
+        five.members[0].start()
+        with waiter.lock(NAME).acquire(timeout=60) as again:
+            assert again.is_held()
+
+
+@pytest.mark.parametrize("guard", [0.0, 60.0])
+def test_a_server_that_comes_back_empty_does_not_count_until_what_it_granted_is_over(
+    contend: Contend, three: RedisServers, guard: float
+) -> None:
+    us, them = contend(three, ttl=60.0), contend(three, guard=guard, ttl=60.0)
+    for endpoint in them.backend._endpoints[::2]:
+        endpoint.guard = 0.0  # these have been up for long
+    us.cut_off(2)
+    ours, granted = us.take(us.claim(ttl=60.0))
+    three.members[1].restart()
+    claim = them.claim(ttl=60.0)
+    if not guard:  # two believe
+        them.take(claim)
+        assert granted.sent_at + granted.valid_for > now()
+        return
+    assert them.attempt(claim, join=True).spent is False
+    assert holders(three)[0] == ours.id
+    [renewed] = them.renew((claim, granted))
+    assert not isinstance(renewed, multilock.backend.Granted)
+    assert "restarted" in [finding.code for finding in them.backend.diagnose(5.0)]
+
+
+def test_a_server_that_is_slow_keeps_nobody_waiting(three: RedisServers) -> None:
+    with FaultProxy.before(three.members[2].url) as proxy:
+        proxy.delay(2.0)
+        places = [member.endpoint for member in three.members[:2]]
+        with multilock.connect(url_of([*places, f"{proxy.host}:{proxy.port}"]), ttl=60) as client:
+            for _ in range(3):
+                began = now()
+                client.lock(NAME).acquire().release()
+                assert now() - began < 2.0
+
+
+def test_a_server_that_is_gone_makes_no_queue_and_no_warnings(
+    three: RedisServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    three.members[0].kill()
+    with caplog.at_level(logging.WARNING, "multilock"), multilock.connect(three.url, ttl=30) as client:
+        for _ in range(100):
+            client.lock(NAME).acquire().release()
+        eventually(lambda: not client._kernel.cancels._open, within=10)
+        eventually(lambda: not client._kernel.backend.standing, within=10)  # type: ignore[attr-defined]
+    assert not caplog.records
+
+
+def test_waiters_are_served_in_the_order_in_which_they_called(five: RedisServers) -> None:
+    def queued(many: int) -> bool:
+        info = holder.inspect(NAME)
+        return info is not None and info.waiting == many
+
+    served: list[int] = []
+    clients = [multilock.connect(five.url, ttl=30) for _ in range(4)]
+    holder = multilock.connect(five.url, ttl=30)
+
+    def wait(n: int) -> None:
+        with clients[n].lock(NAME, fair=True):
+            served.append(n)
+
+    try:
+        with ThreadPoolExecutor(4) as pool, holder.lock(NAME):
+            for n in range(4):
+                pool.submit(wait, n)
+                eventually(partial(queued, n + 1), within=20)
+        assert served == [0, 1, 2, 3]
+    finally:
+        for client in [*clients, holder]:
+            client.close()
+
+
+def test_readers_and_permits_are_refused(client: Client) -> None:
+    with pytest.raises(CapabilityMissing):
+        client.read_write_lock(NAME)
+    with pytest.raises(CapabilityMissing):
+        client.semaphore(NAME, 3)
+
+
+def test_a_client_of_redis_py_excludes_where_it_has_a_majority(five: RedisServers, client: Client) -> None:
+    for member in five.members[:3]:
+        with redis.Redis(port=member.port) as bare:
+            bare.set("multilock/theirs", "them", px=60_000)
+    assert client.lock("theirs").try_acquire() is None

@@ -29,10 +29,12 @@ def five_for_all() -> Iterator[RedisServers]:
 
 @pytest.fixture
 def five(five_for_all: RedisServers) -> RedisServers:
-    """All run when a test begins."""
+    """All run, and are empty, when a test begins."""
     for member in five_for_all.members:
         if not member.alive:
             member.start()
+        with redis.Redis(port=member.port) as bare:
+            bare.flushall()
     return five_for_all
 
 

@@ -31,6 +31,13 @@ def test_names_are_put_in_the_order_of_their_keys_once_each() -> None:
     assert in_order(["b", "a/1", "B", "a", "b", "ä", "a.", "a-"]) == ["ä", "B", "a", "a/1", "a-", "a.", "b"]
 
 
+def test_a_thousand_names_are_held_together_and_given_back(client: Client, backend: Scripted) -> None:
+    with client.lock_all([f"n/{number}" for number in range(1000)]) as lease:
+        assert lease.is_held()
+        assert len(lease.leases) == len(backend.holders) == 1000
+    eventually(lambda: backend.holders == {}, within=20)
+
+
 def test_parts_are_asked_for_one_after_the_other_and_given_back_the_other_way_round(
     client: Client, backend: Scripted
 ) -> None:

@@ -6,55 +6,37 @@ from contextlib import ExitStack
 
 import multilock
 from multilock import LeaseState, now
-from multilock.testing import Helper, hear, say
+from multilock.testing import Helper
+from multilock.testing.conformance.base import Pulse
+from tests.backends.holders import NAME
 from tests.backends.redis.kit import Bare, eventually
 from tests.servers import RedisServer
 
 TTL = 1.5
+STEADY = 20.0  # … of those that outlast a busy machine
+PREFIX = "multilock/"
 START = 20.0  # seconds for a process to start on a busy machine
-LATE = 1.5  # by which somebody may be, on a machine that stands still at times
-
-
-def reading(url: str) -> None:
-    with multilock.connect(url, ttl=TTL) as client:
-        lease = client.read_write_lock("a").reader().acquire()
-        say("held")
-        while hear() is not None:
-            say("state", lease.state.name, lease.release())
-
-
-def writing(url: str) -> None:
-    with multilock.connect(url, ttl=TTL) as client:
-        say("asks")
-        client.read_write_lock("a").writer().acquire()
-        say("held")
-        hear()
-
-
-def permitted(url: str) -> None:
-    with multilock.connect(url, ttl=TTL) as client:
-        client.semaphore("a", 3).acquire()
-        say("held")
-        hear()
+LATE = 3.0  # by which somebody may be, on a machine that stands still at times
 
 
 def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_lose_nothing(
     server: RedisServer,
 ) -> None:
     with (
-        multilock.connect(server.url, ttl=TTL) as client,
-        multilock.connect(server.url, ttl=TTL) as writing,
-        Helper(f"{__name__}:reading", server.url) as stopped,
+        multilock.connect(server.url, ttl=STEADY) as client,
+        multilock.connect(server.url, ttl=STEADY) as writing,
+        Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped,
     ):
         stopped.wait_for("held", START)
-        others = [client.read_write_lock("a").reader().acquire() for _ in range(9)]
-        with stopped.paused():
+        assert writing.inspect(NAME)  # it is connected before it has little time
+        others = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
+        with stopped.paused(), Pulse() as pulse:
             began = now()
-            assert writing.read_write_lock("a").writer().try_acquire(0.3) is None
+            assert writing.read_write_lock(NAME).writer().try_acquire(0.3) is None
             assert [lease.state for lease in others] == [LeaseState.HELD] * 9
             assert all(lease.release() for lease in others)
-            with writing.read_write_lock("a").writer().acquire(timeout=TTL + LATE):
-                assert now() - began < TTL + LATE
+            with writing.read_write_lock(NAME).writer().acquire(timeout=START):
+                assert now() - began < TTL + LATE + pulse.stopped()
         stopped.tell("end")
         assert stopped.wait_for("state", START)[1:] == ["LOST", "False"]
 
@@ -63,21 +45,21 @@ def test_a_writer_that_is_stopped_while_it_waits_keeps_readers_out_for_its_liven
     server: RedisServer, bare: Bare
 ) -> None:
     with (
-        multilock.connect(server.url, ttl=TTL) as client,
-        client.read_write_lock("a").reader().acquire(),
-        Helper(f"{__name__}:writing", server.url) as writer,
+        multilock.connect(server.url, ttl=STEADY) as client,
+        client.read_write_lock(NAME).reader().acquire(),
+        Helper("tests.backends.holders:write", server.url, PREFIX, TTL) as writer,
     ):
         writer.wait_for("asks", START)
-        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1)
-        reader = client.read_write_lock("a").reader()
-        with writer.paused():
+        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=START)
+        reader = client.read_write_lock(NAME).reader()
+        with writer.paused(), Pulse() as pulse:
             began = now()
-            with reader.acquire(timeout=TTL + LATE):
-                assert now() - began < TTL + LATE
-        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=5)  # it is back
+            with reader.acquire(timeout=START):
+                assert now() - began < TTL + LATE + pulse.stopped()
+        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=START)  # it is back
         assert reader.try_acquire() is None
         writer.kill()
-        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=5)  # ours
+        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=START)  # ours
         lease = reader.try_acquire()
         assert lease is not None
         lease.release()
@@ -87,10 +69,11 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
     server: RedisServer,
 ) -> None:
     with ExitStack() as helpers, multilock.connect(server.url, ttl=TTL) as client:
-        holders = [helpers.enter_context(Helper(f"{__name__}:permitted", server.url)) for _ in range(3)]
+        holders = [Helper("tests.backends.holders:hold_permit", server.url, PREFIX, TTL) for _ in range(3)]
         for holder in holders:
+            helpers.enter_context(holder)
             holder.wait_for("held", START)
-        semaphore = client.semaphore("a", 3)
+        semaphore = client.semaphore(NAME, 3)
         assert semaphore.try_acquire() is None
         for holder in holders:
             holder.kill()

@@ -7,56 +7,18 @@ from contextlib import ExitStack
 
 import pytest
 
-import multilock
 from multilock import Lease, LeaseState, Loss, now
-from multilock.testing import Helper, hear, say
+from multilock.testing import Helper
 from multilock.testing.conformance.base import Pulse, Recorder, eventually, queued
 from multilock.testing.conformance.faces import background
+from tests.backends.holders import NAME, writes_and_reads_are_in_order
 from tests.backends.zookeeper.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperServer
 
 QUICK = 2.0  # seconds of the sessions that end
+STEADY = 20.0  # … and of those that outlast a busy machine
 START = 30.0  # seconds for a process to start on a busy machine
 LATE = 3.0  # by which somebody may be, on a machine that stands still at times
-
-
-def reading(url: str, prefix: str) -> None:
-    with multilock.connect(url, prefix=prefix, ttl=QUICK) as client:
-        lease = client.read_write_lock("a").reader().acquire()
-        say("held")
-        while hear() is not None:
-            say("state", lease.state.name, lease.release())
-
-
-def writing(url: str, prefix: str) -> None:
-    with multilock.connect(url, prefix=prefix, ttl=QUICK) as client:
-        say("asks")
-        client.read_write_lock("a").writer().acquire()
-        say("held")
-        hear()
-
-
-def permitted(url: str, prefix: str) -> None:
-    with multilock.connect(url, prefix=prefix, ttl=QUICK) as client:
-        client.semaphore("a", 3).acquire()
-        say("held")
-        hear()
-
-
-def streaming(url: str, prefix: str) -> None:
-    """Reads all the time, by waiting and by trying; says with which token, and from when to when."""
-    with multilock.connect(url, prefix=prefix, ttl=20) as client:
-        lock = client.read_write_lock("a").reader()
-        say("begins")
-        ends = background(hear)
-        turn = 0
-        while not ends.done():
-            turn += 1
-            lease = lock.acquire() if turn % 2 else lock.try_acquire()
-            if lease:
-                began = now()
-                say("read", lease.fence(), began, now())
-                lease.release()
 
 
 @pytest.fixture
@@ -65,23 +27,25 @@ def prefix(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def start(shared: ZooKeeperServer, prefix: str) -> Iterator[Callable[[str], Helper]]:
+def start(shared: ZooKeeperServer, prefix: str) -> Iterator[Callable[..., Helper]]:
     with ExitStack() as helpers:
-        yield lambda function: helpers.enter_context(Helper(f"{__name__}:{function}", shared.url, prefix))
+        yield lambda function, ttl=QUICK: helpers.enter_context(
+            Helper(f"tests.backends.holders:{function}", shared.url, prefix, ttl)
+        )
 
 
 def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_are_told_nothing(
-    shared: ZooKeeperServer, connect: Connect, start: Callable[[str], Helper], prefix: str
+    shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
     lost = Recorder[Loss[Lease]]()
-    stopped = start("reading")
+    stopped = start("read")
     stopped.wait_for("held", START)
-    client, other = connect(shared.url, prefix=prefix, ttl=20), connect(shared.url, prefix=prefix, ttl=20)
-    lock = client.read_write_lock("a", on_lost=lost).reader()
+    client, other = connect(shared.url, prefix=prefix, ttl=STEADY), connect(shared.url, prefix=prefix, ttl=STEADY)
+    lock = client.read_write_lock(NAME, on_lost=lost).reader()
     others = [background(lock.acquire).result(START) for _ in range(9)]
     with stopped.paused():
-        waits = background(lambda: other.read_write_lock("a").writer().acquire(timeout=START))
-        eventually(lambda: queued(client, "a") == 1)
+        waits = background(lambda: other.read_write_lock(NAME).writer().acquire(timeout=START))
+        eventually(lambda: queued(client, NAME) == 1)
         assert [lease.state for lease in others] == [LeaseState.HELD] * 9
         assert all(lease.release() for lease in others)
         with Pulse() as pulse:
@@ -94,16 +58,16 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
 
 
 def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_session_ends(
-    shared: ZooKeeperServer, connect: Connect, start: Callable[[str], Helper], prefix: str
+    shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
-    client = connect(shared.url, prefix=prefix, ttl=20)
-    lock = client.read_write_lock("a").reader()
+    client = connect(shared.url, prefix=prefix, ttl=STEADY)
+    lock = client.read_write_lock(NAME).reader()
     with lock:
-        writer = start("writing")
+        writer = start("write")
         writer.wait_for("asks", START)
-        eventually(lambda: queued(client, "a") == 1, within=START)
+        eventually(lambda: queued(client, NAME) == 1, within=START)
         behind = background(lambda: lock.acquire(timeout=START))
-        eventually(lambda: queued(client, "a") == 2)
+        eventually(lambda: queued(client, NAME) == 2)
         assert not behind.done()
         writer.kill()
         with Pulse() as pulse:
@@ -113,13 +77,13 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_sess
 
 
 def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
-    shared: ZooKeeperServer, connect: Connect, start: Callable[[str], Helper], prefix: str
+    shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
-    client = connect(shared.url, prefix=prefix, ttl=20)
-    holders = [start("permitted") for _ in range(3)]
+    client = connect(shared.url, prefix=prefix, ttl=STEADY)
+    holders = [start("hold_permit") for _ in range(3)]
     for holder in holders:
         holder.wait_for("held", START)
-    semaphore = client.semaphore("a", 3)
+    semaphore = client.semaphore(NAME, 3)
     assert semaphore.try_acquire() is None
     for holder in holders:
         holder.kill()
@@ -133,22 +97,8 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
 
 
 def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
-    shared: ZooKeeperServer, connect: Connect, start: Callable[[str], Helper], prefix: str
+    shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
-    client = connect(shared.url, prefix=prefix, ttl=20)
-    readers = [start("streaming") for _ in range(4)]
-    for reader in readers:
-        reader.wait_for("read", START)
-    writes: list[tuple[int, float, float]] = []
-    for _ in range(5):
-        with client.read_write_lock("a").writer().acquire(timeout=START) as lease:
-            writes.append((lease.fence(), now(), now()))
-        readers[0].wait_for("read", START)
-    for reader in readers:
-        reader.tell("end")
-        assert reader.wait(START) == 0
-    lines = [line.split() for reader in readers for line in reader.lines if line.startswith("read ")]
-    reads = [(int(token), float(began), float(ended)) for _, token, began, ended in lines]
-    for number, entered, left in writes:
-        assert all(ended <= entered for token, _, ended in reads if token < number)
-        assert all(began >= left for token, began, _ in reads if token > number)
+    client = connect(shared.url, prefix=prefix, ttl=STEADY)
+    readers = [start("stream", STEADY) for _ in range(4)]
+    writes_and_reads_are_in_order(client, readers, START)

@@ -24,7 +24,8 @@ from multilock_consul.recipe import Recipe
 from multilock_consul.semaphore import Semaphore
 from multilock_consul.sessions import Sessions
 from multilock_consul.transactions import BURIED_AT_ONCE, Transactions
-from tests.backends.consul.kit import NAME, WITHIN, Ours
+from tests.backends.consul.kit import Ours
+from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
 
 DELAY = 3.0  # seconds of lock delay, where it is the point

@@ -16,8 +16,9 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
 from multilock_zookeeper.inspection import DELETED_AT_ONCE, SHOWN
 from multilock_zookeeper.recipe import Recipe
+from tests.backends.kit import NAME, WITHIN
 from tests.backends.zookeeper.conftest import Operator
-from tests.backends.zookeeper.kit import NAME, WITHIN, Ours
+from tests.backends.zookeeper.kit import Ours
 from tests.servers_zookeeper import ZooKeeperServer
 
 LONG = 30.0  # seconds; who is not woken sleeps for ever

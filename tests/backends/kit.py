@@ -1,0 +1,76 @@
+"""A backend without a kernel, whose claims the test makes, sends and gives back by hand."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from multilock.backend import Backend, Busy, Claim, Granted
+from multilock.testing.conformance.base import SOON
+from multilock.testing.conformance.spi import Ear
+
+__all__ = ["NAME", "TTL", "WITHIN", "ByHand"]
+
+NAME = "job"
+TTL = 20.0  # seconds: no session ends while a test stands still
+WITHIN = 10.0
+
+
+class ByHand:
+    """One client. Nothing happens by itself: who waits asks again when the test says so, and nothing is renewed."""
+
+    queues: ClassVar[bool]  #: whether its readers, writers and permits keep their order
+
+    def __init__(self, backend: Backend) -> None:
+        self.ear = Ear()
+        self.opened = backend
+        backend.open(self.ear)
+        self._granted: dict[str, Granted] = {}
+
+    def mutex(self, **changes: Any) -> Claim:
+        return self.ear.claim(NAME, ttl=TTL)._replace(**changes)
+
+    def writer(self, **changes: Any) -> Claim:
+        return self.mutex(kind="write", fair=self.queues, **changes)
+
+    def reader(self, **changes: Any) -> Claim:
+        return self.mutex(kind="read", fair=self.queues, **changes)
+
+    def permit(self, permits: int = 3, **changes: Any) -> Claim:
+        return self.mutex(kind="permit", fair=self.queues, permits=permits, **changes)
+
+    def attempt(self, claim: Claim, join: bool = False, within: float = WITHIN) -> Granted | Busy:
+        answer = self.opened.attempt(claim, join, within)
+        if isinstance(answer, Granted):
+            self._granted[claim.id] = answer
+        return answer
+
+    def holds(self, claim: Claim, join: bool = False) -> bool:
+        """Asks for it, and goes on waiting if ``join``."""
+        return isinstance(self.attempt(claim, join), Granted)
+
+    def take(self, claim: Claim) -> Claim:
+        assert self.holds(claim)
+        return claim
+
+    def wait(self, claim: Claim) -> Claim:
+        """Wait for it, behind somebody who keeps it out."""
+        assert not self.holds(claim, join=True)
+        return claim
+
+    def grant(self, claim: Claim) -> Granted:
+        return self._granted[claim.id]
+
+    def token(self, claim: Claim) -> int:
+        token = self._granted[claim.id].token
+        assert token is not None
+        return token
+
+    def release(self, claim: Claim, *, unsure: bool = False) -> bool:
+        return self.opened.release(claim, self._granted.get(claim.id), unsure, WITHIN).ours
+
+    def woken(self, claim: Claim, times: int = 1) -> bool:
+        """Whether it is told to look again, so often in all."""
+        return self.ear.wait(lambda: self.ear.wakes.count(claim.id) >= times, SOON)
+
+    def close(self) -> None:
+        self.opened.close()

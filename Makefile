@@ -55,6 +55,9 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
+alone: $(VENV)/.dev servers ## the suites of the lock on the writer and on the only permit of every backend
+	MULTILOCK_ALONE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_alone.py
+
 interop: $(VENV)/.dev servers ## try every lock of other programs against ours, and write docs/interoperability.md
 	$(BIN)/python -m tests.interop.table
 
@@ -109,4 +112,4 @@ $(VENV)/peers/.etcd: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
 	@touch $@
 
-.PHONY: help demo test quick lint types bench chaos mutants interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types bench chaos mutants alone interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean

@@ -1,13 +1,28 @@
-"""What holds a name alone is a mutex: the suites of the lock, on a writer and on the only permit, on ``memory://``."""
+"""What holds a name alone is a mutex: the suites of the lock, on a writer and on the only permit.
+
+All of them on every backend take minutes: that is ``make alone``. Else they run on ``memory://`` and on ``consul://``,
+where the only permit is another protocol than a mutex, and elsewhere the tests that safety needs.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
 
 from multilock import Client
 from multilock.testing import conformance
+from multilock.testing.conformance import Place
 from multilock.testing.conformance.faces import Face
-from tests.conformance.places import Memory
+from tests.conformance.consul import Consul
+from tests.conformance.etcd import Etcd
+from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.zookeeper import ZooKeeper
+
+OTHERS = [Sqlite, Redis, Etcd, ZooKeeper]
+WHOLE = [Memory, Consul, *(OTHERS if os.environ.get("MULTILOCK_ALONE") == "all" else ())]
 
 
 def disguised(client: Client, kind: str) -> Client:
@@ -23,41 +38,88 @@ def disguised(client: Client, kind: str) -> Client:
     return client
 
 
-class Writer(Memory):
+def disguise(place: type[Place], kind: str) -> Place:
+    class Disguised(place):  # type: ignore[valid-type, misc]
+        # On Consul each permit is a session of its own, and renewed by itself.
+        quick_ttl = max(place.quick_ttl, 3.0) if place is Consul else place.quick_ttl
+
+        def connect(self, face: Face, **options: Any) -> Client:
+            return disguised(super().connect(face, **options), kind)
+
+        def bystander(self, face: Face, **options: Any) -> Client:
+            return disguised(super().bystander(face, **options), kind)
+
+    return Disguised()
+
+
+class Alone:
+    kind: ClassVar[str]
+
+    @pytest.fixture(params=WHOLE, ids=lambda place: place.scheme)
+    def place(self, request: pytest.FixtureRequest) -> Iterator[Place]:
+        place = disguise(request.param, self.kind)
+        yield place
+        place.close()
+
+
+class Safety(conformance.Conformance):
+    kind: ClassVar[str]
+
+    @pytest.fixture(params=OTHERS, ids=lambda place: place.scheme)
+    def place(self, request: pytest.FixtureRequest) -> Iterator[Place]:
+        place = disguise(request.param, self.kind)
+        yield place
+        place.close()
+
+    test_second_caller_is_refused_while_the_first_holds = (
+        conformance.LockConformance.test_second_caller_is_refused_while_the_first_holds
+    )
+    test_holders_never_overlap_under_contention = (
+        conformance.LockConformance.test_holders_never_overlap_under_contention
+    )
+    test_release_by_somebody_else_never_frees_the_lock = (
+        conformance.LockConformance.test_release_by_somebody_else_never_frees_the_lock
+    )
+    test_tokens_always_grow = conformance.LeaseConformance.test_tokens_always_grow
+
+
+class TestSafetyByAWriter(Safety):
     kind = "writer"
 
-    def connect(self, face: Face, **options: Any) -> Client:
-        return disguised(super().connect(face, **options), self.kind)
 
-    def bystander(self, face: Face, **options: Any) -> Client:
-        return disguised(super().bystander(face, **options), self.kind)
-
-
-class Permit(Writer):
+class TestSafetyByAPermit(Safety):
     kind = "permit"
 
 
-class TestLockByAWriter(conformance.LockConformance):
-    backend = Writer
+class TestLockByAWriter(Alone, conformance.LockConformance):
+    kind = "writer"
 
 
-class TestWithByAWriter(conformance.WithConformance):
-    backend = Writer
+class TestLossByAWriter(Alone, conformance.LossConformance):
+    kind = "writer"
 
 
-class TestLockByAPermit(conformance.LockConformance):
-    backend = Permit
+class TestWithByAWriter(Alone, conformance.WithConformance):
+    kind = "writer"
+
+
+class TestCancelByAWriter(Alone, conformance.CancelConformance):
+    kind = "writer"
+
+
+class TestLockByAPermit(Alone, conformance.LockConformance):
+    kind = "permit"
 
     test_one_of_many_waiters_at_a_time_stands_at_the_backend = None  # type: ignore[assignment]  # each permit waits there
 
 
-class TestLossByAPermit(conformance.LossConformance):
-    backend = Permit
+class TestLossByAPermit(Alone, conformance.LossConformance):
+    kind = "permit"
 
 
-class TestWithByAPermit(conformance.WithConformance):
-    backend = Permit
+class TestWithByAPermit(Alone, conformance.WithConformance):
+    kind = "permit"
 
 
-class TestCancelByAPermit(conformance.CancelConformance):
-    backend = Permit
+class TestCancelByAPermit(Alone, conformance.CancelConformance):
+    kind = "permit"

@@ -88,6 +88,17 @@ def _shared(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _failover(found: Mapping[str, Any]) -> list[str]:
+    ways = found["failovers"]
+    measured = list(next(iter(ways.values())))
+    return [
+        _table(
+            ["median (longest)", *measured],
+            ([way, *(f"{its['median']} ({its['longest']})" for its in row.values())] for way, row in ways.items()),
+        )
+    ]
+
+
 #: What can be measured alone, and what shows it.
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "redis": _redis,
@@ -95,6 +106,7 @@ PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "consul": _session,
     "zookeeper": _session,
     "shared": _shared,
+    "failover": _failover,
 }
 
 

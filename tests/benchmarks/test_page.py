@@ -47,6 +47,8 @@ def test_a_part_alone_is_written_anew_and_the_others_stay(tmp_path: Path) -> Non
         "old zookeeper",
         "text shared",
         "old shared",
+        "text failover",
+        "old failover",
     ]
     assert head + "old redis\n" == FRAME[: len(head) + len("old redis\n")]
 

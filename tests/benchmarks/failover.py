@@ -1,0 +1,141 @@
+"""Sentinel: for how long no lock can be taken at a failover, what a holder is told and when."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import redis
+
+import multilock
+from multilock import MultilockError, now
+from tests.benchmarks.report import publish
+from tests.servers import RedisServer
+from tests.servers_sentinel import DOWN_AFTER, NAME, Guarded
+
+__all__ = ["failovers"]
+
+RUNS = 5
+TTL = 30.0
+WITHIN = 60.0
+
+Fault = Callable[[Guarded], None]
+
+
+def failovers() -> dict[str, dict[str, Any]]:
+    ways: dict[str, Fault] = {
+        "the primary is killed": lambda guarded: guarded.primary().kill(),
+        "the primary stands still": lambda guarded: guarded.primary().pause(),
+        "an operator asks for it": _ask,
+    }
+    found = {}
+    with Guarded() as guarded:
+        for way, fault in ways.items():
+            runs = []
+            for _ in range(RUNS):
+                guarded.heal()
+                runs.append(_failover(guarded, fault))
+            found[way] = {
+                name: {"median": round(median(values), 3), "longest": round(max(values), 3)}
+                for name in runs[0]
+                if (values := [run[name] for run in runs])
+            }
+    return found
+
+
+def _ask(guarded: Guarded) -> None:
+    with guarded.guards[0].client() as guard:
+        guard.execute_command("SENTINEL", "FAILOVER", NAME)
+
+
+def _failover(guarded: Guarded, fault: Fault) -> dict[str, float]:
+    """In seconds from the fault on."""
+    former = guarded.primary()
+    lost: list[float] = []
+    told = threading.Event()
+
+    def on_lost(loss: multilock.Loss[multilock.Lease]) -> None:
+        lost.append(now())
+        told.set()
+
+    with multilock.connect(guarded.url, ttl=TTL) as holder, _Taking(guarded.url) as taking:
+        kept, gone = holder.lock("kept").acquire(), holder.lock("gone", on_lost=on_lost).acquire()
+        _forget(guarded, "kept", reached=True)
+        _forget(guarded, "gone")
+        at = now()
+        fault(guarded)
+        guarded.await_other(former)
+        named = now()
+        told.wait(WITHIN)
+        taking.goes_on()
+        assert kept.is_held()
+        assert not gone.is_held()
+        return {
+            "s until a Sentinel names another": named - at,
+            "s in which no free lock was to be had": taking.longest_gap(),
+            "s until the holder of a forgotten lock was told": lost[0] - at,
+        }
+
+
+class _Taking:
+    """A client of its own that takes a free lock and gives it back, over and over, each time another one: what it gives
+    back at the former primary after the other one was promoted stays taken there until its ttl."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._taken: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> _Taking:
+        self._thread.start()
+        self.goes_on()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def goes_on(self) -> None:
+        """Wait until it has taken it once more."""
+        before, pause = len(self._taken), threading.Event()
+        while len(self._taken) == before:
+            pause.wait(0.005)
+
+    def longest_gap(self) -> float:
+        return max(later - earlier for earlier, later in pairwise(self._taken))
+
+    def _run(self) -> None:
+        with multilock.connect(self._url, ttl=TTL) as client:
+            while not self._stop.is_set():
+                with contextlib.suppress(MultilockError):
+                    client.lock(f"free/{len(self._taken)}").acquire(timeout=WITHIN).release()
+                    self._taken.append(now())
+
+
+def _forget(guarded: Guarded, name: str, *, reached: bool = False) -> None:
+    """As if it had not reached the replicas before the fault, unless it is to have ``reached`` them."""
+    pause = threading.Event()
+    for replica in guarded.replicas():
+        with redis.Redis(port=replica.port) as bare:
+            while not bare.exists(f"multilock/{name}"):
+                pause.wait(0.01)
+            if reached:
+                continue
+            bare.config_set("replica-read-only", "no")
+            bare.delete(f"multilock/{name}")
+            bare.config_set("replica-read-only", "yes")
+
+
+def _versions() -> Mapping[str, str]:
+    with RedisServer() as server, redis.Redis(port=server.port) as bare:
+        facts: Any = bare.info("server")
+    return {"Redis": facts["redis_version"], "down-after": f"{DOWN_AFTER:g} s"}
+
+
+if __name__ == "__main__":
+    publish("failover", _versions, {"failovers": failovers})

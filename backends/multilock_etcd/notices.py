@@ -1,9 +1,13 @@
 """What etcd pushes: wake-ups for waiters, the loss of keys that are held, changes of names that are followed.
 
-One watch stream per client, opened when it is first needed, read by a thread. Each watch begins at the revision at
-which its key was last seen, so it also reports what happened before it was armed. A push is a hint and never proof:
-whoever is woken looks again. After the stream broke, or etcd compacted what a watch had still to read, everything is
-looked at, in steps, and watched from there on.
+One watch stream per client, opened when it is first needed, read by a thread. A watch of one key begins at the revision
+at which that was last seen, so it also reports what happened before it was armed. What it tells is a hint and never
+proof: whoever is woken looks again. Only the watch of a whole name proves something (`multilock_etcd.counting`). After
+the stream broke, or etcd compacted what a watch had still to read, everything is looked at, in steps, and watched from
+there on.
+
+The watch of a name begins now, and is kept for a while when nobody waits: one that begins in the past is read up to
+date by etcd ten times a second only, and in a crowd everything is past. The waiters of one client share it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from multilock import BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Notices
 from multilock.telling import logger
 from multilock_etcd import wire as m
+from multilock_etcd.counting import Deletion, Line, Standing, Verdict
 from multilock_etcd.keys import Range
 from multilock_etcd.sessions import ENDED, Sessions
 from multilock_etcd.transactions import AT_ONCE, missing, present_revision
@@ -33,26 +38,39 @@ LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
 DENIED_AGAIN = 5.0  # seconds; a watch that is denied with a token that is no older is denied for good
 REASON_WITHIN = 0.1  # seconds that losses in a row may wait for their reasons, all together …
 IN_A_ROW = 1.0  # … which is what comes within so many seconds
+KEPT_LINES = 8  # names that are watched although nobody waits for them …
+KEPT_FOR = 32  # … and for so many answers in a row
 
 
 class _Watch:
-    """``tell`` is called with each event; with ``once`` the first deletion ends the watch, and nothing else counts."""
+    """``tell`` is called with each event; with ``once`` the first deletion ends the watch, and nothing else counts.
+    A ``line`` is told whole answers, of deletions with what was deleted."""
 
-    __slots__ = ("confirmed", "id", "once", "start", "tell", "what")
+    __slots__ = ("confirmed", "id", "line", "once", "start", "tell", "what")
 
-    def __init__(self, number: int, what: Range, start: int, tell: Callable[[Any], None], once: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        what: Range,
+        start: int,
+        tell: Callable[[Any], None],
+        once: bool = False,
+        line: Line | None = None,
+    ) -> None:
         self.id = number
         self.what = what
         self.start = start
         self.tell = tell
         self.once = once
+        self.line = line
         self.confirmed = False
 
     def request(self) -> Any:
-        filters = [m.NOPUT] if self.once else []
+        counts = self.line is not None
+        filters = [m.NOPUT] if self.once or counts else []
         key, end = self.what
         create = m.WatchCreateRequest(
-            key=key, range_end=end, start_revision=self.start, filters=filters, watch_id=self.id
+            key=key, range_end=end, start_revision=self.start, filters=filters, prev_kv=counts, watch_id=self.id
         )
         return m.WatchRequest(create_request=create)
 
@@ -77,6 +95,11 @@ class Watcher:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
+        self._lines: dict[Range, _Watch] = {}
+        self._unused: dict[
+            Range, _Watch
+        ] = {}  # those of them that nobody waits in, in the order in which they were left
+        self._counting: dict[str, _Watch] = {}  # by claim id
         self._holding: dict[str, _Holder] = {}
         self._followed: dict[str, Range] = {}
         self._following: dict[str, _Watch] = {}
@@ -103,6 +126,29 @@ class Watcher:
             ]
         self._start()
 
+    def count(self, queue: Range, standing: Standing) -> None:
+        """Have this claim granted when all who are ahead of it have gone, or woken if that can no more be told."""
+        claim_id = standing.claim.id
+        with self._lock:
+            self._drop(self._waiting.pop(claim_id, []))
+            watch = self._lines.get(queue)
+            if watch is None or watch.id not in self._watches:
+                watch = self._lines[queue] = self._add(queue, 0, _nothing, line=Line(queue))
+            self._unused.pop(queue, None)
+            self._counting[claim_id] = watch
+            assert watch.line is not None
+            verdicts = self._judged(watch, watch.line.enter(standing))
+        self._tell(verdicts)
+        self._start()
+
+    def count_no_more(self, claim_id: str) -> None:
+        """It asks, and is told nothing until it has its answer."""
+        with self._lock:
+            if watch := self._counting.pop(claim_id, None):
+                assert watch.line is not None
+                watch.line.leave(claim_id)
+                self._judged(watch, [])
+
     def hold(self, claim_id: str, key: bytes, revision: int, lease: Hashable) -> None:
         """Report this claim lost when its key, made at ``revision``, is deleted, also if that has happened."""
         with self._lock:
@@ -112,9 +158,10 @@ class Watcher:
         self._start()
 
     def stop(self, claim_id: str) -> None:
-        if claim_id not in self._waiting and claim_id not in self._holding:
+        if claim_id not in self._waiting and claim_id not in self._holding and claim_id not in self._counting:
             return  # most never are; one that is being added right now comes after this stop
         with self._lock:
+            self.count_no_more(claim_id)
             watches = self._waiting.pop(claim_id, [])
             if (holder := self._holding.pop(claim_id, None)) and holder.watch:
                 watches.append(holder.watch)
@@ -146,8 +193,10 @@ class Watcher:
             if self._call:
                 self._call.cancel()
 
-    def _add(self, what: Range, start: int, tell: Callable[[Any], None], once: bool) -> _Watch:
-        watch = _Watch(next(self._numbers), what, start, tell, once)
+    def _add(
+        self, what: Range, start: int, tell: Callable[[Any], None], once: bool = False, line: Line | None = None
+    ) -> _Watch:
+        watch = _Watch(next(self._numbers), what, start, tell, once, line)
         self._watches[watch.id] = watch
         if self._outbox:
             self._outbox.put(watch.request())
@@ -159,12 +208,40 @@ class Watcher:
 
     def _arm_followed(self, name: str, start: int) -> None:
         changed = partial(self._notices.changed, name)
-        self._following[name] = self._add(self._followed[name], start, lambda _: changed(), once=False)
+        self._following[name] = self._add(self._followed[name], start, lambda _: changed())
 
     def _drop(self, watches: list[_Watch]) -> None:
         for watch in watches:
             if self._watches.pop(watch.id, None) and self._outbox:
                 self._outbox.put(m.WatchRequest(cancel_request=m.WatchCancelRequest(watch_id=watch.id)))
+
+    # ---- who counts
+
+    def _judged(self, watch: _Watch, verdicts: list[Verdict]) -> list[Verdict]:
+        """With the lock held, after each change in a line."""
+        for standing, first in verdicts:
+            self._counting.pop(standing.claim.id, None)
+            standing.place.pushed |= first
+        line = watch.line
+        if line is not None and not line and self._lines.get(line.queue) is watch:
+            self._unused.setdefault(line.queue, watch)
+            if line.unheeded > KEPT_FOR:
+                self._close_line(line.queue)
+            elif len(self._unused) > KEPT_LINES:
+                self._close_line(next(iter(self._unused)))
+        return verdicts
+
+    def _close_line(self, queue: Range) -> None:
+        self._drop([self._unused.pop(queue)])
+        del self._lines[queue]
+
+    def _tell(self, verdicts: list[Verdict]) -> None:
+        for standing, first in verdicts:
+            claim, session = standing.claim, standing.place.session
+            if first and claim.renew and session and self._sessions.is_alive(session.lease):
+                self._notices.granted(claim.id, session.granted(standing.revision))
+            else:
+                self._notices.wake(claim.id)
 
     # ---- the reading thread
 
@@ -214,7 +291,8 @@ class Watcher:
         """Nothing is watched now; what keeps our leases alive may be broken as well."""
         with self._lock:
             self._outbox = self._call = None
-            self._watches.clear()
+            for mine in (self._watches, self._lines, self._unused, self._counting):
+                mine.clear()
         if not self._closed.is_set():
             for lease in self._sessions.leases():
                 self._notices.silent(lease)
@@ -270,11 +348,24 @@ class Watcher:
         elif watch:
             if answer.created:
                 watch.confirmed = True
+            if watch.line is not None:
+                self._hear_line(watch, watch.line, answer)
+                return
             if answer.events and watch.once:
                 with self._lock:
                     self._drop([watch])
             for event in answer.events:
                 watch.tell(event)
+
+    def _hear_line(self, watch: _Watch, line: Line, answer: Any) -> None:
+        deletions = [
+            Deletion(event.kv.key, event.kv.mod_revision, event.prev_kv.create_revision or None)
+            for event in answer.events
+        ]
+        with self._lock:
+            verdicts = line.begins(answer.header.revision) if answer.created else []
+            verdicts = self._judged(watch, verdicts + (line.hear(deletions) if deletions else []))
+        self._tell(verdicts)
 
     def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
         """What is refused from the first carries no number of ours: it may be any that is not confirmed."""
@@ -312,3 +403,7 @@ class Watcher:
             self._notices.gone(claim_id, LossReason.SESSION_LOST, ENDED)
         else:
             self._notices.gone(claim_id, LossReason.TAKEN, "its key was deleted")
+
+
+def _nothing(_: Any) -> None:
+    pass

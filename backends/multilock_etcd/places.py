@@ -15,15 +15,16 @@ REMEMBERED = 600.0  # seconds for which a cancel counts; no request lies longer 
 
 class Place:
     """Where a claim stands. ``lease``: a request that puts its key there may have been executed. ``revision``: of its
-    key, once seen."""
+    key, once seen. ``pushed``: its claim was told that it is first, and may believe so at any moment."""
 
-    __slots__ = ("cancelled", "claim", "lease", "revision", "session")
+    __slots__ = ("cancelled", "claim", "lease", "pushed", "revision", "session")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.session: Session | None = None
         self.lease: int | None = None
         self.revision: int | None = None
+        self.pushed = False
         self.cancelled = False
 
 

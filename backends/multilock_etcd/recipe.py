@@ -7,6 +7,9 @@ service): a contender is a key ``<prefix><name>/<id>`` on a lease, and the one w
 1. put our key; 2. if no key there was created before it, we hold the lock; 3. else watch the one created just before
 ours; 4. when that is deleted, go to 2. To release is to delete the key.
 
+Who is near enough does not go to 2 again: 1 and 2 have counted who is ahead, and one watch of the whole name counts
+them down (`multilock_etcd.counting`). At nobody ahead our claim is told that it holds.
+
 Readers, writers and permits stand in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name, the
 first two as in etcd's own read-write lock. For a reader only those count who do not read, for a permit those who have
 none of the same number; and where n of its like are before it, the n newest of these are watched.
@@ -30,6 +33,7 @@ from multilock import BackendRejected, BackendUnavailable, LossReason, Multilock
 from multilock.backend import Busy, Claim, Granted, Held, Notices, other_number
 from multilock.telling import logger
 from multilock.values import encode_resting
+from multilock_etcd.counting import Standing
 from multilock_etcd.keys import Ahead, Keyspace, Range, rests
 from multilock_etcd.notices import Watcher
 from multilock_etcd.places import Place, Places
@@ -55,6 +59,7 @@ from multilock_etcd.transport import LeaseMissing, Transport
 __all__ = ["Recipe"]
 
 CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
+NEAR = 32  # with more to go before it, a claim watches one key only: not each release is told to all who wait
 FRESH = 0.05  # of the ttl: an own lease older than that is renewed before its claim looks again
 TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
 WATCHED = 16  # keys that one permit waits for, each by itself; more of them are watched as one range
@@ -92,6 +97,7 @@ class Recipe:
         try:
             self._keep_own_session(claim, place, deadline)
             if place.revision:
+                self._watcher.count_no_more(claim.id)
                 answer = self._stand(claim, place, deadline)
             while answer is None:
                 answer = self._enter(claim, place, join, deadline)
@@ -143,7 +149,10 @@ class Recipe:
         return self._stand(claim, place, deadline)
 
     def _stand(self, claim: Claim, place: Place, deadline: float) -> Granted | Busy | None:
-        """2: with our key still there at its revision, whom does it stand behind? None: it is not there."""
+        """2: with our key still there at its revision, whom does it stand behind? None: it is not there.
+
+        What it may have been told before that is not to be believed then, and so the id is given up.
+        """
         assert place.revision is not None
         said = self._transactions.execute(
             [created(self._keys.own(claim), place.revision)],
@@ -153,7 +162,7 @@ class Recipe:
         )
         if not said.succeeded:
             place.revision = None
-            return None
+            return Busy(0.0, spent=True) if place.pushed else None
         return self._hold_or_wait(claim, place, said, said.responses, deadline)
 
     def _take_if_free(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy:
@@ -169,7 +178,8 @@ class Recipe:
         )
         if said.succeeded:
             place.revision = said.header.revision
-            answer: Granted | Busy | None = self._hold_or_wait(claim, place, said, said.responses[:-1], deadline)
+            behind = self._behind(claim, place, said.responses[:-1], deadline)
+            answer: Granted | Busy | None = _busy(claim) if behind else _granted(place)
         elif found := said.responses[-1].response_range.kvs:  # sent again: it was free the first time
             place.revision = found[0].create_revision
             answer = self._stand(claim, place, deadline)
@@ -187,7 +197,11 @@ class Recipe:
         behind = self._behind(claim, place, last, deadline)
         if not behind:
             return _granted(place)
-        self._watcher.wait(claim.id, [*behind, (self._keys.own(claim), b"")], said.header.revision + 1)
+        standing = self._standing(claim, place, last, said.header.revision)
+        if standing.to_go <= NEAR:
+            self._watcher.count(self._keys.queue(claim.name), standing)
+        else:
+            self._watcher.wait(claim.id, [*behind, (self._keys.own(claim), b"")], said.header.revision + 1)
         return _busy(claim)
 
     def _behind(self, claim: Claim, place: Place, last: Sequence[Any], deadline: float) -> list[Range]:
@@ -203,10 +217,18 @@ class Recipe:
         others = [rows[0] for rows in found[: len(ahead.others)] if rows]
         if others:
             return [(max(others, key=lambda row: row.create_revision).key, b"")]
-        like = [(row.key, b"") for rows in found[len(ahead.others) :] for row in rows]
+        like = [(row.key, b"") for rows in found[len(ahead.others) :] for row in rows[: ahead.room]]
         if len(like) < ahead.room:
             return []
         return like if len(like) <= WATCHED else list(ahead.like)
+
+    def _standing(self, claim: Claim, place: Place, last: Sequence[Any], at: int) -> Standing:
+        """As far as ``last`` tells, which is exact if no more than `NEAR` are to go."""
+        ahead = self._keys.ahead(claim)
+        found = [len(answer.response_range.kvs) for answer in last]
+        others, like = sum(found[: len(ahead.others)]), sum(found[len(ahead.others) :][: len(ahead.like)])
+        assert place.revision is not None
+        return Standing(claim, place, self._keys.own(claim), ahead, others, like, place.revision, at)
 
     def _refuse_another_number(self, claim: Claim, place: Place, first: Sequence[Any], deadline: float) -> None:
         """The ``first`` permit of all says how many there are. Others may be there to be refused."""
@@ -421,9 +443,10 @@ def _busy(claim: Claim) -> Busy:
 
 
 def _last_of(ahead: Ahead, before: int = 0) -> list[Part]:
-    """Those who came last, of all for whom a claim may have to wait; and the first of all permits, for a permit."""
-    others = [last_of(each, 1, before) for each in ahead.others]
-    like = [last_of(each, ahead.room, before) for each in ahead.like]
+    """Those who came last, of all for whom a claim may have to wait, one more than `NEAR` are; and the first of all
+    permits, for a permit."""
+    others = [last_of(each, NEAR + 1, before) for each in ahead.others]
+    like = [last_of(each, ahead.room + NEAR, before) for each in ahead.like]
     return others + like + ([oldest_of(ahead.permits, before)] if ahead.permits else [])
 
 

@@ -28,6 +28,7 @@ EXTRAS = {
     "transactions": ("what the server executes whole or not at all", {"redis", "consul", "etcd"}),
     "sessions": ("what keeps locks alive at the server, and for how long", {"consul", "etcd", "zookeeper"}),
     "places": ("where each claim of this client stands, and which were given up", {"etcd", "zookeeper"}),
+    "counting": ("who is ahead of a claim, counted down by what is pushed", {"etcd"}),
     "sweep": ("what a renewal looks after besides", {"consul", "etcd"}),
     "readers": ("what readers lock, and who waits for them", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),

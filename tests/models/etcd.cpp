@@ -1,32 +1,39 @@
-// Model of a waiter on etcd who is let in by what its watch tells, without another look.
+// Model of waiters on etcd who are let in by what their watch tells, without another look.
 //
-// The transaction that puts its key at revision r also counts who is ahead. One watch of the whole name, from r + 1 on,
-// then tells of each deletion, with the create_revision of what was deleted: who is older than r leaves the count. A
-// watch tells in order, and of a revision all or nothing. So when the count says that nobody is ahead, it has proved
-// that at this revision nobody was, and that the own key had not been deleted up to it; what a look would have said.
+// The transaction that puts a key at revision r also counts who is ahead, and so does a later look, at its revision. One
+// watch of the whole name tells of each deletion, with the create_revision of what was deleted: who is older than r
+// leaves the count of what was counted before that deletion. A watch tells in order, and of a revision all or nothing.
+// So when the count says that nobody is ahead, it has proved that at this revision nobody was, and that the own key had
+// not been deleted up to it; what a look would have said.
+//
+// The waiters of one client share the watch. It begins where the server says that it does: what was counted before that
+// is looked at again. Who comes later is told what the watch has told since its own count. It stays open while nobody
+// waits, for as long as it likes. What it proves is pushed, and read at any later moment between two requests; one that
+// asks is pushed nothing; who has been pushed something and then finds its key gone gives up its id.
 //
 // Every order of events is tried, with these at will: requests and answers are late or lost, and a lost one is executed
 // at any later moment; the member that a watch reads from is behind by as much as it likes; streams break (so does one
 // whose past was compacted), and what was deleted is not told; leases run out, which deletes all their keys at one
-// revision; clients stop for ever while they believe; an operator deletes a key, or the whole name. After a broken
-// stream, a request that was sent again, or a deletion without its past, a waiter looks, and from then on watches whom
-// it stands behind and looks again, as without the proof. That a client's validity ends before its lease is taken for
-// granted here: a lease ends at any moment, but not while its client knows it to be valid. States are told apart by 64
-// bits of a hash.
+// revision; clients stop for ever while they believe, or look without a reason; an operator deletes a key, or the whole name. Whoever stands too
+// far behind to count watches whom it stands behind, and looks again. That a client's validity ends before its lease is
+// taken for granted here: a lease ends at any moment, but not while its client knows it to be valid. States are told
+// apart by 64 bits of a hash.
 //
 //   etcd <clients> <faults> <crashes> <deletes> <permits> <mistake or ->
 //
 // A crash may also be a client whose renewals are not answered in time, and who goes on.
-// <clients>: a word each, joined by commas; a letter for each attempt, two at most, one after the other: X alone,
-// R reads, P takes one of the permits. Prints what it found, and exits with 1 if that is a violation.
+// <clients>: a word each, joined by commas, or by + with whom it shares a watch; a letter for each attempt, two at most,
+// one after the other: X alone, R reads, P takes one of the permits; in lower case it does not count. Prints what it
+// found, and exits with 1 if that is a violation.
 //
 //   I1  who believe that they hold it fit together, but for those whose key an operator deleted
 //   I2  who believes has a lease
 //   I3  an id that was given up does not believe
 //   I4  who is let in was first of those whom it excludes, at the revision that let it in
-//   I5  … and its own key had not been deleted up to it
+//   I5  … and its own key had not been deleted up to it, nor had it been told that it was, later
 //   I7  nobody sleeps who fits, has heard all, and knows of nothing to look at
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -47,8 +54,10 @@ enum Answer : int8_t { kOpen, kPut, kFound, kRefused, kNoLease, kThere, kGone, k
 // What a mistake leaves out or does instead; each must be found.
 enum Mistake {
   kCorrect,
-  kWatchFromBefore,   // the watch begins before the key was put
-  kWatchFromTheAnswer, // … or when the answer came
+  kFromBefore,        // what was deleted before it counted leaves the count
+  kFromTheAnswer,     // the watch is taken to begin where the count was made, wherever it does
+  kLogIgnored,        // who comes later is not told what the watch has told before
+  kClosedForAll,      // the first who leaves closes the watch
   kCountsAll,         // who came later is taken for somebody ahead
   kOwnIgnored,        // the own key's deletion does not count
   kHalfARevision,     // let in before all of a revision was read
@@ -58,26 +67,34 @@ enum Mistake {
   kNoPastNobody,      // a deletion without its past is one of somebody behind
   kFromReceipt,       // validity counts from the push
   kAfterTheCancel,    // a push counts after the claim was given up
+  kStalePush,         // … or after its key was found to be gone
   kRejoinKeepsCount,  // a key that is put again goes on with the count of the first
   kOneMore,           // one permit too many
   kLikeExcludes,      // readers are counted as somebody ahead of a reader, but not when they go
 };
-constexpr const char* kMistakes[] = {"-",        "frombefore", "fromanswer", "countsall",   "ownignored",
-                                     "half",     "countson",   "toldtwice",  "foundcounts", "nopast",
-                                     "receipt",  "aftercancel", "rejoinkeeps", "onemore",   "likeexcludes"};
+constexpr const char* kMistakes[] = {"-",          "frombefore", "fromanswer",  "logignored", "closedforall", "countsall",
+                                     "ownignored", "half",       "countson",    "toldtwice",  "foundcounts",  "nopast",
+                                     "receipt",    "aftercancel", "stalepush",  "rejoinkeeps", "onemore", "likeexcludes"};
 
 struct Client {
   int8_t attempt, phase, alive;
   int8_t unsure;         // some join of this id has no answer
   int8_t valid;          // it knows its lease to be alive
   int8_t proof;          // it counts
-  int8_t ahead, like;    // … those whom it excludes, and those who share with it
+  int8_t from;           // … those whom there were at this revision
+  int8_t ahead, like;    // … whom it excludes, and those who share with it
+  int8_t pushed;         // the revision at which it was first, 0: it was pushed nothing
+  int8_t pushed_of;      // … as the owner of the key of this revision
   int8_t revision;       // of its key, 0: none that it knows
-  int8_t seen;           // up to which it has heard
   int8_t watched;        // without a proof: the ids whose end makes it look
+  int8_t seen;           // … and up to which it has heard
   int8_t look;           // it has to
   int8_t gone_at;        // the truth: at which revision the key that it knows was deleted
   int8_t request, answer, answer_revision, answer_born, answer_ahead, answer_like, answer_watched;
+};
+struct Watch {           // of the whole name, by one process
+  int8_t open;           // 1: asked for, 2: the server has said where it begins
+  int8_t floor, seen;    // after which revision, and up to which it has told
 };
 struct Event {
   int8_t revision, id, born;
@@ -91,6 +108,7 @@ struct State {
   int8_t faults, crashes, deletes, events;
   Event event[kEvents];
   Client client[kClients];
+  Watch watch[kClients];    // that of a process is the first of its clients'
 };
 static_assert(std::has_unique_object_representations_v<State>);
 
@@ -98,11 +116,12 @@ struct Violation {
   const char* what;
 };
 
-int clients, permits;
+int clients, permits, process[kClients];
 std::vector<std::string> words;
 Mistake mistake;
 
-char mode(int id) { return words[id / 2][id % 2]; }
+char mode(int id) { return static_cast<char>(std::toupper(words[id / 2][id % 2])); }
+bool counts(int id) { return std::isupper(words[id / 2][id % 2]) != 0; }
 bool fits(int a, int b) { return mode(a) == mode(b) && mode(a) != 'X'; }
 int room(int id) { return mode(id) == 'P' ? permits + (mistake == kOneMore) : kIds; }
 bool has_lease(const State& s, int c) { return !(s.ended >> c & 1); }
@@ -206,107 +225,44 @@ void ask(Client& me, Request request) {
 void leave(Client& me) {
   if (me.request == kJoin) me.unsure = 1;
   me.phase = kLeaving;
-  if (mistake != kAfterTheCancel) me.proof = 0;
+  if (mistake != kAfterTheCancel) me.proof = me.pushed = me.pushed_of = 0;
   me.watched = me.look = 0;
   ask(me, me.unsure ? kCancel : kGiveBack);
 }
 
-void believe(State& s, int c, int at, bool pushed) {
+void believe(State& s, int c, int at, int revision) {
   Client& me = s.client[c];
   int id = id_of(s, c);
   if (me.phase == kLeaving || s.finished >> id & 1) throw Violation{"I3: an id that was given up believes"};
   if (me.gone_at && me.gone_at <= at) throw Violation{"I5: its own key had been deleted"};
+  if (revision != me.revision) throw Violation{"I5: it was told that its own key had been deleted"};
   int others = 0, like = 0;
   for (int other = 0; other < kIds; other++)
-    if (other != id && s.born[other] && s.born[other] < me.revision) (fits(id, other) ? like : others)++;
+    if (other != id && s.born[other] && s.born[other] < revision) (fits(id, other) ? like : others)++;
   for (int i = 0; i < s.events; i++)
-    if (const Event& e = s.event[i]; e.id != id && e.born < me.revision && e.revision > at)
+    if (const Event& e = s.event[i]; e.id != id && e.born < revision && e.revision > at)
       (fits(id, e.id) ? like : others)++;
   if (others || (mode(id) == 'P' && like >= permits)) throw Violation{"I4: somebody whom it excludes was ahead"};
   if (!me.gone_at) s.voided &= ~(1 << id);
-  if (pushed && mistake == kFromReceipt) me.valid = 1;
   me.phase = kHolding;
-  me.proof = 0;
+  me.proof = me.pushed = me.pushed_of = 0;
   me.look = me.watched = 0;
 }
 
-void answered(State& s, int c) {
-  Client& me = s.client[c];
-  Answer answer = static_cast<Answer>(me.answer);
-  me.request = kNone;
-  switch (answer) {
-    case kPut:
-      if (!(mistake == kRejoinKeepsCount && me.proof)) {
-        me.ahead = me.answer_ahead;
-        me.like = me.answer_like;
-      }
-      me.revision = me.answer_born;
-      me.gone_at = 0;
-      if (s.born[2 * c + me.attempt] != me.revision)  // deleted meanwhile
-        for (int i = 0; i < s.events; i++)
-          if (s.event[i].id == id_of(s, c) && s.event[i].born == me.revision) me.gone_at = s.event[i].revision;
-      me.seen = mistake == kWatchFromBefore ? 0 : mistake == kWatchFromTheAnswer ? s.revision : me.answer_revision;
-      me.phase = kWaiting;
-      me.proof = 1;
-      me.look = me.watched = 0;
-      if (mistake == kLikeExcludes && mode(id_of(s, c)) == 'R') me.ahead += me.like;
-      if (!me.ahead && me.like < room(id_of(s, c))) {
-        if (me.valid)
-          believe(s, c, me.answer_revision, false);
-        else
-          me.proof = 0, me.look = 1;
-      }
-      break;
-    case kFound:
-      me.phase = kWaiting;
-      me.revision = me.answer_born;
-      me.gone_at = 0;
-      if (s.born[id_of(s, c)] != me.revision)
-        for (int i = 0; i < s.events; i++)
-          if (s.event[i].id == id_of(s, c) && s.event[i].born == me.revision) me.gone_at = s.event[i].revision;
-      me.proof = mistake == kFoundCounts;
-      me.ahead = me.answer_ahead;
-      me.like = me.answer_like;
-      me.seen = me.answer_revision;
-      me.look = !me.proof;
-      me.watched = 0;
-      break;
-    case kThere: {
-      bool free = !me.answer_watched;
-      if (free && me.valid) {
-        believe(s, c, me.answer_revision, false);
-      } else {
-        me.proof = 0;
-        me.seen = me.answer_revision;
-        me.watched = static_cast<int8_t>(me.answer_watched | 1 << id_of(s, c));
-        me.look = free;
-      }
-      break;
-    }
-    case kGone:  // it joins again, under the same id
-      me.phase = kJoining;
-      if (mistake != kRejoinKeepsCount) me.proof = 0;
-      me.look = me.watched = 0;
-      ask(me, kJoin);
-      break;
-    case kNoLease:
-    case kRefused:
-      next_attempt(s, c);
-      break;
-    case kGivenBack:
-      next_attempt(s, c);
-      break;
-    case kOpen:
-      break;
-  }
+void look_again(Client& me) {
+  me.proof = me.watched = 0;
+  me.look = 1;
 }
 
-void hear(State& s, int c, bool past) {  // the next revision of its watch
+void tell(State& s, int c, int at, bool past) {  // one who counts, of all that was deleted at this revision
   Client& me = s.client[c];
-  int id = id_of(s, c), at = 0;
-  for (int i = 0; i < s.events && !at; i++)
-    if (s.event[i].revision > me.seen) at = s.event[i].revision;
-  bool own = false, hit = false;
+  int id = id_of(s, c);
+  bool own = false;
+  auto first = [&] { return me.ahead <= 0 && me.like < room(id); };
+  auto push = [&] {
+    me.pushed = static_cast<int8_t>(at), me.pushed_of = me.revision, me.proof = 0;
+    if (mistake == kFromReceipt) me.valid = 1;
+  };
   for (int i = 0; i < s.events; i++) {
     const Event& e = s.event[i];
     if (e.revision != at) continue;
@@ -320,23 +276,126 @@ void hear(State& s, int c, bool past) {  // the next revision of its watch
       else
         me.ahead--;
     }
-    hit |= me.watched >> e.id & 1;
-    if (mistake == kHalfARevision && me.proof && !own && me.ahead <= 0 && me.like < room(id) && me.phase == kWaiting &&
-        me.valid)
-      return believe(s, c, at, true);
+    if (mistake == kHalfARevision && !own && first()) return push();
   }
-  me.seen = static_cast<int8_t>(at);
-  if (!me.proof) {
-    if (hit && me.phase == kWaiting) me.look = 1;
-  } else if ((!past && mistake != kNoPastNobody) || (own && me.phase == kWaiting)) {
+  if ((!past && mistake != kNoPastNobody) || own) {
     me.proof = mistake == kRejoinKeepsCount && own;
-    me.look = 1;
-  } else if (me.ahead <= 0 && me.like < room(id)) {
-    if (me.valid || mistake == kFromReceipt)
-      believe(s, c, at, true);
-    else
-      me.proof = 0, me.look = 1;  // the lease is renewed first
+    me.look = me.phase == kWaiting;
+  } else if (first()) {
+    push();
   }
+}
+
+void settle(State& s, int c) {  // what the watch has told since it counted
+  Client& me = s.client[c];
+  const Watch& w = s.watch[process[c]];
+  if (w.open != 2) return;
+  if (me.from < w.floor && mistake != kFromTheAnswer) return look_again(me);
+  if (mistake == kLogIgnored) return;
+  int last = std::max<int>(mistake == kFromBefore ? 0 : me.from, w.floor);
+  for (int i = 0; i < s.events && me.proof; i++)
+    if (int at = s.event[i].revision; at > last && at <= w.seen) tell(s, c, last = at, true);
+}
+
+void wait(State& s, int c) {  // from the revision of an answer on
+  Client& me = s.client[c];
+  me.phase = kWaiting;
+  me.look = me.watched = 0;
+  if (!counts(id_of(s, c))) {
+    me.seen = me.answer_revision;
+    me.watched = static_cast<int8_t>(me.answer_watched | 1 << id_of(s, c));
+    return;
+  }
+  if (!(mistake == kRejoinKeepsCount && me.proof)) {
+    me.ahead = me.answer_ahead, me.like = me.answer_like;
+    if (mistake == kLikeExcludes && mode(id_of(s, c)) == 'R') me.ahead += me.like;
+  }
+  me.from = me.answer_revision;
+  me.proof = 1;
+  Watch& w = s.watch[process[c]];
+  if (!w.open) w.open = 1;
+  settle(s, c);
+}
+
+void know(State& s, int c) {  // the key of an answer, and what became of it
+  Client& me = s.client[c];
+  int id = id_of(s, c);
+  me.revision = me.answer_born;
+  me.gone_at = 0;
+  if (s.born[id] != me.revision)
+    for (int i = 0; i < s.events; i++)
+      if (s.event[i].id == id && s.event[i].born == me.revision) me.gone_at = s.event[i].revision;
+}
+
+void answered(State& s, int c) {
+  Client& me = s.client[c];
+  Answer answer = static_cast<Answer>(me.answer);
+  me.request = kNone;
+  switch (answer) {
+    case kFound:
+      know(s, c);
+      if (mistake == kFoundCounts) {
+        wait(s, c);
+      } else {
+        me.phase = kWaiting;
+        look_again(me);
+      }
+      break;
+    case kPut:
+      know(s, c);
+      [[fallthrough]];
+    case kThere:
+      if (me.answer_watched)
+        wait(s, c);
+      else if (me.valid)
+        believe(s, c, me.answer_revision, me.revision);
+      else
+        me.phase = kWaiting, look_again(me);  // the lease is renewed first
+      break;
+    case kGone:
+      if (me.pushed && mistake != kStalePush) {  // that may be read at any time
+        leave(me);
+      } else {  // it joins again, under the same id
+        me.phase = kJoining;
+        if (mistake != kRejoinKeepsCount) me.proof = 0;
+        me.look = me.watched = 0;
+        ask(me, kJoin);
+      }
+      break;
+    case kNoLease:
+    case kRefused:
+    case kGivenBack:
+      next_attempt(s, c);
+      break;
+    case kOpen:
+      break;
+  }
+}
+
+int next_told(const State& s, int seen) {
+  for (int i = 0; i < s.events; i++)
+    if (s.event[i].revision > seen) return s.event[i].revision;
+  return 0;
+}
+
+bool is_told(const Client& me) {
+  return me.proof && (me.phase == kWaiting || me.phase == kLeaving);
+}
+
+void hear(State& s, int p, bool past) {  // the next revision of the watch of a process
+  Watch& w = s.watch[p];
+  int at = next_told(s, w.seen);
+  w.seen = static_cast<int8_t>(at);
+  for (int c = 0; c < clients; c++)
+    if (process[c] == p && is_told(s.client[c]) && at > s.client[c].from) tell(s, c, at, past);
+}
+
+void hear_alone(State& s, int c) {  // the next revision of what one who does not count watches
+  Client& me = s.client[c];
+  int at = next_told(s, me.seen);
+  me.seen = static_cast<int8_t>(at);
+  for (int i = 0; i < s.events; i++)
+    if (s.event[i].revision == at && me.watched >> s.event[i].id & 1) me.look = 1;
 }
 
 // ---- what must hold
@@ -350,8 +409,10 @@ void check(const State& s) {
       believers.push_back(id);
       if (!has_lease(s, c)) throw Violation{"I2: believes without a lease"};
     }
-    bool asleep = me.alive && me.phase == kWaiting && !me.request && !me.look;
-    if (asleep && s.born[id] && s.born[id] == me.revision && (!s.events || s.event[s.events - 1].revision <= me.seen) &&
+    const Watch& w = s.watch[process[c]];
+    bool asleep = me.alive && me.phase == kWaiting && !me.request && !me.look && !me.pushed;
+    bool heard = me.proof && w.open ? w.open == 2 && !next_told(s, w.seen) : !next_told(s, me.seen);
+    if (asleep && heard && s.born[id] && s.born[id] == me.revision &&
         !older(s, id, me.revision, false) && (mode(id) != 'P' || older(s, id, me.revision, true) < permits))
       throw Violation{"I7: it sleeps, and fits"};
   }
@@ -367,8 +428,33 @@ void check(const State& s) {
 
 // ---- all states
 
-bool listens(const Client& me) {
-  return (me.phase == kWaiting && (me.proof || me.watched)) || (me.phase == kLeaving && me.proof);
+bool matters_to(const State& s, int c, const Event& e) {
+  const Client& me = s.client[c];
+  int after = 127;
+  if (me.watched) after = me.seen;
+  if (const Watch& w = s.watch[process[c]]; is_told(me))
+    after = std::min<int>(after, w.open == 2 ? std::max(me.from, w.seen) : me.from);
+  if (me.pushed) after = std::min<int>(after, me.pushed);
+  if (me.request && me.answer) after = std::min<int>(after, me.answer_revision);
+  return e.revision > after && (e.id == id_of(s, c) || e.born < std::max(me.revision, me.answer_born));
+}
+
+bool matters(const State& s, const Event& e) {
+  for (int c = 0; c < clients; c++)
+    if (matters_to(s, c, e)) return true;
+  return false;
+}
+
+void pass_over(State& s, int p) {  // what matters to nobody who uses this watch
+  Watch& w = s.watch[p];
+  int before = 127;  // the first revision that does
+  for (int i = s.events - 1; i >= 0; i--)
+    for (int c = p; c < clients; c++)
+      if (process[c] == p && s.event[i].revision > w.seen && (mistake || matters_to(s, c, s.event[i])))
+        before = s.event[i].revision;
+  for (int i = 0; i < s.events; i++)
+    if (s.event[i].revision < before) w.seen = std::max(w.seen, s.event[i].revision);
+  if (before == 127) w.seen = s.revision;
 }
 
 void forget(State& s) {  // what nobody asks for any more
@@ -378,22 +464,45 @@ void forget(State& s) {  // what nobody asks for any more
     if (!me.request) me.answer = kOpen;
     if (!me.request || !me.answer)
       me.answer_revision = me.answer_born = me.answer_ahead = me.answer_like = me.answer_watched = 0;
-    if (!me.proof) me.ahead = me.like = 0;
-    if (!listens(me)) me.seen = 0;
+    if (!me.alive) me.look = me.watched = me.proof = me.pushed = me.pushed_of = 0;
+    if (!is_told(me)) me.from = me.ahead = me.like = 0;
+    if (!me.watched) me.seen = 0;
     if (me.phase == kHolding || me.phase == kLeaving) me.gone_at = 0;
-    if (me.phase == kHolding && (mistake != kRejoinKeepsCount)) me.revision = 0;
-    if (!me.alive) me.look = me.watched = me.proof = 0;
-    if (listens(me)) heard = std::min<int>(heard, me.seen);
+    if (me.phase == kHolding && mistake != kRejoinKeepsCount) me.revision = 0;
+    if (me.watched) heard = std::min<int>(heard, me.seen);
     if (me.request && me.answer) heard = std::min<int>(heard, me.answer_revision);
+    if (me.pushed) heard = std::min<int>(heard, me.pushed);
     bool there = s.stray[2 * c] || s.stray[2 * c + 1] || s.born[2 * c] || s.born[2 * c + 1];
     if (me.phase == kDone && !there) s.ended |= 1 << c;
     if (me.phase == kDone) me.valid = 0;
     if (!has_lease(s, c)) s.stray[2 * c] = s.stray[2 * c + 1] = 0;
   }
-  if (mistake == kWatchFromBefore || mistake == kToldTwice) heard = 0;
+  for (int p = 0; p < clients; p++) {
+    Watch& w = s.watch[p];
+    bool alive = false, floor = false;
+    for (int c = p; c < clients; c++) {
+      Client& me = s.client[c];
+      if (process[c] != p) continue;
+      alive |= me.alive && me.phase != kDone;
+      if (me.request && me.answer && me.answer_revision < w.floor) floor = true;
+    }
+    if (!alive) w = {};
+    if (w.open != 2) w.floor = w.seen = 0;
+    if (!floor && mistake != kToldTwice) w.floor = 0;
+    if (w.open == 2) pass_over(s, p);
+    for (int c = p; c < clients; c++)
+      if (Client& me = s.client[c]; process[c] == p && me.proof) {
+        if (w.open == 2 && me.from <= w.seen)
+          me.from = 0;
+        else
+          heard = std::min<int>(heard, me.from);
+      }
+    if (w.open == 2) heard = std::min<int>(heard, w.seen);
+  }
+  if (mistake == kFromBefore || mistake == kToldTwice) heard = 0;
   int kept = 0;
   for (int i = 0; i < s.events; i++)
-    if (s.event[i].revision > heard) s.event[kept++] = s.event[i];
+    if (s.event[i].revision > heard && (mistake != kCorrect || matters(s, s.event[i]))) s.event[kept++] = s.event[i];
   for (int i = kept; i < s.events; i++) s.event[i] = {};
   s.events = static_cast<int8_t>(kept);
 }
@@ -404,7 +513,9 @@ void each_revision(State& s, Do act) {
   for (int8_t& born : s.born) act(born);
   for (int i = 0; i < s.events; i++) act(s.event[i].revision), act(s.event[i].born);
   for (Client& me : s.client)
-    act(me.revision), act(me.seen), act(me.gone_at), act(me.answer_revision), act(me.answer_born);
+    act(me.revision), act(me.from), act(me.pushed), act(me.pushed_of), act(me.seen), act(me.gone_at),
+        act(me.answer_revision), act(me.answer_born);
+  for (Watch& w : s.watch) act(w.floor), act(w.seen);
 }
 
 void renumber(State& s) {  // only their order counts
@@ -433,6 +544,7 @@ struct Search {
 
   void from(const State& s) {
     for (int c = 0; c < clients; c++) of_client(s, c);
+    for (int p = 0; p < clients; p++) of_watch(s, p);
     for (int id = 0; id < kIds; id++)
       if (s.stray[id]) {
         State n = s;
@@ -518,37 +630,85 @@ struct Search {
       if (me.request == kJoin && !me.answer) n.stray[id] = 1;
       add(n);
     }
-    if (me.phase == kWaiting && !me.request && me.look) {
+    if (me.phase == kWaiting && !me.request && (me.look || (s.faults && (me.proof || me.pushed)))) {  // or by a timer
       State n = s;
+      n.faults -= !me.look;
+      if (mistake != kRejoinKeepsCount) n.client[c].proof = 0;
       n.client[c].look = 0;
       ask(n.client[c], kLook);
       add(n);
     }
-    if (listens(me) && s.events && s.event[s.events - 1].revision > me.seen) {
+    if (me.pushed && (me.phase == kWaiting || me.phase == kLeaving) && !(me.phase == kWaiting && me.request)) {
       State n = s;
-      hear(n, c, true);
+      Client& mine = n.client[c];
+      if (mine.valid) {
+        believe(n, c, mine.pushed, mine.pushed_of);
+      } else {
+        mine.pushed = mine.pushed_of = 0;
+        if (mine.phase == kWaiting) look_again(mine);
+      }
       add(n);
-      if (s.faults && me.proof) {
+    }
+    if (me.watched && next_told(s, me.seen)) {
+      State n = s;
+      hear_alone(n, c);
+      add(n);
+    }
+  }
+
+  void of_watch(const State& s, int p) {
+    const Watch& w = s.watch[p];
+    bool needed = false, heeded = w.open;
+    for (int c = 0; c < clients; c++)
+      if (const Client& me = s.client[c]; process[c] == p) needed |= is_told(me), heeded |= me.watched;
+    if (w.open == 1)  // by a member that is behind by as much as it likes
+      each_revision_once(s, [&](int8_t from) {
+        State n = s;
+        n.watch[p] = {2, from, from};
+        for (int c = 0; c < clients; c++)
+          if (process[c] == p && is_told(n.client[c])) settle(n, c);
+        add(n);
+      });
+    if (w.open == 2 && next_told(s, w.seen)) {
+      State n = s;
+      hear(n, p, true);
+      add(n);
+      if (s.faults && needed) {
         State without = s;
         without.faults--;
-        hear(without, c, false);
+        hear(without, p, false);
         add(without);
       }
     }
-    if (me.phase == kWaiting && s.faults) {  // its stream breaks
+    if (w.open && (!needed || mistake == kClosedForAll)) {
       State n = s;
-      Client& mine = n.client[c];
+      n.watch[p] = {};
+      add(n);
+    }
+    if (heeded && s.faults) {  // the stream breaks
+      State n = s;
       n.faults--;
       if (mistake == kCountsOn) {
-        mine.seen = s.revision;
+        n.watch[p].seen = s.revision;
       } else if (mistake == kToldTwice) {
-        mine.seen = mine.revision;
+        n.watch[p].seen = 0;
       } else {
-        mine.proof = mine.watched = 0;
-        mine.look = 1;
+        n.watch[p] = {};
+        for (int c = 0; c < clients; c++)
+          if (Client& me = n.client[c]; process[c] == p && me.phase == kWaiting && !me.request) look_again(me);
       }
       add(n);
     }
+  }
+
+  template <class Do>
+  void each_revision_once(const State& s, Do act) {
+    State copy = s;
+    bool known[128] = {};
+    each_revision(copy, [&](int8_t& revision) { known[revision] = true; });
+    known[0] = true;
+    for (int8_t i = 0; i <= s.revision; i++)
+      if (known[i]) act(i);
   }
 };
 
@@ -556,9 +716,12 @@ int main(int argc, char** argv) {
   if (argc != 7) return 2;
   std::string word;
   for (const char* p = argv[1];; p++)
-    if (*p == ',' || !*p) {
+    if (*p == ',' || *p == '+' || !*p) {
+      if (words.size() == kClients) return 2;
       words.push_back(word);
       word.clear();
+      int next = static_cast<int>(words.size());
+      if (next < kClients) process[next] = *p == '+' ? process[next - 1] : next;
       if (!*p) break;
     } else {
       word += *p;

@@ -46,14 +46,12 @@ if [ "${1-}" = long ]; then
     holds XX,X,X 1 0 0 0 2 1 2 1 0
     holds P,P,P 1 0 0 0 3 2 1 1 0
 
-    model=etcd # clients, faults, crashes, deletes, permits
-    holds XX,XX 1 0 1 1
-    holds X,X,X 1 0 1 1
-    holds X,X,X 0 1 0 1
-    holds R,X,P 1 0 1 1
-    holds P,P,X 0 1 0 2
-    holds P,P,P,X 0 0 0 2
-    holds R,X,R,X 0 0 0 1
+    model=etcd # clients, faults, crashes, deletes, permits; who is joined by + shares a watch
+    holds X,X 1 1 1 1
+    holds X+X 1 1 1 1
+    holds X+X,X 1 0 0 1
+    holds X+X,X 0 0 1 1
+    holds X,X,X 0 0 1 1
     exit
 fi
 
@@ -112,28 +110,28 @@ found R,P 0 0 0 0 2 1 2 1 0 kindsmix
 found R,R 0 0 0 0 2 1 2 1 0 markerends
 found R,X 0 0 0 0 2 1 2 1 0 writerstoken
 
-model=etcd # clients, faults, crashes, deletes, permits
-holds X,X 1 1 1 1
-holds X,X 2 0 1 1
-holds X,X,X 1 0 0 1
-holds X,X,X 0 0 1 1
-holds R,X,P 0 0 1 1
-holds R,X,R 1 0 0 1
-holds P,P,P 1 0 0 2
-holds P,P,X 0 0 1 2
+model=etcd # clients, faults, crashes, deletes, permits; who is joined by + shares a watch
+holds X,X 1 0 1 1
+holds X,X 1 1 0 1
+holds X,x 1 0 1 1
+holds XX,X 0 0 1 1
+holds XX,X 1 0 0 1
+holds X,X,X 0 0 0 1
+holds X+X,X 0 0 0 1
+holds R+X,R 0 0 0 1
+holds P+P,P 0 0 0 2
 
-for mistake in frombefore ownignored half rejoinkeeps; do
+for mistake in frombefore fromanswer logignored ownignored half aftercancel rejoinkeeps; do
     found X,X 0 0 1 1 $mistake
 done
-for mistake in fromanswer aftercancel; do
-    found X,X 0 0 0 1 $mistake
+for mistake in countson toldtwice foundcounts nopast; do
+    found X,X 1 0 1 1 $mistake
 done
-for mistake in countson foundcounts nopast; do
-    found X,X 1 0 0 1 $mistake
+for mistake in closedforall countsall; do
+    found X+X,X 0 0 0 1 $mistake
 done
 found X,X 0 1 0 1 receipt
-found X,X,X 0 0 0 1 countsall
-found X,X,X 1 0 0 1 toldtwice
+found XX,X 1 0 1 1 stalepush
 found P,P,P 0 0 0 1 onemore
 found R,R,X 0 0 0 1 likeexcludes
 model=redlock # lock: clients, faults, restarts, ttl, liveness; token: lost answers, retries

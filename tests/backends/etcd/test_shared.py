@@ -11,7 +11,7 @@ import pytest
 from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Busy, Claim
 from multilock.testing.conformance.base import eventually
-from multilock_etcd.recipe import WATCHED
+from multilock_etcd.recipe import NEAR, WATCHED
 from multilock_etcd.transactions import Transactions
 from multilock_etcd.transport import Method, Transport, calls
 from tests.backends.etcd.kit import WITHIN, Ours
@@ -187,11 +187,13 @@ def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
 # ---- who is woken
 
 
+@pytest.mark.parametrize("near", [0, NEAR])
 @pytest.mark.parametrize("permits", [1, 3, WATCHED + 4])
 def test_whoever_leaves_first_somebody_who_waits_is_woken_and_enters_and_nobody_sleeps_on(
-    us: Ours, them: Ours, permits: int
+    us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With no timer: only who is woken asks."""
+    monkeypatch.setattr("multilock_etcd.recipe.NEAR", near)
     order = random.Random(8)
     holding: list[Claim] = []
     waiting: dict[str, Claim] = {}
@@ -211,7 +213,10 @@ def test_whoever_leaves_first_somebody_who_waits_is_woken_and_enters_and_nobody_
     assert not waiting
 
 
-def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits(us: Ours, them: Ours) -> None:
+def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits_of_those_who_are_far_behind(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)
     held = [us.permit(2) for _ in range(2)]
     for claim in held:
         us.take(claim)
@@ -224,7 +229,10 @@ def test_a_release_of_a_permit_wakes_no_more_than_there_are_permits(us: Ours, th
     assert them.woken() == {claim.id for claim in waiting[:2]}
 
 
-def test_readers_enter_when_the_last_writer_before_them_has_given_up(us: Ours, them: Ours) -> None:
+def test_readers_enter_when_the_last_writer_before_them_has_given_up(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)
     us.take(us.reader())
     older, newer = them.wait(them.writer()), them.wait(them.claim())
     behind = us.wait(us.reader())
@@ -236,7 +244,8 @@ def test_readers_enter_when_the_last_writer_before_them_has_given_up(us: Ours, t
     us.take(behind)
 
 
-def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours) -> None:
+def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)
     held = [us.permit(3) for _ in range(3)]
     for claim in held:
         us.take(claim)

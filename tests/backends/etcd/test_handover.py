@@ -1,0 +1,365 @@
+"""Who waits is let in by one watch of the name, without another look; and what happens to that watch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import multilock
+from multilock import now
+from multilock.backend import Busy, Claim, Granted
+from multilock.testing import FaultProxy, Helper, hear, say
+from multilock.testing.conformance.base import eventually
+from multilock.testing.conformance.faces import background
+from multilock_etcd import notices
+from multilock_etcd.transactions import Transactions
+from tests.backends.etcd.conftest import Connect
+from tests.backends.etcd.kit import WITHIN, Ours
+from tests.backends.etcd.test_faults import keys, sent
+from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
+
+START = 30.0  # seconds for processes to start on a busy machine
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}/"
+
+
+@pytest.fixture
+def clients(shared: EtcdServer, prefix: str) -> Iterator[tuple[Ours, Ours]]:
+    both = Ours(shared.url, prefix), Ours(shared.url, prefix)
+    yield both
+    for ours in both:
+        ours.backend.close()
+
+
+@pytest.fixture
+def us(clients: tuple[Ours, Ours]) -> Ours:
+    return clients[0]
+
+
+@pytest.fixture
+def them(clients: tuple[Ours, Ours]) -> Ours:
+    return clients[1]
+
+
+def pushed(ours: Ours, claim: Claim) -> Granted:
+    assert ours.ear.wait(lambda: claim.id in ours.ear.pushed, WITHIN), "it was pushed nothing"
+    return ours.ear.pushed[claim.id]
+
+
+def listening(ours: Ours, *waiting: Claim) -> None:
+    """The server has said where the watch begins, and whoever counted before that has looked again."""
+    watcher = ours.backend._watcher
+    eventually(lambda: all(watch.confirmed for watch in list(watcher._lines.values())))
+    for claim in waiting:
+        assert isinstance(ours.attempt(claim, join=True), Busy)
+    ours.woken()
+
+
+def lines(ours: Ours) -> int:
+    return len(ours.backend._watcher._lines)
+
+
+@pytest.mark.parametrize("kind", ["lock", "read", "write", "permit"])
+def test_the_next_one_is_granted_by_the_watch_with_the_token_and_the_validity_of_its_lease(
+    us: Ours, them: Ours, kind: str
+) -> None:
+    alone = us.claim()
+    us.take(alone)
+    waiting = them.wait(them.claim(kind, 2 if kind == "permit" else 0))
+    listening(them, waiting)
+    session = them.backend._sessions._shared[waiting.ttl]
+    us.release(alone)
+    granted = pushed(them, waiting)
+    assert granted.sent_at == session.sent_at
+    assert granted == them.take(waiting)
+    assert them.renew((waiting, granted)) == [True]
+
+
+def test_a_hand_over_is_one_request_to_join_and_one_to_release(server: EtcdServer, connect: Connect) -> None:
+    clients = [connect(server.url, ttl=60) for _ in range(2)]
+    locks = [client.lock("job") for client in clients]
+    lease = locks[0].acquire()
+    for lock in locks:
+        lock.try_acquire()
+    before = 0.0
+    for turn in range(12):
+        if turn == 2:  # each has a watch that goes on
+            before = server.metric("grpc_server_started_total")
+        joined = sent(server, "Txn") + 1
+        waits = background(lambda: locks[(turn + 1) % 2].acquire(timeout=START))  # noqa: B023
+        eventually(lambda: sent(server, "Txn") == joined)  # noqa: B023
+        lease.release()
+        lease = waits.result(START)
+    assert server.metric("grpc_server_started_total") - before == 20
+
+
+def test_the_waiters_of_a_client_share_a_watch_and_it_stays_for_the_next_one(server: EtcdServer) -> None:
+    here = Ours(server.url, "multilock/")
+    holding = here.claim()
+    here.take(holding)
+    first, second = here.wait(here.claim()), here.wait(here.claim())
+    listening(here, first, second)
+    assert server.metric("etcd_debugging_mvcc_watcher_total") == 1
+    for claim, then in ((holding, first), (first, second)):
+        here.release(claim)
+        pushed(here, then)
+    third = here.wait(here.claim())
+    before = sent(server, "Txn")
+    here.release(second)
+    assert pushed(here, third).token
+    assert sent(server, "Txn") == before
+    assert server.metric("etcd_debugging_mvcc_watcher_total") == 1
+    here.backend.close()
+
+
+def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "KEPT_LINES", 2)
+    monkeypatch.setattr(notices, "KEPT_FOR", 1)
+    for name in ("a", "b", "c"):
+        holding, waiting = (ours.claim()._replace(name=name) for ours in (us, them))
+        us.take(holding)
+        them.wait(waiting)
+        them.release(waiting)
+        us.release(holding)
+    assert lines(them) <= 2
+
+    def turn() -> bool:
+        for name in ("b", "c"):
+            claim = us.claim()._replace(name=name)
+            us.take(claim)
+            us.release(claim)
+        return lines(them) == 0
+
+    eventually(turn, within=START)
+
+
+def test_who_is_too_far_behind_watches_one_key_until_it_is_near(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 1)
+    queue = [us.claim(), us.claim(), us.claim()]
+    us.take(queue[0])
+    for claim in queue[1:]:
+        us.wait(claim)
+    far = them.wait(them.claim())
+    assert lines(them) == 0
+    us.release(queue[1])
+    us.release(queue[2])
+    them.hears_a_wake_for(far)
+    assert isinstance(them.attempt(far, join=True), Busy)
+    listening(them, far)
+    us.release(queue[0])
+    pushed(them, far)
+
+
+def test_who_asks_is_told_by_its_answer_and_then_what_the_watch_told_meanwhile(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting = them.wait(them.claim())
+    listening(them, waiting)
+    execute = Transactions.execute
+
+    def slow(self: Transactions, *asked: Any) -> Any:
+        said = execute(self, *asked)
+        us.release(holding)
+        [watch] = them.backend._watcher._lines.values()
+        eventually(lambda: watch.line is not None and watch.line._told)
+        assert them.ear.pushed == {}
+        return said
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transactions, "execute", slow)
+        assert isinstance(them.attempt(waiting, join=True), Busy)
+    assert waiting.id in them.ear.pushed
+
+
+# ---- what proves nothing
+
+
+def test_whose_key_an_operator_deletes_is_pushed_nothing_and_joins_again(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str
+) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting, behind = them.wait(them.claim()), them.wait(them.claim())
+    listening(them, waiting, behind)
+    etcdctl(shared.endpoint, "del", f"{prefix}job/{waiting.id}")
+    them.hears_a_wake_for(waiting)
+    us.release(holding)
+    pushed(them, behind)
+    assert waiting.id not in them.ear.pushed
+    assert isinstance(them.attempt(waiting, join=True), Busy)
+    them.release(behind)
+    pushed(them, waiting)
+
+
+def test_when_an_operator_deletes_the_whole_name_nobody_is_let_in_by_that(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str
+) -> None:
+    us.take(us.claim())
+    waiting = [them.wait(them.claim()) for _ in range(3)]
+    listening(them, *waiting)
+    etcdctl(shared.endpoint, "del", "--prefix", f"{prefix}job/")
+    for claim in waiting:
+        them.hears_a_wake_for(claim)
+    assert them.ear.pushed == {}
+    assert isinstance(them.attempt(waiting[2], join=True), Granted)
+    assert isinstance(them.attempt(waiting[0], join=True), Busy)
+
+
+def test_who_was_pushed_the_name_and_then_finds_its_key_gone_gives_that_id_up(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str
+) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting = them.wait(them.claim())
+    listening(them, waiting)
+    us.release(holding)
+    pushed(them, waiting)
+    etcdctl(shared.endpoint, "del", f"{prefix}job/{waiting.id}")
+    answer = them.attempt(waiting, join=True)
+    assert isinstance(answer, Busy)
+    assert answer.spent
+    assert keys(shared, f"{prefix}job/") == []
+
+
+def test_whose_lease_ends_while_it_waits_is_pushed_nothing(us: Ours, them: Ours, shared: EtcdServer) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting = them.wait(them.claim())
+    listening(them, waiting)
+    lease = them.backend._sessions._shared[waiting.ttl].lease
+    etcdctl(shared.endpoint, "lease", "revoke", f"{lease:x}")
+    them.hears_a_wake_for(waiting)
+    us.release(holding)
+    assert isinstance(them.attempt(waiting, join=True), Granted)
+    assert them.ear.pushed == {}
+
+
+def test_a_claim_that_was_cancelled_is_pushed_nothing(us: Ours, them: Ours) -> None:
+    holding = us.claim()
+    us.take(holding)
+    given_up, behind = them.wait(them.claim()), them.wait(them.claim())
+    listening(them, given_up, behind)
+    them.release(given_up, unsure=True)
+    us.release(holding)
+    pushed(them, behind)
+    assert given_up.id not in them.ear.pushed
+
+
+def test_what_is_not_renewed_is_woken_and_asks(us: Ours, them: Ours) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting = them.wait(them.claim()._replace(renew=False))
+    listening(them, waiting)
+    us.release(holding)
+    them.hears_a_wake_for(waiting)
+    assert them.ear.pushed == {}
+    them.take(waiting)
+
+
+def test_after_the_stream_broke_it_looks_and_counts_from_there(shared: EtcdServer, prefix: str) -> None:
+    holder = Ours(shared.url, prefix)
+    with FaultProxy.before(shared.url) as proxy:
+        waiter = Ours(proxy.url, prefix)
+        queue = [holder.claim(), holder.claim()]
+        holder.take(queue[0])
+        holder.wait(queue[1])
+        waiting = waiter.wait(waiter.claim())
+        listening(waiter, waiting)
+        holder.release(queue[0])
+        proxy.cut()
+        assert waiter.ear.wait(lambda: None in waiter.ear.wakes, START)
+        assert isinstance(waiter.attempt(waiting, join=True), Busy)
+        eventually(lambda: lines(waiter) == 1)
+        listening(waiter, waiting)
+        holder.release(queue[1])
+        assert waiter.ear.wait(lambda: waiting.id in waiter.ear.pushed, START)
+        waiter.take(waiting)
+        waiter.backend.close()
+    holder.backend.close()
+
+
+def test_a_member_that_stood_still_tells_what_it_missed_and_its_waiter_is_let_in_by_that(
+    cluster: EtcdCluster,
+) -> None:
+    follower = cluster.followers()[0]
+    waiter, holder = Ours(follower.url, "p/"), Ours(cluster.leader().url, "p/")
+    holding = holder.claim()
+    holder.take(holding)
+    waiting = waiter.wait(waiter.claim())
+    listening(waiter, waiting)
+    follower.pause()
+    holder.release(holding)
+    behind = holder.wait(holder.claim())
+    follower.resume()
+    assert waiter.ear.wait(lambda: waiting.id in waiter.ear.pushed, START)
+    assert isinstance(holder.attempt(behind, join=True), Busy)
+    for ours in (waiter, holder):
+        ours.backend.close()
+
+
+# ---- a crowd
+
+PROCESSES, THREADS, TTL = 4, 5, 4.0
+
+
+def crowd(url: str) -> None:
+    """Five fair waiters; each tells of its turn."""
+    client = multilock.connect(url, ttl=TTL)
+    client.ping()
+    say("ready")
+    hear()
+
+    def turn() -> None:
+        lease = client.lock("job", fair=True).acquire(timeout=60)
+        got = now()
+        said = f"{lease.token} {got!r}"
+        held = lease.is_held()
+        lease.release()
+        say("turn", said, held)
+
+    threads = [threading.Thread(target=turn) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say("done")
+    hear()
+    client.close()
+
+
+@pytest.mark.timeout(120)
+def test_twenty_who_wait_in_four_processes_come_in_the_order_of_arrival_though_one_process_is_killed(
+    server: EtcdServer,
+) -> None:
+    holder = Ours(server.url, "multilock/")
+    holding = holder.claim()
+    holder.take(holding)
+    with ExitStack() as stack:
+        stack.callback(holder.backend.close)
+        helpers = [stack.enter_context(Helper(f"{__name__}:crowd", server.url)) for _ in range(PROCESSES)]
+        for helper in helpers:
+            helper.wait_for("ready", START)
+        for helper in helpers:
+            helper.tell("go")
+        eventually(lambda: len(keys(server)) == 1 + PROCESSES * THREADS, within=START)
+        helpers[0].kill()
+        holder.release(holding)
+        for helper in helpers[1:]:
+            helper.wait_for("done", START)
+        turns = [line.split()[1:] for helper in helpers[1:] for line in helper.lines if line.startswith("turn")]
+        turns.sort(key=lambda words: float(words[1]))
+        tokens = [int(token) for token, _, _ in turns]
+        assert len(tokens) == (PROCESSES - 1) * THREADS
+        assert tokens == sorted(tokens)
+        assert {held for _, _, held in turns} == {"True"}

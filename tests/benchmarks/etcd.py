@@ -23,6 +23,7 @@ import multilock
 from multilock_etcd import wire as m
 from multilock_etcd.transport import Cluster, Transport, calls
 from tests.benchmarks import sessions
+from tests.benchmarks.crowd import ASYNCIO, FAIR, OURS, SECONDS, crowd, ours
 from tests.benchmarks.measure import interleave, pin
 from tests.benchmarks.report import publish, with_ratios
 from tests.benchmarks.sessions import WITHIN, Contender
@@ -30,6 +31,7 @@ from tests.servers_etcd import EtcdServer
 
 RAW = "grpc alone, the same two calls"
 PEERS = ("etcd3", "etcd3gw")
+CROWD_PEER = "etcd3gw"  # who waits with etcd3 fails in a function of its own, as tenacity now calls it
 PEERS_PYTHON = Path(sys.prefix, "peers", "bin", "python")
 HISTORY = (0, 1000, 10_000)
 MEMORY = Path("/dev/shm")
@@ -141,6 +143,19 @@ def _compact(server: EtcdServer) -> None:
     server.post("kv/compaction", {"revision": revision, "physical": True})
 
 
+def _crowd() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for how in (OURS, FAIR, ASYNCIO):
+        with EtcdServer(synced=True) as server:
+            found[how] = crowd(ours(how, server.url), _counter(server))
+    if PEERS_PYTHON.exists():
+        peer = str(Path(__file__).with_name("peer.py"))
+        with EtcdServer(synced=True) as server:
+            command = [str(PEERS_PYTHON), "-I", peer, CROWD_PEER, str(server.port), str(SECONDS)]
+            found[f"{CROWD_PEER} Lock"] = crowd(command, _counter(server))
+    return found
+
+
 def _history() -> dict[str, Any]:
     with EtcdServer(synced=True) as server, multilock.connect(server.url, ttl=sessions.TTL) as client:
         pin(server.pid, apart=True)
@@ -203,6 +218,7 @@ def _peers() -> dict[str, str]:
 BENCHMARKS: Mapping[str, Callable[[], object]] = {
     "uncontended": _uncontended,
     "requests": _requests,
+    "crowd": _crowd,
     "notice": _notices,
     "held locks": _held,
     "with time": _history,

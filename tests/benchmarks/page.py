@@ -66,6 +66,7 @@ def _session(found: Mapping[str, Any]) -> list[str]:
             ["requests, counted by the server", "acquire", "release"],
             ([name, f"{one['acquire']:g}", f"{one['release']:g}"] for name, one in found["requests"].items()),
         ),
+        *(_crowd(found["crowd"]) if "crowd" in found else []),
         _table(["the callback begins after", "median", "p99"], map(_notice, found["notice"].items())),
         _table(["locks held by one client", *counted], map(_kept, kept.items())),
         *(
@@ -126,6 +127,12 @@ def _held(found: tuple[str, dict[str, Any]]) -> list[object]:
 def _notice(found: tuple[str, dict[str, Any]]) -> list[object]:
     what, its = found
     return [what, its["median"], its["p99"]]
+
+
+def _crowd(found: Mapping[str, Any]) -> list[str]:
+    titles = ["hand-overs/s", "median", "p99", "requests of one lock"]
+    rows = ([name, *(one[title] for title in titles)] for name, one in found.items())
+    return [_table(["20 contenders in 4 processes", *titles], rows)]
 
 
 def _kept(found: tuple[str, dict[str, Any]]) -> list[object]:

@@ -2,6 +2,7 @@
 
 python tests/benchmarks/peer.py etcd3|etcd3gw PORT      on stdin ``acquire``, ``release``, or a number of cycles; each
                                                         is answered by the seconds it took, a list in JSON
+python tests/benchmarks/peer.py etcd3gw PORT SECONDS    one process of `tests.benchmarks.crowd`
 """
 
 from __future__ import annotations
@@ -9,17 +10,44 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+import threading
 import time
 from typing import Any
 
+THREADS = 5  # as in tests.benchmarks.crowd
 
-def lock_of(library: str, port: int) -> Any:
+
+def client_of(library: str, port: int) -> Any:
     options = {"etcd3": {}, "etcd3gw": {"api_path": "/v3/"}}[library]
-    return importlib.import_module(library).client(port=port, **options).lock("bench", ttl=30)
+    return importlib.import_module(library).client(port=port, **options)
+
+
+def crowd(library: str, port: int, seconds: float) -> None:
+    client, turns = client_of(library, port), []
+    print("ready", flush=True)
+    sys.stdin.readline()
+    until = _now() + seconds
+
+    def work() -> None:
+        while (asked := _now()) < until:
+            with client.lock("crowd", ttl=30):
+                got = _now()
+            turns.append((got, got, asked))
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps(turns), flush=True)
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main(library: str, port: int) -> None:
-    lock = lock_of(library, port)
+    lock = client_of(library, port).lock("bench", ttl=30)
     steps = {"acquire": [lock.acquire], "release": [lock.release]}
     print("[]", flush=True)  # ready
     for line in sys.stdin:
@@ -35,4 +63,7 @@ def main(library: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    if len(sys.argv) > 3:
+        crowd(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    else:
+        main(sys.argv[1], int(sys.argv[2]))

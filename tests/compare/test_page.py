@@ -209,6 +209,13 @@ def test_a_report_without_a_cycle_is_a_page_too() -> None:
     ElementTree.fromstring(card(Report({**report.data, "loads": [], "columns": []}), Evidence()))
 
 
+def test_a_control_is_on_the_same_chart_of_throughput_as_those_it_stands_beside() -> None:
+    report, evidence = made_of([], [*loads_of(1, "ours"), *loads_of(4, "weak")], void=[], exit_code=0, violations=[])
+    for row in report.data["loads"]:
+        row["adapter"] = "ours:Blocking" if row["contestant"] == "ours" else "theirs:Naive"
+    assert page(report, evidence).count("<h4>Grants a second</h4>") == 1
+
+
 def test_a_token_that_came_back_is_counted_as_a_regression() -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
     events[9]["token"] = 6

@@ -299,8 +299,8 @@ class _Page:
     def trends(self) -> Iterator[tuple[str, list[Plot]]]:
         """For each way to hold it: grants a second, and beside it what the last of a hundred waited."""
         rows = [row for row in self.contentions() if row.get("wait")]
-        for face, hold in dict.fromkeys((row["face"], row["hold"]) for row in rows):
-            mine = [row for row in rows if (row["face"], row["hold"]) == (face, hold)]
+        for face, hold in dict.fromkeys(map(_way, rows)):
+            mine = [row for row in rows if _way(row) == (face, hold)]
             title = f"{face}, each holds it for {hold * 1000:g} ms" if hold else f"{face}, given back at once"
             samples: list[list[tuple[int, str, list[tuple[float, float]]]]] = [[], []]
             for who in sorted({row["contestant"] for row in mine}, key=self.order):
@@ -369,6 +369,11 @@ class _Page:
             for who in self.looks
             if (cycle := self.evidence.worst.get((who, scenario))) is not None
         ]
+
+
+def _way(row: dict[str, Any]) -> tuple[str, float]:
+    """Locks of others block too."""
+    return "asyncio" if row["face"] == "asyncio" else "blocking", row["hold"]
 
 
 def _face(measured: Measured) -> str:

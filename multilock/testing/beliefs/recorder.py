@@ -10,11 +10,12 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
+from multilock.kernel.holding import HELD, RELEASING, Holding
 from multilock.kernel.runtime import now
 from multilock.kernel.tell import Tell
 
@@ -51,9 +52,9 @@ class Recorder:
         self.pid = os.getpid()
         self._folder = folder
         self._also = also
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may release a lease while its thread is inside
         self._active: dict[str, tuple[Holding, float, float]] = {}  # by id; last yes, and when one was noted
-        self._ended: set[str] = set()  # of them, those that were seen to be released, of which `released` may come
+        self._got: set[str] = set()  # ids that may be released still
         self._end = threading.Event()
         # Under its name only once it is locked: it must not be taken for that of a dead process.
         unlocked = Path(folder, f".{self.pid}")
@@ -71,14 +72,17 @@ class Recorder:
         token = "-" if lease.token is None else lease.token
         with self._lock:
             self._note("got", at, quote(place, safe=":/"), claim.id, token, int(yes), claim.mode)
+            self._got.add(claim.id)
             if yes:
                 self._active[claim.id] = lease, at, at
+        lease._at_end(partial(self.lost, lease))  # before anybody who waits for the loss goes on
 
     def released(self, lease: Holding, at: float) -> None:
         """… by the thread that gave it back, after ``release()`` was called at this time."""
         with self._lock:
-            self._ended.discard(lease._claim.id)
-            if self._active.pop(lease._claim.id, None) is not None:
+            self._active.pop(lease._claim.id, None)
+            if lease._claim.id in self._got:  # it may have been seen to be over before: this is when it was
+                self._got.remove(lease._claim.id)
                 self._note("release", at, lease._claim.id)
                 self._note("released", now(), lease._claim.id, 1)
 
@@ -128,13 +132,10 @@ class Recorder:
             self._active[id] = lease, asked, noted
         elif lease._state == RELEASING:  # `released` or `lost` will come, and knows more
             return
-        elif lease._state == RELEASED and id not in self._ended:  # it comes now, or never: its client was abandoned
-            self._ended.add(id)
         else:
             self._note("held", last, id)
             self._note("over", asked, id, now())
-            self._ended.discard(id)
-            del self._active[id]
+            self._active.pop(id, None)
 
     def _note(self, *words: object) -> None:
         if not self._end.is_set():

@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # Tests at a time. Most wait for short ttls to end; with many more than there are cores, some fail for lack of time.
 WORKERS ?= 3
 SECONDS ?= 600
+MINUTES ?= 90
+OUT ?= .state/compare
 SERVERS := redis,consul,etcd,zookeeper,postgresql,chromium
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
@@ -57,6 +59,13 @@ mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 
 alone: $(VENV)/.dev servers ## the suites of the lock on the writer and on the only permit of every backend
 	MULTILOCK_ALONE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_alone.py
+
+# Two idle cores go through some 100 cycles a minute; 300 of each fault and contestant are 30,000.
+compare: $(VENV)/.dev servers ## six backends beside their controls: 300 cycles of each fault, or as many as begin in MINUTES; kept in OUT
+	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.all --cycles 300 --minutes $(MINUTES) --out $(OUT)
+
+interrupts: $(VENV)/.dev servers ## a comparison is interrupted a hundred times, and must leave nothing behind
+	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.interrupts
 
 interop: $(VENV)/.dev servers ## try every lock of other programs against ours, and write docs/interoperability.md
 	$(BIN)/python -m tests.interop.table
@@ -112,4 +121,4 @@ $(VENV)/peers/.etcd: $(BIN)/python
 	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
 	@touch $@
 
-.PHONY: help demo test quick lint types bench chaos mutants alone interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean
+.PHONY: help demo test quick lint types bench compare interrupts chaos mutants alone interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean

@@ -26,7 +26,7 @@ from multilock import now
 from multilock.testing import compare
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer
-from tests.servers_etcd import EtcdServer
+from tests.servers_etcd import EtcdServer, etcdctl
 from tests.servers_zookeeper import ZooKeeperServer
 
 TTL = 2.0
@@ -38,7 +38,9 @@ MARK = "MULTILOCK_INTERRUPTED_RUN"
 def main(times: int, within: float, seed: int) -> int:
     dice, bad = random.Random(seed), 0
     with ExitStack() as stack:
-        urls = [stack.enter_context(kind()).url for kind in (RedisServer, EtcdServer, ConsulServer, ZooKeeperServer)]
+        etcd, consul = stack.enter_context(EtcdServer()), stack.enter_context(ConsulServer())
+        zookeeper = stack.enter_context(ZooKeeperServer())
+        urls = [stack.enter_context(RedisServer()).url, etcd.url, consul.url, zookeeper.url]
         for number in range(times):
             with tempfile.TemporaryDirectory() as folder:
                 after = dice.uniform(0.0, within)
@@ -50,6 +52,12 @@ def main(times: int, within: float, seed: int) -> int:
                 f"{number + 1} of {times}: {names} after {after:.2f} s: {'; '.join(wrong) or 'nothing left'}",
                 flush=True,
             )
+        until = now() + GONE_WITHIN
+        while (sessions := sessions_of(etcd, consul, zookeeper)) and now() < until:
+            time.sleep(0.1)
+    if sessions:
+        bad += 1
+        print(f"sessions and leases are left: {sessions}")
     print(f"{times} interrupted, {bad} left something behind (seed {seed})")
     return bool(bad)
 
@@ -110,13 +118,20 @@ def marked(mark: str) -> list[int]:
 
 
 def held_at(url: str) -> Iterator[str]:
-    """Locks; a session or lease without one ends by itself, and `doctor` of each server is asked for none."""
     until = now() + GONE_WITHIN
+    left = ["it does not answer"]
     with multilock.connect(url, ttl=TTL) as client:
-        while (left := [info.name for info in client.inspect_all("compare-")]) and now() < until:
+        while left and now() < until:
+            with contextlib.suppress(multilock.BackendUnavailable):
+                left = [info.name for info in client.inspect_all("compare-")]
             time.sleep(0.05)
     if left:
         yield f"{url}: {left}"
+
+
+def sessions_of(etcd: EtcdServer, consul: ConsulServer, zookeeper: ZooKeeperServer) -> list[object]:
+    leases = etcdctl(etcd.endpoint, "lease", "list").split()[3:]
+    return [*leases, *consul.sessions(), *["ZooKeeper"] * zookeeper.metric("zk_global_sessions")]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import shutil
 import struct
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import redis
 
 from multilock import ConfigurationError
-from multilock.testing import Helper, compare, say
+from multilock.testing import FaultProxy, Helper, compare, say
 from multilock.testing.compare.columns import columns_for
 from multilock.testing.compare.history import event_of
 from multilock.testing.compare.verdicts import judge_cycle
@@ -161,3 +162,12 @@ def test_where_a_callback_came_a_moment_late_nobody_can_say_whose_fault_it_was()
     """A standstill of less than 25 ms is not noted."""
     late = [*HELD[:3], "1 lost 12.33 A lost 12.33", *NEXT, *LAST]
     assert judge_cycle(cycle("partition", *late)).outcome == "undecided"
+
+
+def test_a_server_that_is_slow_as_the_run_begins_takes_part(server: RedisServer) -> None:
+    """Slower than a request of a lock with this ttl may be: a busy machine must not cost a column."""
+    with FaultProxy.before(server.url) as proxy:
+        proxy.black_hole("down")
+        threading.Timer(2.0, proxy.heal).start()
+        [column] = columns_for([proxy.url], [], 4.0, controls=False)
+    assert column.gone == ""

@@ -18,6 +18,7 @@ from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, hear, say
 from multilock.testing.compare.keeper import states
 from multilock.testing.compare.servers import ServerFault, ServerProcess, given
+from multilock.testing.compare.sessions import close_kazoo
 from tests.servers import RedisServer
 
 
@@ -137,6 +138,7 @@ def test_a_process_that_is_not_the_server_makes_no_fault(server: RedisServer, sl
         [server.url], scenarios=["server-stop"], cycles=1, ttl=1.0, controls=False,
         server_pids=[f"redis={sleeper.pid}"],
     )  # fmt: skip
+    assert ("redis", "server-stop") in found.cells, found.data["columns"]
     assert found.cells["redis", "server-stop"]["kept"] == 0
     assert "met nothing" in found.cells["redis", "server-stop"]["not_decided"][0]["why"][0]
 
@@ -201,3 +203,19 @@ def test_a_container_is_killed_and_started_again_by_its_engine(
     with pytest.raises(ServerFault, match="taken down"):  # it is dead
         server.restart()
     assert again.read_text() == "again\nagain\n"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ended"),
+    [([7, 8], True), ([7, 7, None, 8], True), ([8], False), ([7] * 20, False)],
+    ids=["at once", "its owner took it back", "it had ended before", "its owner never lets go"],
+)
+def test_a_session_has_ended_only_when_the_server_gives_another_one(
+    monkeypatch: pytest.MonkeyPatch, numbers: list[int | None], ended: bool
+) -> None:
+    class Client:
+        client_id, hosts, _session_timeout = (7, b"password"), [("127.0.0.1", 1)], 2000
+
+    given_out = iter(numbers)
+    monkeypatch.setattr("multilock.testing.compare.sessions._close", lambda *_: next(given_out))
+    assert close_kazoo(Client()) is ended

@@ -172,3 +172,13 @@ def test_the_cost_of_a_lock_is_told_beside_its_own_ping() -> None:
     [row] = rows_of([load("cost", *lines)])
     assert (row["acquire_release"]["p50"], row["acquire_release"]["most"]) == (0.003, 0.006)
     assert (row["ping"]["n"], row["times_ping"]) == (1, 3.0)
+
+
+def test_two_writes_that_tokens_let_over_each_other_are_a_violation() -> None:
+    """And one that is refused is the token at work."""
+    sound = ["1 wrote 10.1 A 1 1 1", "2 wrote 12.4 B 2 2 1", "1 wrote 12.6 A 1 2 0"]
+    verdict = judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, *sound))
+    assert (verdict.outcome, verdict.writes, verdict.refused) == ("kept", 2, 1)
+    lost = judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, *sound[:2], "1 wrote 12.6 A 1 2 1"))
+    assert lost.outcome == "broken"
+    assert "B and A both wrote 2" in lost.why[0]

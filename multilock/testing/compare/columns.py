@@ -177,22 +177,24 @@ def _bound(path: str, url: str, ttl: float) -> float:
 
 
 def _probe(column: Column) -> None:
-    """One lock and one ping, as a user would; what the server says of itself."""
-    client = multilock.connect(column.url, ttl=column.ttl, outage_timeout=PROBE_WITHIN)
+    """One lock and one ping, as a user would; what the server says of itself. It may be slow: requests here have more
+    time than those of a lock with a short ttl."""
     try:
-        with client:
+        with multilock.connect(column.url, request_timeout=PROBE_WITHIN) as client:
             client.ping()
+            findings = client.diagnose()
+        with multilock.connect(column.url, ttl=column.ttl, outage_timeout=PROBE_WITHIN) as client:
             with client.lock("compare-probe").acquire(PROBE_WITHIN) as lease:
                 column.ttl = lease.ttl
-            capabilities = client.capabilities
-            column.facts = {
-                "versions": _versions(column.url),
-                "capabilities": {name: getattr(capabilities, name) for name in type(capabilities).__dataclass_fields__},
-                "findings": [
-                    {"level": each.level, "code": each.code, "message": each.message, "remedy": each.remedy}
-                    for each in client.diagnose()
-                ],
-            }
+            its = client.capabilities
+        column.facts = {
+            "versions": _versions(column.url),
+            "capabilities": {name: getattr(its, name) for name in type(its).__dataclass_fields__},
+            "findings": [
+                {"level": each.level, "code": each.code, "message": each.message, "remedy": each.remedy}
+                for each in findings
+            ],
+        }
         column.bound = _bound(BLOCKING, column.url, column.ttl)
     except ConfigurationError:
         raise

@@ -124,6 +124,7 @@ def _down(order: dict[str, Any]) -> Iterator[None]:
         [sys.executable, "-I", KEEPER, json.dumps(order)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         bufsize=0,  # select() sees what is unread
         start_new_session=True,  # ctrl-C is not for it
     )

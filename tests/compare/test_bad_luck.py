@@ -171,3 +171,11 @@ def test_a_server_that_is_slow_as_the_run_begins_takes_part(server: RedisServer)
         threading.Timer(2.0, proxy.heal).start()
         [column] = columns_for([proxy.url], [], 4.0, controls=False)
     assert column.gone == ""
+
+
+def test_the_report_that_is_kept_as_an_example_is_judged_to_what_it_says() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "comparison"
+    assert compare.verify(folder) == []
+    kept = compare.read_report(folder)
+    assert (kept.exit_code, kept.data["partial"]) == (0, None)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 300_000

@@ -714,14 +714,21 @@ class RedlockBackend:
                     f"use {self.quorum.nodes - 1} or {self.quorum.nodes + 1} servers",
                 )
             )
-        for node, endpoint in zip(self._nodes, self._endpoints, strict=True):
-            try:
-                found = diagnose(node.connections, node.listener.refused.values(), within)
-            except (BackendUnavailable, BackendRejected) as silence:
-                found = [Finding("down", "warning", str(silence), "start it: the others bear the loss of few")]
-            if not self.counts(self._endpoints.index(endpoint)):
+
+        def look(node: Node, within: float) -> list[Finding]:
+            return diagnose(node.connections, node.listener.refused.values(), within)
+
+        told = sorted(self._ask(look, self.now() + within), key=lambda each: each[0])
+        silences = [said for _, said in told if isinstance(said, Exception)]
+        if len(silences) > self.quorum.spare:
+            raise self.silence(silences, "answer")
+        for which, said in told:
+            endpoint = self._endpoints[which]
+            if isinstance(said, Exception):
+                said = [Finding("down", "warning", str(said), "start it: the others bear the loss of few")]
+            if not self.counts(which):
                 left = endpoint.counts_from - self.now()
-                found.append(
+                said.append(
                     Finding(
                         "restarted",
                         "warning",
@@ -730,8 +737,8 @@ class RedlockBackend:
                     )
                 )
             # Its restart is what the guard is for.
-            found = [finding for finding in found if finding.code != "persistence" or not self._guard]
-            findings += [replace(finding, message=f"{endpoint.name}: {finding.message}") for finding in found]
+            kept = [finding for finding in said if finding.code != "persistence" or not self._guard]
+            findings += [replace(finding, message=f"{endpoint.name}: {finding.message}") for finding in kept]
         return findings
 
     def ping(self, within: float) -> None:

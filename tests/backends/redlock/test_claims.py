@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from multilock import BackendUnavailable, ConfigurationError, LossReason, connect, now
+from multilock import BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Granted
 from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
@@ -328,6 +328,8 @@ def test_clients_that_are_handed_over_say_where_the_servers_are() -> None:
             open_backend("redlock://", {"client": wrong})
 
 
-def test_an_even_number_is_a_finding() -> None:
-    with connect("redlock://127.0.0.1:1,127.0.0.1:2?restart_guard=0") as client:
-        assert "even" in [finding.code for finding in client.diagnose()]
+def test_an_even_number_is_a_finding(contend: Contend, servers: RedisServers) -> None:
+    pair = RedisServers(0)
+    pair.members = servers.members[:2]
+    assert "even" in [finding.code for finding in contend(pair).backend.diagnose(WITHIN)]
+    assert "even" not in [finding.code for finding in contend(servers).backend.diagnose(WITHIN)]

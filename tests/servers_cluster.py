@@ -68,13 +68,15 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster(Cluster[ClusterNode]):
-    """``shards`` primaries, and a replica of each after them unless ``replicas`` is False."""
+    """``shards`` primaries, and a replica of each after them unless ``replicas`` is False; then ``idle`` primaries that
+    serve nothing yet."""
 
     members: list[ClusterNode]
 
-    def __init__(self, *options: str, shards: int = 3, replicas: bool = True) -> None:
+    def __init__(self, *options: str, shards: int = 3, replicas: bool = True, idle: int = 0) -> None:
         self._shards = shards
-        self.members = [ClusterNode(n, *options) for n in range(shards * (2 if replicas else 1))]
+        self._serving = shards * (2 if replicas else 1)
+        self.members = [ClusterNode(n, *options) for n in range(self._serving + idle)]
 
     @property
     def url(self) -> str:
@@ -84,16 +86,17 @@ class RedisCluster(Cluster[ClusterNode]):
         """Each knows all others, their slots and whose replica they are: nobody has to meet anybody."""
         for member in self.members:
             lines = [self._line(other, of=member) for other in self.members]
-            member.nodes = "\n".join([*lines, f"vars currentEpoch {self._shards} lastVoteEpoch 0", ""])
+            member.nodes = "\n".join([*lines, f"vars currentEpoch {len(self.members)} lastVoteEpoch 0", ""])
 
     def _line(self, node: ClusterNode, of: ClusterNode) -> str:
         shard = node.number % self._shards
-        primary = node.number < self._shards
+        primary = node.number < self._shards or node.number >= self._serving
         first, last = shard * SLOTS // self._shards, (shard + 1) * SLOTS // self._shards - 1
         flags = ("myself," if node is of else "") + ("master" if primary else "slave")
-        whose, slots = ("-", f" {first}-{last}") if primary else (self.members[shard].id, "")
+        whose = "-" if primary else self.members[shard].id
+        slots = f" {first}-{last}" if node.number < self._shards else ""
         place = f"{node.endpoint}@{node.port + 10_000}"
-        return f"{node.id} {place} {flags} {whose} 0 0 {shard + 1} connected{slots}"
+        return f"{node.id} {place} {flags} {whose} 0 0 {(node.number if primary else shard) + 1} connected{slots}"
 
     def start(self) -> None:
         super().start()
@@ -173,8 +176,23 @@ class RedisCluster(Cluster[ClusterNode]):
 
     def end_migration(self, slot: int, source: ClusterNode, to: ClusterNode) -> None:
         """The new owner is told first: else nobody would serve the slot for a moment."""
-        for node in (to, source):
-            node.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+        to.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+        try:
+            source.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+        except redis.ResponseError as error:  # it was its last one, and it has become a replica of who has it now
+            if "only with masters" not in str(error):
+                raise
+        # Two who change something before they have heard of each other may do it under one epoch, and one is undone.
+        until = time.monotonic() + AGREE_WITHIN
+        while any(self._says(member, slot) != to.port for member in self.members if member.alive):
+            if time.monotonic() > until:
+                raise TimeoutError(f"not all have heard that slot {slot} has moved")
+            time.sleep(0.005)
+
+    @staticmethod
+    def _says(member: ClusterNode, slot: int) -> int:
+        said = member.bare.execute_command("CLUSTER", "SLOTS")
+        return next((int(line[2][1]) for line in said if line[0] <= slot <= line[1]), 0)
 
     def fail_over(self, primary: ClusterNode) -> ClusterNode:
         """Its replica takes over at once, without a vote; also where this primary is dead."""
@@ -210,9 +228,14 @@ class RedisCluster(Cluster[ClusterNode]):
     def name_on(self, primary: ClusterNode, prefix: str = "n") -> str:
         return next(self.names_on(primary, prefix))
 
+    @classmethod
+    def slot_of(cls, name: str) -> int:
+        """That of the lock of this name, with the default prefix."""
+        return cls.slot_of_key(f"multilock/{name}")
+
     @staticmethod
-    def slot_of(name: str) -> int:
-        return int(key_slot(f"multilock/{name}".encode()))
+    def slot_of_key(key: str) -> int:
+        return int(key_slot(key.encode()))
 
 
 @lru_cache

@@ -110,12 +110,24 @@ class ClusterBackend:
             node = topology.node(address)
             try:
                 return ask(_Importing(node, self._keys, self._now) if once else node, deadline - self._now())
-            except Redirected as elsewhere:
-                address, once = topology.redirected(address, elsewhere), elsewhere.once
-            except BackendUnavailable:
-                topology.doubt()
-                raise
+            except Redirected as told:
+                address, once = topology.redirected(address, told), told.once
+            except BackendUnavailable as silence:
+                topology.doubt(address)
+                # Who was asked for once is not the owner anyway.
+                elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
+                if elsewhere is None:
+                    raise
+                address, once = elsewhere, False
         raise self._in_a_circle(name)
+
+    def _taken_over(self, name: str, address: Address, deadline: float) -> Address | None:
+        """The primary that serves this name instead of one that did not execute the request, if the others know it."""
+        try:
+            owner = self._topology.owner(name, deadline - self._now())
+        except MultilockError:
+            return None
+        return owner if owner != address else None
 
     def _in_a_circle(self, name: str) -> BackendUnavailable:
         return BackendUnavailable(
@@ -143,9 +155,12 @@ class ClusterBackend:
                 some = [held[i] for i in places]
                 for i, answer in zip(places, self._renew_at(address, once, some, deadline), strict=True):
                     answers[i] = answer
-                    if isinstance(answer, BackendUnavailable) and isinstance(answer.__cause__, Redirected):
-                        to = answer.__cause__
-                        redirected.setdefault((topology.redirected(address, to), to.once), []).append(i)
+                    if not isinstance(answer, BackendUnavailable) or answer.unknown:
+                        continue
+                    if isinstance(told := answer.__cause__, Redirected):
+                        redirected.setdefault((topology.redirected(address, told), told.once), []).append(i)
+                    elif not once and (owner := self._taken_over(held[i][0].name, address, deadline)):
+                        redirected.setdefault((owner, False), []).append(i)
             asked = redirected
         return answers
 
@@ -160,7 +175,7 @@ class ClusterBackend:
                 return importing.recipe.renew(held, importing.connections.exchange, left)
             return node.listener.renew(held, left)
         except BackendUnavailable as error:
-            self._topology.doubt()
+            self._topology.doubt(address)
             return [error] * len(held)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
@@ -224,7 +239,7 @@ class ClusterBackend:
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         """One primary after the other. A name whose slot is moved meanwhile may be missed."""
-        self._topology.doubt()  # a node that is not known yet may have names
+        self._topology.forget()  # a node that is not known yet may have names
         seen: set[str] = set()
         for _, node in list(self._topology.primaries(within)):
             for info in node.inspection.inspect_all(prefix, within, lambda name: self.inspect(name, within)):
@@ -234,7 +249,7 @@ class ClusterBackend:
 
     def diagnose(self, within: float) -> list[Finding]:
         deadline = self._now() + within
-        self._topology.doubt()
+        self._topology.forget()
         table = self._topology.table(within)
         nodes = list(self._topology.primaries(within))
         return list(diagnose_cluster(table, nodes, lambda: deadline - self._now(), self._replicas.of_grants))

@@ -23,14 +23,13 @@ class Node:
         keys: Keyspace,
         notices: Notices,
         replicas: Replicas | None = None,
-        tag: str = "",
     ) -> None:
-        """No I/O. Made anew in a forked child. ``replicas``, ``tag``: see `Recipe`."""
+        """No I/O. Made anew in a forked child. ``replicas``: see `Recipe`."""
         endpoint.forget()
         self._now = notices.now
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
-        self.recipe = Recipe(keys, transactions, endpoint.name, replicas, tag)
+        self.recipe = Recipe(keys, transactions, endpoint.name, replicas)
         self.inspection = Inspection(keys, transactions)
         self.listener = Listener(endpoint, self.connections, keys, self.recipe, notices)
 

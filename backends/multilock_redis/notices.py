@@ -155,6 +155,10 @@ class Listener:
     def watches(self) -> bool:
         return bool(self._watched or self._followed)
 
+    def doubt(self) -> None:
+        """All of that may be elsewhere by now: it is looked at soon."""
+        self._elsewhere |= self._names()
+
     def leave(self, names: Collection[str]) -> tuple[Watched, dict[str, object]]:
         """What is watched and followed of these; from now on it is not, here: `take_over` it at another node."""
         watched = {claim_id: entry for claim_id, entry in list(self._watched.items()) if entry[0] in names}

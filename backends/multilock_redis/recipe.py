@@ -79,25 +79,17 @@ class Recipe:
     event loop sends by itself (`multilock_redis.channel`)."""
 
     def __init__(
-        self,
-        keys: Keyspace,
-        transactions: Transactions,
-        group: str,
-        replicas: Replicas | None = None,
-        tag: str = "",
+        self, keys: Keyspace, transactions: Transactions, group: str, replicas: Replicas | None = None
     ) -> None:
-        """``tag`` ends each echo, and a push with another one is a hint: where the queue of one node may come to
-        another, the clock by which that one hands over need not be the clock by which the request was reckoned."""
         self._keys = keys
         self.replicas = replicas or Replicas()
         self._transactions = transactions
         self._group = group
-        self._tag = tag
         self.told = True  #: our waiters hear of their turn; where not, the scripts must not take them for dead
 
     def over(self, transactions: Transactions) -> Recipe:
         """The same, by other connections to its server."""
-        recipe = Recipe(self._keys, transactions, self._group, self.replicas, self._tag)
+        recipe = Recipe(self._keys, transactions, self._group, self.replicas)
         recipe.told = self.told
         return recipe
 
@@ -140,7 +132,7 @@ class Recipe:
         """As `attempt` for one who asks several servers for a lock of one alone: the place in each queue is told by
         when it called. ``gives_way``: to who came before it, even if it has this one already."""
         keys = self._keys.of(claim.name)
-        how, echo = _how(claim.ttl, join, self.told, "x", claim.fair, claim.renew, self._tag, gives_way)
+        how, echo = _how(claim.ttl, join, self.told, "x", claim.fair, claim.renew, gives_way)
         request = b"".join(
             (_STAND, keys.common, keys.own(claim), how, echo and echo % (self._transactions.now() * 1e6))
         )
@@ -150,9 +142,10 @@ class Recipe:
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        # Nobody has waited for the replicas of what is handed over: who is told of it asks.
-        by_push = claim.renew and not self.replicas.of_grants
-        how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push, self._tag)
+        # Nobody has waited for the replicas of what is handed over: who is told of it asks. In a cluster all nodes pass
+        # a push on, so that it does not tell which of them handed over, and by whose clock the hand-over ends.
+        by_push = claim.renew and not self.replicas.of_grants and not self._keys.in_slots
+        how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push)
         if echo:
             how += echo % (self._transactions.now() * 1e6)  # read before the bytes leave
         return b"".join((head, keys.common, keys.own(claim), how))
@@ -178,9 +171,7 @@ class Recipe:
         claim_id, *words = payload.decode(errors="replace").split(" ")
         try:
             echo, token, key = words
-            if not echo.endswith(self._tag):
-                return claim_id, None
-            sent_at, wait = (int(number) for number in echo.removesuffix(self._tag).split("/"))
+            sent_at, wait = (int(number) for number in echo.split("/"))
             valid_for = wait / 1000
             granted = Granted(int(token), valid_for, sent_at / 1e6, valid_for, valid_for / 3, self._group, key, True)
         except (ValueError, OverflowError):
@@ -277,7 +268,7 @@ class Recipe:
 
 @lru_cache(maxsize=256)
 def _how(
-    ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool, tag: str, gives_way: bool = False
+    ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool, gives_way: bool = False
 ) -> tuple[bytes, bytes]:
     """Packed: ttl, liveness; in which mode it is shared, or else whether a free lock may be taken past the queue. And
     the format of the echo that follows, of the time of sending in µs; it is in the first part, and empty, where a push
@@ -289,8 +280,7 @@ def _how(
     if not (join and told and renew) or ttl < liveness(ttl):
         return how + bulks(b""), b""
     # The time has as many digits as fill 300 years of a machine that is up.
-    echo = bulks(b"%016d/%d%b" % (0, liveness(ttl) * 1000, tag.encode()))
-    return how, echo.replace(b"%016d" % 0, b"%016d")
+    return how, bulks(b"%016d/%d" % (0, liveness(ttl) * 1000)).replace(b"%016d" % 0, b"%016d")
 
 
 def _marker(mode: str, generation: int) -> str:

@@ -52,9 +52,9 @@ class SlotTable:
 
     def moved(self, slot: int, to: Address) -> None:
         """One slot has another primary, as a node has just said."""
-        self._owners[slot] = to
-        if to not in self.primaries:
-            self.primaries = (*self.primaries, to)
+        before, self._owners[slot] = self._owners[slot], to
+        if to not in self.primaries or before not in self._owners:
+            self.primaries = tuple(dict.fromkeys(owner for owner in self._owners if owner))
 
     def uncovered(self) -> int:
         """How many slots nobody serves."""

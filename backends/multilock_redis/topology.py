@@ -51,8 +51,9 @@ class Topology:
         self._looked_at = 0.0  # when the table was asked for last
         self._looking = threading.Lock()  # taken as those in `Listener`
         self._told: Address | None = None  # who served a slot that had been moved: it knows of that
+        self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}
-        self._tags, self._turns = count(1), count()
+        self._turns = count()
         self._closed = False
         #: In the thread of a node's listener: see `Listener.hand_on`.
         self.hand_on: Callable[[Address, Node, set[str]], set[str]] = lambda address, node, names: names
@@ -70,7 +71,7 @@ class Topology:
     def node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            made = Node(self._endpoint_at(address), self._keys, self._notices, self._replicas, f"/{next(self._tags)}")
+            made = Node(self._endpoint_at(address), self._keys, self._notices, self._replicas)
             node = self._nodes.setdefault(address, made)
             node.listener.hand_on = lambda names: self.hand_on(address, node, names)
             if self._closed:
@@ -103,8 +104,15 @@ class Topology:
 
     # ---- what is learnt on the way
 
-    def doubt(self) -> None:
-        """The next one who asks for the table looks."""
+    def doubt(self, silent: Address | None = None) -> None:
+        """The next one who asks for the table looks, and asks that node last."""
+        if silent:
+            self._silent.add(silent)
+        self._doubted = True
+
+    def forget(self) -> None:
+        """As `doubt`, however short a time ago the table was asked for: for who wants to see all of it."""
+        self._looked_at = 0.0
         self._doubted = True
 
     def redirected(self, by: Address, to: Redirected) -> Address:
@@ -140,8 +148,10 @@ class Topology:
 
     def _look(self, deadline: float) -> None:
         """Ask one node after the other until one answers. Each has half of what is left: one that is silent must not
-        keep the others from being asked."""
+        keep the others from being asked; nor, where a table is known, the request itself from being sent."""
         error: MultilockError | None = None
+        if self._table is not None:
+            deadline -= (deadline - self._now()) / 2
         asked = self._candidates()
         for i, address in enumerate(asked):
             left = deadline - self._now()
@@ -150,8 +160,10 @@ class Topology:
             try:
                 table = self._ask(address, left if i == len(asked) - 1 else max(left / 2, AT_LEAST))
             except (BackendUnavailable, BackendRejected) as failed:
+                self._silent.add(address)
                 error = error if isinstance(error, BackendRejected) else failed
                 continue
+            self._silent.discard(address)
             self._doubted = False
             self._looked_at = self._now()
             self._install(table)
@@ -170,7 +182,8 @@ class Topology:
             first = next(self._turns) % len(known)
             known = known[first:] + known[:first]
         told, self._told = self._told, None
-        return list(dict.fromkeys([told, *known] if told else known))
+        asked = dict.fromkeys([told, *known] if told else known)
+        return sorted(asked, key=self._silent.__contains__)
 
     def _ask(self, address: Address, within: float) -> SlotTable:
         node = self._nodes.get(address)
@@ -192,7 +205,9 @@ class Topology:
         self._table = table
         gone = [(address, node) for address, node in list(self._nodes.items()) if address not in table.primaries]
         for address, node in gone:
-            if not node.listener.watches():
+            if node.listener.watches():
+                node.listener.doubt()
+            else:
                 self.retire(address, node)
         if gone:
             self._notices.wake(None)  # who waited there has nobody any more who would tell it

@@ -29,7 +29,11 @@ ONE_FACE = {
 
 # Schemes of a backend that has another one, and the files in which the suites run on them: what every run has time for,
 # and the rest (``make conformance``).
-SCHEMES = {"redis+sentinel": ("test_sentinel", "more_sentinel"), "redlock": ("test_redlock", "more_redlock")}
+SCHEMES = {
+    "redis+sentinel": ("test_sentinel", "more_sentinel"),
+    "redis+cluster": ("test_cluster", "more_cluster"),
+    "redlock": ("test_redlock", "more_redlock"),
+}
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 

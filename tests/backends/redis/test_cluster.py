@@ -113,7 +113,8 @@ def test_a_waiter_follows_a_moved_slot_and_listens_there(us: Ours, them: Ours, m
     them.wait(waiting)  # its heartbeat
     us.release(held)
     them.ear.hears("wake", waiting.id)
-    assert them.ear.pushed[waiting.id].group == f"redis://{moving.there.endpoint}/0"
+    granted = them.attempt(waiting, join=True)
+    assert granted.group == f"redis://{moving.there.endpoint}/0"
 
 
 def test_a_burst_of_redirections_asks_for_the_table_once(us: Ours, cluster: RedisCluster) -> None:
@@ -200,13 +201,12 @@ def test_a_waiter_whose_place_was_moved_is_passed_over_only_until_its_heartbeat(
     assert isinstance(them.attempt(waiting, join=True), Busy)
     us.release(later)
     them.ear.hears("wake", waiting.id)
-    assert them.ear.pushed[waiting.id].token
+    assert isinstance(them.attempt(waiting, join=True), Granted)
 
 
-def test_a_push_of_another_node_than_the_one_that_was_asked_grants_nothing(
-    us: Ours, them: Ours, moving: Moving
-) -> None:
-    """The deadline of the waiter was written by the clock of the old node, which the new one does not have."""
+def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, moving: Moving) -> None:
+    """The deadline of a waiter was written by the clock of one node, and after a move another one hands over: what that
+    publishes is heard at both."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     other = moving.cluster.name_on(moving.there)
@@ -214,7 +214,8 @@ def test_a_push_of_another_node_than_the_one_that_was_asked_grants_nothing(
     them.wait(them.claim(other))  # so that it listens there too
     moving.whole()
     us.release(held)
-    them.ear.hears("wake", waiting.id)
+    for _ in range(2):
+        them.ear.hears("wake", waiting.id)
     assert moving.holder(moving.there) == waiting.owner
     assert waiting.id not in them.ear.pushed
     assert isinstance(them.attempt(waiting, join=True), Granted)

@@ -1,0 +1,25 @@
+"""The suites on ``redis+cluster://`` in which it matters that names are on several nodes; three real shards.
+
+The others are in `more_cluster`: for one name it is ``redis://``.
+"""
+
+from __future__ import annotations
+
+from multilock.testing import conformance
+from tests.conformance.cluster import RedisClusters
+
+
+class TestLoss(conformance.LossConformance):
+    backend = RedisClusters
+
+
+class TestElection(conformance.ElectionConformance):
+    backend = RedisClusters
+
+
+class TestLockAll(conformance.LockAllConformance):
+    backend = RedisClusters
+
+
+class TestBackend(conformance.BackendConformance):
+    backend = RedisClusters

@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,9 +169,19 @@ def test_a_server_that_is_slow_as_the_run_begins_takes_part(server: RedisServer)
     """Slower than a request of a lock with this ttl may be: a busy machine must not cost a column."""
     with FaultProxy.before(server.url) as proxy:
         proxy.black_hole("down")
-        threading.Timer(2.0, proxy.heal).start()
+        waiting = threading.Thread(target=heal_after, args=(proxy, 2.0))
+        waiting.start()
         [column] = columns_for([proxy.url], [], 4.0, controls=False)
+        waiting.join()
     assert column.gone == ""
+
+
+def heal_after(proxy: FaultProxy, seconds: float) -> None:
+    """… of which it was asked, and said nothing."""
+    while not proxy.traffic.up_in:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    proxy.heal()
 
 
 def test_the_report_that_is_kept_as_an_example_is_judged_to_what_it_says() -> None:

@@ -131,7 +131,7 @@ def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeyp
     assert lines(them) <= 2
 
     def turn() -> bool:
-        for name in ("b", "c"):
+        for name in ("a", "b", "c"):
             claim = us.claim()._replace(name=name)
             us.take(claim)
             us.release(claim)

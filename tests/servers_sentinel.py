@@ -28,7 +28,8 @@ DOWN_AFTER = 0.3  # seconds
 AGREED_WITHIN = 40.0  # seconds, on a busy machine
 
 # As they are made a change of roles takes seconds, and the end of a former primary ten. From 7.0 on they may be told.
-QUICK = {"info-period": 200, "ask-period": 100, "publish-period": 200, "min-slave-reconf-timeout": 500}
+# A replica of which they have heard nothing for three times the first of these is not promoted.
+QUICK = {"info-period": 1000, "ask-period": 100, "publish-period": 200, "min-slave-reconf-timeout": 500}
 
 
 class SentinelServer(Server):

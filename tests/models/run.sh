@@ -52,6 +52,7 @@ if [ "${1-}" = long ]; then
     holds X+X,X 1 0 0 1
     holds X+X,X 0 0 1 1
     holds X,X,X 0 0 1 1
+    holds P+P,X 0 0 1 2
     exit
 fi
 
@@ -120,6 +121,10 @@ holds X,X,X 0 0 0 1
 holds X+X,X 0 0 0 1
 holds R+X,R 0 0 0 1
 holds P+P,P 0 0 0 2
+holds R,X,P 0 0 0 1
+holds R,X,R 0 0 0 1
+holds P,P,X 0 0 0 2
+holds P,P,P 1 0 0 2
 
 for mistake in frombefore fromanswer logignored ownignored half aftercancel rejoinkeeps; do
     found X,X 0 0 1 1 $mistake

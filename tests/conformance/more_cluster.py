@@ -60,3 +60,11 @@ class TestProcess(conformance.ProcessConformance):
 
 class TestDescriptors(conformance.DescriptorConformance):
     backend = RedisClusters
+
+
+class TestLoss(conformance.LossConformance):
+    backend = RedisClusters
+
+
+class TestElection(conformance.ElectionConformance):
+    backend = RedisClusters

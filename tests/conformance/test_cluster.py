@@ -9,14 +9,6 @@ from multilock.testing import conformance
 from tests.conformance.cluster import RedisClusters
 
 
-class TestLoss(conformance.LossConformance):
-    backend = RedisClusters
-
-
-class TestElection(conformance.ElectionConformance):
-    backend = RedisClusters
-
-
 class TestLockAll(conformance.LockAllConformance):
     backend = RedisClusters
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -657,21 +658,36 @@ class RedlockBackend:
     # ---- for operators
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
+        """Between its votes and its token a holder is told of nobody: whoever reads just then would keep what it read,
+        since nothing pushes a token. So it is asked again for a moment."""
+        deadline = self.now() + within
+        settled = self.now() + min(within / 2, LEAST_LIMIT)
+        while True:
+            info = self._inspected(name, deadline)
+            agreed = info is None or info.kind is None or info.token is not None or not self._token
+            if agreed or self.now() >= settled:
+                return info
+            time.sleep(0.002)
+
+    def _inspected(self, name: str, deadline: float) -> LockInfo | None:
         def inspect(node: Node, within: float) -> LockInfo | None:
             return node.inspection.inspect(name, within)
 
         infos: list[LockInfo | None] = []
         silences: list[Exception] = []
-        for _, said in self._ask(inspect, self.now() + within):
+        for _, said in self._ask(inspect, deadline):
             if isinstance(said, Exception):
                 silences.append(said)
             else:
                 infos.append(said)
-            if self.quorum.named(info.owner if info else "" for info in infos) is not None:
+            if (
+                self.quorum.named((info.owner, self._token and info.token) if info else () for info in infos)
+                is not None
+            ):
                 return self._by_majority(infos)
         if len(silences) > self.quorum.spare:
             raise self.silence(silences, "tell who holds it")
-        return None
+        return self._by_majority(infos)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         found: dict[str, list[LockInfo | None]] = {}
@@ -691,7 +707,7 @@ class RedlockBackend:
         ours = [info for info in infos if info and info.owner == owner]
         if owner is None or not ours:
             return None
-        token = self.quorum.least(sorted((info.token or 0 for info in ours), reverse=True)) if self._token else None
+        token = self.quorum.named(info.token for info in ours) if self._token else None  # servers alone differ
         waiting = max(info.waiting or 0 for info in infos if info)
         first = next((info for info in ours if info.resting_until is not None), ours[0])
         return replace(first, token=token, waiting=waiting)

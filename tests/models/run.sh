@@ -142,6 +142,7 @@ found R,R,X 0 0 0 1 likeexcludes
 model=redlock # lock: clients, faults, restarts, ttl, liveness; token: lost answers, retries
 holds lock 2 0 0 1 1
 holds lock 1 1 1 2 1
+holds lock 2 0 1 1 1
 holds token 1 1
 
 for mistake in minority receipt ackedonly notombstone countson; do

@@ -17,6 +17,7 @@ from multilock.testing.conformance.base import NAME, Conformance, Recorder
 from multilock.testing.conformance.faces import FACES, Face, background
 from multilock.testing.conformance.places import Place
 from multilock.testing.process import Helper, say
+from multilock.urls import split_url
 
 __all__ = ["DescriptorConformance"]
 
@@ -65,7 +66,8 @@ def live(module: str, face_name: str, url: str, prefix: str) -> None:
 
 def _client(face: Face, url: str, prefix: str) -> Client:
     shared = {"ttl": TTL, "prefix": prefix, "identity": "conformance", "request_timeout": None}
-    return face.client(open_backend(url.partition(":")[0], url, shared), ttl=TTL)
+    scheme, bare, own = split_url(url, "the URL")
+    return face.client(open_backend(scheme, bare, {**shared, **own}), ttl=TTL)
 
 
 def _hold_wait_and_lose(client: Client, other: Client) -> None:

@@ -58,6 +58,8 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
     header, end = plan.header, {"what": "end", "reached": True, "took_place": False, "why": ""}
     with ExitStack() as stack:
         stack.callback(_clean_up, plan, a, b)
+        for mate in (a, b):
+            mate.forget()  # what was said late, of the cycle before
         try:
             if "network" in plan.scenario.needs:
                 scene.network = Network(plan.url)

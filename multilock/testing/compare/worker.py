@@ -102,6 +102,7 @@ class _Role:
     place: Place | None = None
     release_now: threading.Event = field(default_factory=threading.Event)
     _last: threading.Thread | None = None
+    closed: bool = False
     _threads: int = 0  #: before its client was opened
 
     def start(self, what: Any, *arguments: Any) -> None:
@@ -258,6 +259,8 @@ class _Role:
         note("done", now(), self.role)
 
     def _tell_loss(self) -> None:
+        if self.closed:  # the next cycle may have begun, and has a role of this name
+            return
         at = now()
         note("lost", at, self.role, "lost", at)
 
@@ -303,6 +306,7 @@ class _Role:
     def close(self) -> None:
         if self.place is not None:
             self.place.close()
+        self.closed = True
         note("closed", now(), self.role)
 
 

@@ -149,6 +149,7 @@ class Capabilities:
     hold_at_least: bool = False  #: the server itself can keep a released name taken for a while
     read_write: bool = False  #: many readers, or one writer, can hold a name
     semaphore: bool = False  #: a given number can hold a name
+    why_one: str = ""  #: why one alone can hold a name, where that cannot be otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,6 +272,7 @@ class RedlockBackend:
             ttl_step=0.001,
             takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
             hold_at_least=True,
+            why_one="two who share a name may have it from majorities of which no server knows both",
         )
 
     def __repr__(self) -> str:

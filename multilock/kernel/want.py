@@ -129,9 +129,11 @@ def _check_permits(permits: int) -> None:
 
 
 def _check_kind(backend: Backend, name: str, capability: str, what: str) -> None:
-    if not getattr(backend.capabilities, capability):
+    can = backend.capabilities
+    if not getattr(can, capability):
+        why = f", since {can.why_one}" if can.why_one else " with these options"
         raise CapabilityMissing(
-            f"{backend.scheme} has no {what} with these options: use another backend, or a lock",
+            f"{backend.scheme} has no {what}{why}: use another backend, or a lock",
             name=name,
             backend=backend.scheme,
         )

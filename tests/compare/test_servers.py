@@ -186,7 +186,7 @@ match sys.argv[1]:
 def test_a_container_is_killed_and_started_again_by_its_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """The words for the engine; tests/docker tries them on one."""
+    """The words for the engine."""
     (tmp_path / "pid").write_text(str(sleeper.pid))
     engine, again = tmp_path / "docker", tmp_path / "again"
     engine.write_text(ENGINE.format(python=sys.executable, pid=str(tmp_path / "pid"), again=str(again)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: R
 
 def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> None:
     first, second, third = contend(), contend(), contend()
-    arrived = 10**6 * int(__import__("time").time())
+    arrived = 10**6 * int(time.time())
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate((first, second, third))]
     everybody = list(zip((first, second, third), claims, strict=True))
     for n, (each, claim) in enumerate(everybody):  # each has one
@@ -220,6 +221,21 @@ def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> No
     assert isinstance(granted, Granted)
     assert granted.token
     assert holders(servers) == [claims[0].id] * 3
+
+
+def test_nobody_gives_way_to_who_called_later(contend: Contend, servers: RedisServers) -> None:
+    first, second = contend(), contend()
+    for member in servers.members[1:]:
+        with redis.Redis(port=member.port) as bare:
+            bare.set("multilock/a", "somebody else", px=60_000)
+    arrived = 10**6 * int(time.time())
+    claim, later = first.claim(arrived=arrived), second.claim(arrived=arrived + 1)
+    assert isinstance(first.attempt(claim, join=True), Busy)
+    assert isinstance(second.attempt(later, join=True), Busy)
+    assert isinstance(first.attempt(claim, join=True), Busy)  # it gives way on the one that it has
+    with redis.Redis(port=servers.members[0].port) as bare:
+        assert bare.zrange("{multilock/a}:queue", 0, -1) == [later.owner.encode()]
+    assert holders(servers)[0] == claim.id
 
 
 def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> None:

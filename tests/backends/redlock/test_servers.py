@@ -156,9 +156,9 @@ def test_waiters_are_served_in_the_order_in_which_they_called(five: RedisServers
 
 
 def test_readers_and_permits_are_refused(client: Client) -> None:
-    with pytest.raises(CapabilityMissing):
+    with pytest.raises(CapabilityMissing, match="no server knows both"):
         client.read_write_lock(NAME)
-    with pytest.raises(CapabilityMissing):
+    with pytest.raises(CapabilityMissing, match="no server knows both"):
         client.semaphore(NAME, 3)
 
 

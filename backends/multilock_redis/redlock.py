@@ -336,11 +336,8 @@ class RedlockBackend:
         gives_way = join and bool(votes) and len(votes) < self.quorum.needed
         standing.woken.clear()
         until = min(deadline, now + self.limit(standing.claim, deadline - now))
-        for which, at in enumerate(standing.at):
-            if not at.under_way:  # else that of an earlier round will do
-                at.number += 1
-                stand = partial(self._stand, standing, which, join, gives_way)
-                self._crews[which].ask(stand, until, partial(standing.answers.put, which, at.number))
+        for which in range(self.quorum.nodes):
+            self._ask_for(standing, which, join, gives_way, until, standing.answers.put)
         said: dict[int, Any] = {}
         while True:
             silences = [each for each in said.values() if isinstance(each, Exception)]
@@ -357,44 +354,63 @@ class RedlockBackend:
             if number == standing.at[which].number:
                 said[which] = what
 
-    def _stand(self, standing: _Standing, which: int, join: bool, gives_way: bool, node: Node, within: float) -> Any:
-        """On a thread of the crew: ask one server, and note what it said, whoever still waits for it."""
+    def _ask_for(
+        self,
+        standing: _Standing,
+        which: int,
+        join: bool,
+        gives_way: bool,
+        until: float,
+        tell: Callable[[int, int, Any], None],
+    ) -> None:
+        """Ask one server, unless it was asked and has not answered yet: that answer will do, and of two at once nobody
+        would know which was executed first. ``tell`` gets its number, which the question has, and what it said."""
         at = standing.at[which]
         with standing.lock:
-            if standing.leaving:
-                raise BackendUnavailable("the claim was given up", unknown=False)
+            if at.under_way:
+                return
             at.under_way = True
+            at.number += 1
+            number = at.number
             gives_way = gives_way and not at.unsure
             if gives_way:
                 at.vote = at.push = None
                 at.floor = at.asked
-        answer: Granted | Busy | None = None
-        silence: Exception | None = None
-        try:
-            answer = node.stand(standing.claim, join, gives_way, within)
-            return answer
-        except BaseException as error:
-            silence = error if isinstance(error, Exception) else None
-            raise
-        finally:
-            with standing.lock:
-                at.under_way = False
-                at.asked = self.now()
-                if answer is None:
-                    unknown = not isinstance(silence, BackendRejected) and getattr(silence, "unknown", True)
-                    at.unsure |= unknown
-                    at.touched |= unknown
-                    at.void |= unknown and gives_way
-                else:
-                    at.touched |= join or isinstance(answer, Granted)
-                    at.gone = at.gone and not isinstance(answer, Granted)
-                    push, at.push = at.push, None
-                    vote = answer if isinstance(answer, Granted) else push
-                    at.vote = vote if vote and self.counts(which) else None
-                    ends = answer.expires_in if isinstance(answer, Busy) else 0.0
-                    at.ends = None if ends is None else at.asked + ends
-            if at.vote:
-                self._tell_if_held(standing)
+
+        def stand(node: Node, within: float) -> Granted | Busy:
+            if standing.leaving:
+                raise BackendUnavailable("the claim was given up", unknown=False)
+            return node.stand(standing.claim, join, gives_way, within)
+
+        def told(said: Granted | Busy | Exception) -> None:
+            self._note_answer(standing, which, join, gives_way, said)
+            tell(which, number, said)
+
+        self._crews[which].ask(stand, until, told)
+
+    def _note_answer(
+        self, standing: _Standing, which: int, join: bool, gives_way: bool, said: Granted | Busy | Exception
+    ) -> None:
+        """On a thread of the crew, whoever still waits for it."""
+        at = standing.at[which]
+        with standing.lock:
+            at.under_way = False
+            at.asked = self.now()
+            if isinstance(said, Exception):
+                unknown = not isinstance(said, BackendRejected) and getattr(said, "unknown", True)
+                at.unsure |= unknown
+                at.touched |= unknown
+                at.void |= unknown and gives_way
+            else:
+                at.touched |= join or isinstance(said, Granted)
+                at.gone = at.gone and not isinstance(said, Granted)
+                push, at.push = at.push, None
+                vote = said if isinstance(said, Granted) else push
+                at.vote = vote if vote and self.counts(which) else None
+                ends = said.expires_in if isinstance(said, Busy) else 0.0
+                at.ends = None if ends is None else at.asked + ends
+        if at.vote:
+            self._tell_if_held(standing)
 
     def counts(self, which: int) -> bool:
         return self.now() >= self._endpoints[which].counts_from
@@ -636,9 +652,7 @@ class RedlockBackend:
     def top_up(self, standing: _Standing, which: int) -> None:
         """Ask a server that a holder does not have for it: so that it has more than it needs. It proves nothing."""
         claim, now = standing.claim, self.now()
-        if not standing.at[which].under_way:
-            until = now + self.limit(claim, claim.ttl)
-            self._crews[which].ask(partial(self._stand, standing, which, True, False), until, _nobody)
+        self._ask_for(standing, which, True, False, now + self.limit(claim, claim.ttl), _nobody)
 
     # ---- what is watched
 
@@ -949,5 +963,5 @@ def _renew(held: Sequence[Held], node: Node, within: float) -> Sequence[Granted 
     return answers
 
 
-def _nobody(said: object) -> None:
-    """A top-up, or a release in the background: nobody waits for it."""
+def _nobody(which: int, number: int, said: object) -> None:
+    """Nobody waits for a top-up."""

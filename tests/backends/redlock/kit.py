@@ -8,12 +8,13 @@ from typing import Any
 
 import redis
 
+from multilock import BackendUnavailable
 from multilock.backend import Claim, Granted
 from multilock.model import owner_text
 from multilock.testing import FaultProxy
 from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
-from tests.backends.redis.kit import Ear
+from tests.backends.redis.kit import Ear, eventually
 from tests.servers_redlock import RedisServers
 
 __all__ = ["Contender", "holders"]
@@ -49,6 +50,17 @@ class Contender:
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
+
+    def give_back(self, claim: Claim, *, unsure: bool = False) -> None:
+        """As the kernel does: told again until no server has anything of it."""
+
+        def given_back() -> bool:
+            try:
+                return not self.release(claim, unsure=unsure).again
+            except BackendUnavailable:
+                return False
+
+        eventually(given_back, within=WITHIN)
 
     def renew(self, *held: tuple[Claim, Granted]) -> list[Any]:
         return list(self.backend.renew("redlock", held, WITHIN))

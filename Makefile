@@ -23,8 +23,8 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 test: $(VENV)/.dev servers lint types ## everything that must be green: style, types, all tests on real servers
 	# Those in tests/faults need the machine for themselves; they run whether the others fail or not.
 	export MULTILOCK_REQUIRE=$(SERVERS); failed=; \
-	$(BIN)/python -m pytest --ignore tests/faults -n $(WORKERS) || failed=1; \
-	$(BIN)/python -m pytest tests/faults || failed=1; \
+	$(BIN)/python -m pytest --durations=40 --durations-min=5 --ignore tests/faults -n $(WORKERS) || failed=1; \
+	$(BIN)/python -m pytest --durations=20 --durations-min=5 tests/faults || failed=1; \
 	test -z "$$failed"
 
 quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an absent server

@@ -10,6 +10,10 @@ class TestLock(conformance.LockConformance):
     backend = Guarded
 
 
+class TestOutage(conformance.OutageConformance):
+    backend = Guarded
+
+
 class TestThreading(conformance.ThreadingConformance):
     backend = Guarded
 

@@ -13,10 +13,6 @@ class TestCancel(conformance.CancelConformance):
     backend = Guarded
 
 
-class TestOutage(conformance.OutageConformance):
-    backend = Guarded
-
-
 class TestClient(conformance.ClientConformance):
     backend = Guarded
 

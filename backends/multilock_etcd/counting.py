@@ -1,9 +1,11 @@
 """Who is ahead in the queue of a name, counted down by one watch of it: a proof that a claim is first, without a look.
 
-A request that puts a key, or looks at it, also counts who is ahead, at its revision. The watch of the whole name tells
-of each deletion after that, in order and of each revision all or nothing, with the create_revision of what was deleted;
-who was created before the key leaves the count. At nobody it has proved that at this revision nobody was ahead, and
-that the key had not been deleted up to it. `tests/models/etcd.cpp` is this rule, exhausted.
+A request that puts a key, or looks at it, also reads the keys that are ahead, at its revision. The watch of the whole
+name tells of each deletion after that, in order and of each revision all or nothing; a key that was deleted since is no
+more ahead. With none of them left it has proved that at this revision nobody was ahead, and that the key had not been
+deleted up to it. `tests/models/etcd.cpp` is this rule, exhausted.
+
+Keys, and not how many: some servers tell a watch again, on the same stream, what they have told it before.
 
 Nothing here asks, waits or locks.
 """
@@ -11,12 +13,13 @@ Nothing here asks, waits or locks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from multilock.backend import Claim
-from multilock_etcd.keys import Ahead, Range
+from multilock_etcd.keys import Range
 from multilock_etcd.places import Place
+from multilock_etcd.sessions import Session
 
 __all__ = ["Deletion", "Line", "Standing", "Verdict"]
 
@@ -24,51 +27,53 @@ REMEMBERED = 256  # deletions; who comes later than that has to look
 
 
 class Deletion(NamedTuple):
-    """``born`` is the create_revision of what was deleted; None: the server does not know it any more."""
-
     key: bytes
     revision: int
-    born: int | None
 
 
 class Standing:
-    """A claim whose key was created at ``revision``; and how many, ``at`` a revision, were ahead of it."""
+    """A claim whose key was created at ``revision``, on the lease of ``session``; and whose keys, ``at`` a revision,
+    were ahead of it."""
 
-    __slots__ = ("ahead", "at", "claim", "like", "others", "own", "place", "revision")
+    __slots__ = ("at", "claim", "like", "others", "own", "place", "revision", "room", "session")
 
     def __init__(
-        self, claim: Claim, place: Place, own: bytes, ahead: Ahead, others: int, like: int, revision: int, at: int
+        self,
+        claim: Claim,
+        place: Place,
+        own: bytes,
+        others: Iterable[bytes],
+        like: Iterable[bytes],
+        room: int,
+        at: int,
     ) -> None:
+        assert place.revision is not None
+        assert place.session is not None
         self.claim = claim
         self.place = place
         self.own = own
-        self.ahead = ahead
-        self.others = others  # who do not fit
-        self.like = like  # who hold the name together with it
-        self.revision = revision
+        self.others = set(others)  # of who do not fit
+        self.like = set(like)  # of who hold the name together with it
+        self.room = room
         self.at = at
+        self.revision: int = place.revision
+        self.session: Session = place.session
 
     @property
     def to_go(self) -> int:
         """How many at least have to go before it is first."""
-        return self.others + max(0, self.like - self.ahead.room + 1)
+        return len(self.others) + max(0, len(self.like) - self.room + 1)
 
-    def hear(self, deletions: Sequence[Deletion]) -> bool | None:
+    def hear(self, deletions: Iterable[Deletion]) -> bool | None:
         """Whether it is first at the last of them. False: that cannot be told. None: it is not first yet."""
         for each in deletions:
             if each.revision <= self.at:
                 continue
-            if each.key == self.own or each.born is None:
+            if each.key == self.own:
                 return False
-            if each.born < self.revision:
-                self._without(each.key)
+            self.others.discard(each.key)
+            self.like.discard(each.key)
         return True if self.to_go == 0 else None
-
-    def _without(self, key: bytes) -> None:
-        if any(begin <= key < end for begin, end in self.ahead.like):
-            self.like -= 1
-        elif any(begin <= key < end for begin, end in self.ahead.others):
-            self.others -= 1
 
 
 Verdict = tuple[Standing, bool]
@@ -104,11 +109,13 @@ class Line:
 
     def hear(self, deletions: Sequence[Deletion]) -> list[Verdict]:
         """What one answer of the watch tells: whole revisions."""
-        self.unheeded += 1
+        if not self._waiting:
+            self.unheeded += 1
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
-                self._after = self._told.popleft().revision
+                # What is told again is older than what was told before.
+                self._after = max(self._after or 0, self._told.popleft().revision)
         return self._judge([(each, each.hear(deletions)) for each in self._waiting.values()])
 
     def _catch_up(self, standing: Standing) -> bool | None:

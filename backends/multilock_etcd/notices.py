@@ -44,7 +44,7 @@ KEPT_FOR = 32  # … and for so many answers in a row
 
 class _Watch:
     """``tell`` is called with each event; with ``once`` the first deletion ends the watch, and nothing else counts.
-    A ``line`` is told whole answers, of deletions with what was deleted."""
+    A ``line`` is told whole answers, of deletions."""
 
     __slots__ = ("confirmed", "id", "line", "once", "start", "tell", "what")
 
@@ -66,11 +66,10 @@ class _Watch:
         self.confirmed = False
 
     def request(self) -> Any:
-        counts = self.line is not None
-        filters = [m.NOPUT] if self.once or counts else []
+        filters = [m.NOPUT] if self.once or self.line is not None else []
         key, end = self.what
         create = m.WatchCreateRequest(
-            key=key, range_end=end, start_revision=self.start, filters=filters, prev_kv=counts, watch_id=self.id
+            key=key, range_end=end, start_revision=self.start, filters=filters, watch_id=self.id
         )
         return m.WatchRequest(create_request=create)
 
@@ -129,6 +128,8 @@ class Watcher:
     def count(self, queue: Range, standing: Standing) -> None:
         """Have this claim granted when all who are ahead of it have gone, or woken if that can no more be told."""
         claim_id = standing.claim.id
+        if standing.place.revision != standing.revision:
+            return  # another attempt has put another key
         with self._lock:
             self._drop(self._waiting.pop(claim_id, []))
             watch = self._lines.get(queue)
@@ -237,8 +238,8 @@ class Watcher:
 
     def _tell(self, verdicts: list[Verdict]) -> None:
         for standing, first in verdicts:
-            claim, session = standing.claim, standing.place.session
-            if first and claim.renew and session and self._sessions.is_alive(session.lease):
+            claim, session = standing.claim, standing.session
+            if first and claim.renew and self._sessions.is_alive(session.lease):
                 self._notices.granted(claim.id, session.granted(standing.revision))
             else:
                 self._notices.wake(claim.id)
@@ -358,10 +359,7 @@ class Watcher:
                 watch.tell(event)
 
     def _hear_line(self, watch: _Watch, line: Line, answer: Any) -> None:
-        deletions = [
-            Deletion(event.kv.key, event.kv.mod_revision, event.prev_kv.create_revision or None)
-            for event in answer.events
-        ]
+        deletions = [Deletion(event.kv.key, event.kv.mod_revision) for event in answer.events]
         with self._lock:
             verdicts = line.begins(answer.header.revision) if answer.created else []
             verdicts = self._judged(watch, verdicts + (line.hear(deletions) if deletions else []))

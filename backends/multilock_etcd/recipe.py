@@ -7,7 +7,7 @@ service): a contender is a key ``<prefix><name>/<id>`` on a lease, and the one w
 1. put our key; 2. if no key there was created before it, we hold the lock; 3. else watch the one created just before
 ours; 4. when that is deleted, go to 2. To release is to delete the key.
 
-Who is near enough does not go to 2 again: 1 and 2 have counted who is ahead, and one watch of the whole name counts
+Who is near enough does not go to 2 again: 1 and 2 have read who is ahead, and one watch of the whole name counts
 them down (`multilock_etcd.counting`). At nobody ahead our claim is told that it holds.
 
 Readers, writers and permits stand in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name, the
@@ -27,6 +27,7 @@ What those recipes lack and is done here:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
@@ -225,10 +226,9 @@ class Recipe:
     def _standing(self, claim: Claim, place: Place, last: Sequence[Any], at: int) -> Standing:
         """As far as ``last`` tells, which is exact if no more than `NEAR` are to go."""
         ahead = self._keys.ahead(claim)
-        found = [len(answer.response_range.kvs) for answer in last]
-        others, like = sum(found[: len(ahead.others)]), sum(found[len(ahead.others) :][: len(ahead.like)])
-        assert place.revision is not None
-        return Standing(claim, place, self._keys.own(claim), ahead, others, like, place.revision, at)
+        found = [[row.key for row in answer.response_range.kvs] for answer in last]
+        others, like = found[: len(ahead.others)], found[len(ahead.others) :][: len(ahead.like)]
+        return Standing(claim, place, self._keys.own(claim), chain(*others), chain(*like), ahead.room, at)
 
     def _refuse_another_number(self, claim: Claim, place: Place, first: Sequence[Any], deadline: float) -> None:
         """The ``first`` permit of all says how many there are. Others may be there to be refused."""
@@ -256,8 +256,9 @@ class Recipe:
             self._end_own_session(claim, place, self._now() + REVOKE_WITHIN)
         elif isinstance(answer, Granted):
             self._watcher.stop(claim.id)
-        elif place.lease is None or (answer and not place.revision):
-            # Nothing of this claim is at the server, nor will be: its release is not asked for.
+        elif place.lease is None or (answer and not answer.spent and not place.revision):
+            # Nothing of this claim is at the server, nor will be: its release is not asked for. That of a spent one is:
+            # a join of it that had no answer may still come.
             self._places.forget(claim, place)
             self._end_own_session(claim, place, deadline)
 

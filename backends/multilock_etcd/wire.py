@@ -58,7 +58,7 @@ _PACKAGE = "etcd"
 _FIELDS = {
     "KeyValue": "bytes key 1, int64 create_revision 2, int64 mod_revision 3, int64 version 4, bytes value 5, "
     "int64 lease 6",
-    "Event": "int32 type 1, KeyValue kv 2, KeyValue prev_kv 3",
+    "Event": "int32 type 1, KeyValue kv 2",
     "ResponseHeader": "uint64 cluster_id 1, uint64 member_id 2, int64 revision 3, uint64 raft_term 4",
     "RangeRequest": "bytes key 1, bytes range_end 2, int64 limit 3, int64 revision 4, int32 sort_order 5, "
     "int32 sort_target 6, bool keys_only 8, bool count_only 9, int64 max_create_revision 13",
@@ -83,7 +83,7 @@ _FIELDS = {
     "LeaseTimeToLiveRequest": "int64 ID 1, bool keys 2",
     "LeaseTimeToLiveResponse": "ResponseHeader header 1, int64 ID 2, int64 TTL 3, int64 grantedTTL 4",
     "WatchCreateRequest": "bytes key 1, bytes range_end 2, int64 start_revision 3, repeated int32 filters 5, "
-    "bool prev_kv 6, int64 watch_id 7",
+    "int64 watch_id 7",
     "WatchCancelRequest": "int64 watch_id 1",
     "WatchRequest": "WatchCreateRequest create_request 1, WatchCancelRequest cancel_request 2",
     "WatchResponse": "ResponseHeader header 1, int64 watch_id 2, bool created 3, bool canceled 4, "

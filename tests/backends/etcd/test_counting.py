@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import pytest
 
@@ -12,22 +13,30 @@ from multilock_etcd import counting
 from multilock_etcd.counting import Deletion, Line, Standing
 from multilock_etcd.keys import Keyspace
 from multilock_etcd.places import Place
+from multilock_etcd.sessions import Session
 
 KEYS = Keyspace("p/")
 ID = "f" * 32
 
 
 def standing(
-    kind: str = "lock", *, others: int = 1, like: int = 0, permits: int = 0, revision: int = 10, at: int = 10
+    kind: str = "lock", *others: str, like: Sequence[str] = (), permits: int = 0, revision: int = 10, at: int = 10
 ) -> Standing:
+    """Behind these keys, or behind ``one``."""
     claim_id = f"{os.urandom(8).hex()}.{ID}"
     owner = owner_text(claim_id, kind, "host", os.getpid(), "me", 60.0)
-    claim = Claim("job", kind, claim_id, owner, 60.0, True, True, "me", permits)
-    return Standing(claim, Place(claim), KEYS.own(claim), KEYS.ahead(claim), others, like, revision, at)
+    place = Place(claim := Claim("job", kind, claim_id, owner, 60.0, True, True, "me", permits))
+    place.revision, place.session = revision, Session(1, 60.0, 0.0)
+    ahead = others or ("one",)
+    return Standing(claim, place, KEYS.own(claim), map(key, ahead), map(key, like), max(1, permits), at)
 
 
-def gone(revision: int, born: int | None = 5, key: str = "somebody") -> Deletion:
-    return Deletion(f"p/job/{key}".encode(), revision, born)
+def key(of: str) -> bytes:
+    return b"p/job/" + of.encode()
+
+
+def gone(revision: int, of: str = "one") -> Deletion:
+    return Deletion(key(of), revision)
 
 
 @pytest.fixture
@@ -39,33 +48,59 @@ def line() -> Line:
 
 
 def test_who_was_ahead_leaves_the_count_and_at_nobody_it_is_first_and_told_once(line: Line) -> None:
-    waiting = standing(others=2)
+    waiting = standing("lock", "one", "two")
     assert line.enter(waiting) == []
     assert line.hear([gone(11)]) == []
-    assert line.hear([gone(12)]) == [(waiting, True)]
+    assert line.hear([gone(12, "two")]) == [(waiting, True)]
     assert not line
     assert line.hear([gone(13)]) == []
 
 
+def test_what_is_told_again_lets_nobody_in_and_hides_nobody(line: Line) -> None:
+    waiting = standing("lock", "one", "two", "three")
+    line.enter(waiting)
+    first, second = gone(11), gone(12, "two")
+    assert line.hear([first]) == []
+    assert line.hear([first, second]) == []
+    assert line.hear([first]) == []
+    assert line.hear([second, gone(13, "three")]) == [(waiting, True)]
+
+
+def test_what_is_told_again_takes_nobody_from_who_comes_later(line: Line) -> None:
+    line.hear([gone(11), gone(12, "two")])
+    line.hear([gone(11), gone(12, "two")])
+    late = standing("lock", "two", "three", revision=11, at=11)
+    assert line.enter(late) == []
+    assert line.hear([gone(11), gone(12, "two")]) == []
+    assert line.hear([gone(13, "three")]) == [(late, True)]
+
+
+def test_what_is_told_again_makes_the_memory_no_longer(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "REMEMBERED", 2)
+    line.hear([gone(11), gone(12), gone(13), gone(14)])
+    line.hear([gone(11), gone(12), gone(13)])
+    late = standing(at=11)
+    assert line.enter(late) == [(late, False)]
+
+
 def test_who_came_later_was_never_in_the_count(line: Line) -> None:
     line.enter(standing())
-    assert line.hear([gone(12, born=11)]) == []
+    assert line.hear([gone(12, "newcomer")]) == []
 
 
 def test_all_waiters_are_told_by_the_one_watch(line: Line) -> None:
-    first, second = standing(), standing(others=2, revision=11, at=11)
+    first, second = standing(), standing("lock", "one", "first", revision=11, at=11)
     line.enter(first)
     line.enter(second)
     assert line.hear([gone(12)]) == [(first, True)]
-    assert line.hear([gone(13, born=10)]) == [(second, True)]
+    assert line.hear([gone(13, "first")]) == [(second, True)]
 
 
 def test_who_comes_later_is_told_what_the_watch_told_since_it_counted_and_nothing_from_before(line: Line) -> None:
-    line.hear([gone(11), gone(13)])
-    late = standing(others=2, revision=12, at=12)
+    line.hear([gone(11), gone(13, "two")])
+    late = standing("lock", "one", "two", revision=12, at=12)  # somebody came again with the key of one
     assert line.enter(late) == []
-    assert late.others == 1
-    in_time = standing(revision=12, at=12)
+    in_time = standing("lock", "two", revision=12, at=12)
     assert line.enter(in_time) == [(in_time, True)]
     assert line.hear([gone(14)]) == [(late, True)]
 
@@ -75,7 +110,7 @@ def test_a_member_that_is_behind_tells_what_was_not_there_when_it_counted_and_th
     line.enter(standing(revision=12, at=12))
     assert line.begins(8) == []
     assert line.hear([gone(9)]) == []
-    assert line.hear([gone(12), gone(13, born=12)]) == []
+    assert line.hear([gone(12), gone(13, "newcomer")]) == []
     [(_, first)] = line.hear([gone(14)])
     assert first
 
@@ -92,12 +127,12 @@ def test_who_counted_before_the_watch_begins_has_to_look() -> None:
 
 def test_who_counted_before_what_is_remembered_has_to_look(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "REMEMBERED", 2)
-    for revision in (11, 12, 13):
-        line.hear([gone(revision)])
-    late, in_time = standing(at=10), standing(others=3, at=11)
+    for revision, of in (11, "one"), (12, "two"), (13, "three"):
+        line.hear([gone(revision, of)])
+    late, in_time = standing(at=10), standing("lock", "two", "three", "four", at=11)
     assert line.enter(late) == [(late, False)]
     assert line.enter(in_time) == []
-    assert in_time.others == 1
+    assert line.hear([gone(14, "four")]) == [(in_time, True)]
 
 
 @pytest.mark.parametrize("together", [11, 12])
@@ -106,14 +141,8 @@ def test_whose_own_key_was_deleted_is_not_first_whoever_went_in_the_same_revisio
 ) -> None:
     waiting = standing()
     line.enter(waiting)
-    own = Deletion(waiting.own, together, 10)
+    own = Deletion(waiting.own, together)
     assert line.hear([gone(11), own]) == [(waiting, False)]
-
-
-def test_after_a_deletion_whose_past_is_not_known_it_has_to_look(line: Line) -> None:
-    waiting = standing(others=2)
-    line.enter(waiting)
-    assert line.hear([gone(11, born=None)]) == [(waiting, False)]
 
 
 def test_who_asks_or_was_given_up_is_told_nothing(line: Line) -> None:
@@ -123,24 +152,20 @@ def test_who_asks_or_was_given_up_is_told_nothing(line: Line) -> None:
     assert line.hear([gone(11)]) == []
 
 
-def test_a_reader_waits_for_nobody_who_reads(line: Line) -> None:
-    reader = standing("read")
-    line.enter(reader)
-    assert line.hear([gone(11, key="read/somebody")]) == []
-    assert line.hear([gone(12, key="write/somebody")]) == [(reader, True)]
-
-
-def test_a_writer_waits_for_each_of_them(line: Line) -> None:
-    writer = standing("write", others=3)
-    line.enter(writer)
-    assert line.hear([gone(11, key="read/one"), gone(12, key="permit/3/two")]) == []
-    assert line.hear([gone(13, key="read/three")]) == [(writer, True)]
+def test_answers_are_unheeded_only_while_nobody_waits(line: Line) -> None:
+    line.enter(waiting := standing())
+    line.hear([gone(11, "another")])
+    assert line.unheeded == 0
+    line.leave(waiting.claim.id)
+    line.hear([gone(12, "another")])
+    assert line.unheeded == 1
 
 
 def test_a_permit_waits_for_all_who_do_not_fit_and_for_as_many_of_its_like_as_there_is_no_room_for(line: Line) -> None:
-    permit = standing("permit", permits=2, others=1, like=3)
+    like = ["permit/2/one", "permit/2/two", "permit/2/three"]
+    permit = standing("permit", "permit/3/other", like=like, permits=2)
     assert permit.to_go == 3
     line.enter(permit)
-    assert line.hear([gone(11, key="permit/2/one"), gone(12, key="permit/2/two")]) == []
-    assert line.hear([gone(13, key="permit/3/other")]) == [(permit, True)]
+    assert line.hear([gone(11, like[0]), gone(12, like[1])]) == []
+    assert line.hear([gone(13, "permit/3/other")]) == [(permit, True)]
     assert permit.to_go == 0

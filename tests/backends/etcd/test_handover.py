@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import now
+from multilock import BackendUnavailable, now
 from multilock.backend import Busy, Claim, Granted
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock.testing.conformance.base import eventually
@@ -19,7 +19,7 @@ from multilock_etcd import notices
 from multilock_etcd.transactions import Transactions
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.kit import WITHIN, Ours
-from tests.backends.etcd.test_faults import keys, sent
+from tests.backends.etcd.test_faults import Unsent, keys, sent
 from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
 
 START = 30.0  # seconds for processes to start on a busy machine
@@ -229,6 +229,26 @@ def test_who_was_pushed_the_name_and_then_finds_its_key_gone_gives_that_id_up(
     answer = them.attempt(waiting, join=True)
     assert isinstance(answer, Busy)
     assert answer.spent
+    assert keys(shared, f"{prefix}job/") == []
+
+
+def test_a_late_join_of_an_id_that_was_given_up_leaves_no_key(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding, waiting = us.claim(), them.claim()
+    us.take(holding)
+    unsent = Unsent(monkeypatch, "job")
+    with pytest.raises(BackendUnavailable):
+        them.attempt(waiting, join=True)
+    listening(them, them.wait(waiting))
+    us.release(holding)
+    pushed(them, waiting)
+    etcdctl(shared.endpoint, "del", f"{prefix}job/{waiting.id}")
+    answer = them.attempt(waiting, join=True)
+    assert isinstance(answer, Busy)
+    assert answer.spent
+    them.release(waiting, unsure=True)
+    assert not unsent.send().succeeded
     assert keys(shared, f"{prefix}job/") == []
 
 

@@ -260,6 +260,8 @@ class Watcher:
                 self._listen()
             except MultilockError as error:
                 logger.debug("the watch stream ended: %s", error)
+            except Exception:  # of whatever kind: without this thread nobody is told anything
+                logger.exception("the watch stream is given up")
             failures = 0 if self._notices.now() - began > LONGEST_PAUSE else failures + 1
             self._down()
             while not self._closed.is_set() and not self._look_at_everything():
@@ -317,6 +319,9 @@ class Watcher:
                 self._look_at(step)
         except MultilockError as error:
             logger.debug("the watch stream cannot be opened again yet: %s", error)
+            return False
+        except Exception:
+            logger.exception("the watch stream cannot be opened again yet")
             return False
         return True
 
@@ -378,12 +383,23 @@ class Watcher:
             self._denied_at, self._denial_told = now, False
             self._transport.token_over()
             raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
+        if watch is None:
+            with self._lock:
+                self._drop_unconfirmed_lines()
         if not self._denial_told:
             self._denial_told = True
             logger.warning(
                 "etcd does not let us watch (%s): waiters are woken and losses found by timers only",
                 answer.cancel_reason,
             )
+
+    def _drop_unconfirmed_lines(self) -> None:
+        """Whoever waits in one hears of nothing before its timer. Who counts next asks for a new one."""
+        for queue, watch in list(self._lines.items()):
+            if not watch.confirmed:
+                self._drop([watch])
+                del self._lines[queue]
+                self._unused.pop(queue, None)
 
     def _lost(self, claim_id: str, revision: int) -> None:
         """The key of a holder was gone at this revision. Its reason is worth one question, and a moment."""

@@ -50,6 +50,7 @@ from multilock_etcd.transactions import (
     last_of,
     modified,
     nobody,
+    number_of,
     oldest_of,
     put,
     read,
@@ -60,7 +61,9 @@ from multilock_etcd.transport import LeaseMissing, Transport
 __all__ = ["Recipe"]
 
 CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
-NEAR = 32  # with more to go before it, a claim watches one key only: not each release is told to all who wait
+NEAR = (
+    32  # with more to go, or to enter, before it a claim watches one key only: not each release is told to all who wait
+)
 FRESH = 0.05  # of the ttl: an own lease older than that is renewed before its claim looks again
 TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
 WATCHED = 16  # keys that one permit waits for, each by itself; more of them are watched as one range
@@ -199,7 +202,7 @@ class Recipe:
         if not behind:
             return _granted(place)
         standing = self._standing(claim, place, last, said.header.revision)
-        if standing.to_go <= NEAR:
+        if standing.to_go <= NEAR and self._crowd(claim, standing, last) <= NEAR:
             self._watcher.count(self._keys.queue(claim.name), standing)
         else:
             self._watcher.wait(claim.id, [*behind, (self._keys.own(claim), b"")], said.header.revision + 1)
@@ -229,6 +232,14 @@ class Recipe:
         found = [[row.key for row in answer.response_range.kvs] for answer in last]
         others, like = found[: len(ahead.others)], found[len(ahead.others) :][: len(ahead.like)]
         return Standing(claim, place, self._keys.own(claim), chain(*others), chain(*like), ahead.room, at)
+
+    def _crowd(self, claim: Claim, standing: Standing, last: Sequence[Any]) -> int:
+        """How many at most, in its way or of its like, wait before it, as far as that matters: they count as well."""
+        if not standing.others:
+            return standing.to_go
+        ahead = self._keys.ahead(claim)
+        beside = last[len(ahead.others)].response_range.count if ahead.beside else 0
+        return len(standing.others) + len(standing.like) + int(beside)
 
     def _refuse_another_number(self, claim: Claim, place: Place, first: Sequence[Any], deadline: float) -> None:
         """The ``first`` permit of all says how many there are. Others may be there to be refused."""
@@ -444,10 +455,11 @@ def _busy(claim: Claim) -> Busy:
 
 
 def _last_of(ahead: Ahead, before: int = 0) -> list[Part]:
-    """Those who came last, of all for whom a claim may have to wait, one more than `NEAR` are; and the first of all
-    permits, for a permit."""
+    """Those who came last, of all for whom a claim may have to wait, one more than `NEAR` are; for a reader how many
+    readers there are; for a permit the first of all permits."""
     others = [last_of(each, NEAR + 1, before) for each in ahead.others]
     like = [last_of(each, ahead.room + NEAR, before) for each in ahead.like]
+    like += [number_of(ahead.beside)] if ahead.beside else []
     return others + like + ([oldest_of(ahead.permits, before)] if ahead.permits else [])
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "missing",
     "modified",
     "nobody",
+    "number_of",
     "oldest_of",
     "present_revision",
     "put",
@@ -140,6 +141,12 @@ def last_of(there: Range, limit: int, before: int = 0) -> Part:
     """The contenders who came last, those who came ``before`` a revision; without their values."""
     ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
     return {"request_range": {**_sorted(there, m.DESCEND, limit), **ahead}}
+
+
+def number_of(there: Range) -> Part:
+    """How many contenders there are, and nothing else."""
+    begin, end = there
+    return {"request_range": {"key": begin, "range_end": end, "count_only": True}}
 
 
 def oldest_of(there: Range, before: int = 0) -> Part:

@@ -1,10 +1,10 @@
 // Model of waiters on etcd who are let in by what their watch tells, without another look.
 //
-// The transaction that puts a key at revision r also counts who is ahead, and so does a later look, at its revision. One
-// watch of the whole name tells of each deletion, with the create_revision of what was deleted: who is older than r
-// leaves the count of what was counted before that deletion. A watch tells in order, and of a revision all or nothing.
-// So when the count says that nobody is ahead, it has proved that at this revision nobody was, and that the own key had
-// not been deleted up to it; what a look would have said.
+// The transaction that puts a key also reads whose keys are ahead, and so does a later look, at its revision. One watch
+// of the whole name tells of each deletion: who was deleted after that is no more ahead. A watch tells in order, and of
+// a revision all or nothing, but it may tell again, from where it began, what it has told. So when nobody is left ahead,
+// it has proved that at this revision nobody was, and that the own key had not been deleted up to it; what a look would
+// have said.
 //
 // The waiters of one client share the watch. It begins where the server says that it does: what was counted before that
 // is looked at again. Who comes later is told what the watch has told since its own count. It stays open while nobody
@@ -13,7 +13,7 @@
 //
 // Every order of events is tried, with these at will: requests and answers are late or lost, and a lost one is executed
 // at any later moment; the member that a watch reads from is behind by as much as it likes; streams break (so does one
-// whose past was compacted), and what was deleted is not told; leases run out, which deletes all their keys at one
+// whose past was compacted), and what was deleted is not told; a member that restores a snapshot tells again; leases run out, which deletes all their keys at one
 // revision; clients stop for ever while they believe, or look without a reason; an operator deletes a key, or the whole name. Whoever stands too
 // far behind to count watches whom it stands behind, and looks again. That a client's validity ends before its lease is
 // taken for granted here: a lease ends at any moment, but not while its client knows it to be valid. States are told
@@ -33,6 +33,7 @@
 //   I5  … and its own key had not been deleted up to it, nor had it been told that it was, later
 //   I7  nobody sleeps who fits, has heard all, and knows of nothing to look at
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cstdint>
 #include <cstdio>
@@ -54,7 +55,7 @@ enum Answer : int8_t { kOpen, kPut, kFound, kRefused, kNoLease, kThere, kGone, k
 // What a mistake leaves out or does instead; each must be found.
 enum Mistake {
   kCorrect,
-  kFromBefore,        // what was deleted before it counted leaves the count
+  kFromBefore,        // what was deleted before it counted leaves the count: an earlier key of that id
   kFromTheAnswer,     // the watch is taken to begin where the count was made, wherever it does
   kLogIgnored,        // who comes later is not told what the watch has told before
   kClosedForAll,      // the first who leaves closes the watch
@@ -62,9 +63,8 @@ enum Mistake {
   kOwnIgnored,        // the own key's deletion does not count
   kHalfARevision,     // let in before all of a revision was read
   kCountsOn,          // after a broken stream it goes on from where the new one begins
-  kToldTwice,         // … from the beginning, with the count that it had
+  kToldTwice,         // how many are ahead is counted, and not who: what is told again leaves the count again
   kFoundCounts,       // what a request sent again finds, counts as what it put
-  kNoPastNobody,      // a deletion without its past is one of somebody behind
   kFromReceipt,       // validity counts from the push
   kAfterTheCancel,    // a push counts after the claim was given up
   kStalePush,         // … or after its key was found to be gone
@@ -73,7 +73,7 @@ enum Mistake {
   kLikeExcludes,      // readers are counted as somebody ahead of a reader, but not when they go
 };
 constexpr const char* kMistakes[] = {"-",          "frombefore", "fromanswer",  "logignored", "closedforall", "countsall",
-                                     "ownignored", "half",       "countson",    "toldtwice",  "foundcounts",  "nopast",
+                                     "ownignored", "half",       "countson",    "toldtwice",  "foundcounts",
                                      "receipt",    "aftercancel", "stalepush",  "rejoinkeeps", "onemore", "likeexcludes"};
 
 struct Client {
@@ -82,7 +82,7 @@ struct Client {
   int8_t valid;          // it knows its lease to be alive
   int8_t proof;          // it counts
   int8_t from;           // … those whom there were at this revision
-  int8_t ahead, like;    // … whom it excludes, and those who share with it
+  uint8_t ahead, like;   // … whom it excludes, and those who share with it, as sets of ids
   int8_t pushed;         // the revision at which it was first, 0: it was pushed nothing
   int8_t pushed_of;      // … as the owner of the key of this revision
   int8_t revision;       // of its key, 0: none that it knows
@@ -90,7 +90,9 @@ struct Client {
   int8_t seen;           // … and up to which it has heard
   int8_t look;           // it has to
   int8_t gone_at;        // the truth: at which revision the key that it knows was deleted
-  int8_t request, answer, answer_revision, answer_born, answer_ahead, answer_like, answer_watched;
+  int8_t request, answer, answer_revision, answer_born;
+  uint8_t answer_ahead, answer_like;
+  int8_t answer_watched;
 };
 struct Watch {           // of the whole name, by one process
   int8_t open;           // 1: asked for, 2: the server has said where it begins
@@ -142,11 +144,11 @@ void put(State& s, int id) {
   s.born[id] = ++s.revision;
 }
 
-int older(const State& s, int id, int than, bool like) {
-  int n = 0;
+uint8_t older(const State& s, int id, int than, bool like) {
+  int who = 0;
   for (int other = 0; other < kIds; other++)
-    n += other != id && s.born[other] && s.born[other] < than && fits(id, other) == like;
-  return n;
+    if (other != id && s.born[other] && s.born[other] < than && fits(id, other) == like) who |= 1 << other;
+  return static_cast<uint8_t>(who);
 }
 
 int behind_whom(const State& s, int id) {  // whom it watches: the newest that does not fit, or as many as have room
@@ -196,8 +198,8 @@ void execute(State& s, int c) {
   me.answer_revision = s.revision;
   if (me.answer == kPut || me.answer == kFound || me.answer == kThere) {
     bool all = me.answer == kFound;  // its count does not stop at the own key
-    me.answer_ahead = static_cast<int8_t>(older(s, id, all ? 127 : s.born[id], false));
-    me.answer_like = static_cast<int8_t>(older(s, id, all ? 127 : s.born[id], true));
+    me.answer_ahead = older(s, id, all ? 127 : s.born[id], false);
+    me.answer_like = older(s, id, all ? 127 : s.born[id], true);
     me.answer_watched = static_cast<int8_t>(behind_whom(s, id));
   }
 }
@@ -254,11 +256,13 @@ void look_again(Client& me) {
   me.look = 1;
 }
 
-void tell(State& s, int c, int at, bool past) {  // one who counts, of all that was deleted at this revision
+void one_less(uint8_t& who) { who &= who - 1; }
+
+void tell(State& s, int c, int at) {  // one who counts, of all that was deleted at this revision
   Client& me = s.client[c];
   int id = id_of(s, c);
   bool own = false;
-  auto first = [&] { return me.ahead <= 0 && me.like < room(id); };
+  auto first = [&] { return !me.ahead && std::popcount(me.like) < room(id); };
   auto push = [&] {
     me.pushed = static_cast<int8_t>(at), me.pushed_of = me.revision, me.proof = 0;
     if (mistake == kFromReceipt) me.valid = 1;
@@ -268,17 +272,14 @@ void tell(State& s, int c, int at, bool past) {  // one who counts, of all that 
     if (e.revision != at) continue;
     if (e.id == id && e.born == me.revision) {
       own = mistake != kOwnIgnored;
-    } else if (!past && mistake == kNoPastNobody) {
-      continue;
-    } else if (e.born < me.revision || mistake == kCountsAll) {
-      if (fits(id, e.id))
-        me.like--;
-      else
-        me.ahead--;
+    } else if (e.born < me.revision ? mistake == kToldTwice : mistake == kCountsAll) {
+      one_less(fits(id, e.id) ? me.like : me.ahead);
+    } else {
+      (fits(id, e.id) ? me.like : me.ahead) &= ~(1 << e.id);
     }
     if (mistake == kHalfARevision && !own && first()) return push();
   }
-  if ((!past && mistake != kNoPastNobody) || own) {
+  if (own) {
     me.proof = mistake == kRejoinKeepsCount && own;
     me.look = me.phase == kWaiting;
   } else if (first()) {
@@ -294,7 +295,7 @@ void settle(State& s, int c) {  // what the watch has told since it counted
   if (mistake == kLogIgnored) return;
   int last = std::max<int>(mistake == kFromBefore ? 0 : me.from, w.floor);
   for (int i = 0; i < s.events && me.proof; i++)
-    if (int at = s.event[i].revision; at > last && at <= w.seen) tell(s, c, last = at, true);
+    if (int at = s.event[i].revision; at > last && at <= w.seen) tell(s, c, last = at);
 }
 
 void wait(State& s, int c) {  // from the revision of an answer on
@@ -308,7 +309,7 @@ void wait(State& s, int c) {  // from the revision of an answer on
   }
   if (!(mistake == kRejoinKeepsCount && me.proof)) {
     me.ahead = me.answer_ahead, me.like = me.answer_like;
-    if (mistake == kLikeExcludes && mode(id_of(s, c)) == 'R') me.ahead += me.like;
+    if (mistake == kLikeExcludes && mode(id_of(s, c)) == 'R') me.ahead |= me.like;
   }
   me.from = me.answer_revision;
   me.proof = 1;
@@ -382,12 +383,12 @@ bool is_told(const Client& me) {
   return me.proof && (me.phase == kWaiting || me.phase == kLeaving);
 }
 
-void hear(State& s, int p, bool past) {  // the next revision of the watch of a process
+void hear(State& s, int p) {  // the next revision of the watch of a process
   Watch& w = s.watch[p];
   int at = next_told(s, w.seen);
   w.seen = static_cast<int8_t>(at);
   for (int c = 0; c < clients; c++)
-    if (process[c] == p && is_told(s.client[c]) && at > s.client[c].from) tell(s, c, at, past);
+    if (process[c] == p && is_told(s.client[c]) && at > s.client[c].from) tell(s, c, at);
 }
 
 void hear_alone(State& s, int c) {  // the next revision of what one who does not count watches
@@ -411,9 +412,10 @@ void check(const State& s) {
     }
     const Watch& w = s.watch[process[c]];
     bool asleep = me.alive && me.phase == kWaiting && !me.request && !me.look && !me.pushed;
-    bool heard = me.proof && w.open ? w.open == 2 && !next_told(s, w.seen) : !next_told(s, me.seen);
+    bool heard = !next_told(s, me.seen);
+    if (me.proof) heard = !w.open || (w.open == 2 && !next_told(s, w.seen));
     if (asleep && heard && s.born[id] && s.born[id] == me.revision &&
-        !older(s, id, me.revision, false) && (mode(id) != 'P' || older(s, id, me.revision, true) < permits))
+        !older(s, id, me.revision, false) && (mode(id) != 'P' || std::popcount(older(s, id, me.revision, true)) < permits))
       throw Violation{"I7: it sleeps, and fits"};
   }
   for (int a : believers) {
@@ -433,7 +435,7 @@ bool matters_to(const State& s, int c, const Event& e) {
   int after = 127;
   if (me.watched) after = me.seen;
   if (const Watch& w = s.watch[process[c]]; is_told(me))
-    after = std::min<int>(after, w.open == 2 ? std::max(me.from, w.seen) : me.from);
+    after = std::min<int>(after, w.open == 2 && !s.faults ? std::max(me.from, w.seen) : me.from);
   if (me.pushed) after = std::min<int>(after, me.pushed);
   if (me.request && me.answer) after = std::min<int>(after, me.answer_revision);
   return e.revision > after && (e.id == id_of(s, c) || e.born < std::max(me.revision, me.answer_born));
@@ -488,18 +490,18 @@ void forget(State& s) {  // what nobody asks for any more
     }
     if (!alive) w = {};
     if (w.open != 2) w.floor = w.seen = 0;
-    if (!floor && mistake != kToldTwice) w.floor = 0;
+    if (!floor && !s.faults) w.floor = 0;  // with a fault, it may be told again from there
     if (w.open == 2) pass_over(s, p);
     for (int c = p; c < clients; c++)
       if (Client& me = s.client[c]; process[c] == p && me.proof) {
-        if (w.open == 2 && me.from <= w.seen)
+        if (w.open == 2 && !s.faults && me.from <= w.seen)
           me.from = 0;
         else
           heard = std::min<int>(heard, me.from);
       }
-    if (w.open == 2) heard = std::min<int>(heard, w.seen);
+    if (w.open == 2) heard = std::min<int>(heard, s.faults ? w.floor : w.seen);
   }
-  if (mistake == kFromBefore || mistake == kToldTwice) heard = 0;
+  if (mistake == kFromBefore) heard = 0;
   int kept = 0;
   for (int i = 0; i < s.events; i++)
     if (s.event[i].revision > heard && (mistake != kCorrect || matters(s, s.event[i]))) s.event[kept++] = s.event[i];
@@ -671,14 +673,14 @@ struct Search {
       });
     if (w.open == 2 && next_told(s, w.seen)) {
       State n = s;
-      hear(n, p, true);
+      hear(n, p);
       add(n);
-      if (s.faults && needed) {
-        State without = s;
-        without.faults--;
-        hear(without, p, false);
-        add(without);
-      }
+    }
+    if (w.open == 2 && s.faults && needed && w.seen > w.floor) {  // its member restores a snapshot, and tells again
+      State n = s;
+      n.faults--;
+      n.watch[p].seen = w.floor;
+      add(n);
     }
     if (w.open && (!needed || mistake == kClosedForAll)) {
       State n = s;
@@ -690,8 +692,6 @@ struct Search {
       n.faults--;
       if (mistake == kCountsOn) {
         n.watch[p].seen = s.revision;
-      } else if (mistake == kToldTwice) {
-        n.watch[p].seen = 0;
       } else {
         n.watch[p] = {};
         for (int c = 0; c < clients; c++)

@@ -126,17 +126,20 @@ holds R,X,R 0 0 0 1
 holds P,P,X 0 0 0 2
 holds P,P,P 1 0 0 2
 
-for mistake in frombefore fromanswer logignored ownignored half aftercancel rejoinkeeps; do
+for mistake in fromanswer logignored ownignored half aftercancel rejoinkeeps; do
     found X,X 0 0 1 1 $mistake
 done
-for mistake in countson toldtwice foundcounts nopast; do
+for mistake in countson foundcounts; do
     found X,X 1 0 1 1 $mistake
 done
 for mistake in closedforall countsall; do
     found X+X,X 0 0 0 1 $mistake
 done
 found X,X 0 1 0 1 receipt
-found XX,X 1 0 1 1 stalepush
+for mistake in stalepush frombefore; do
+    found XX,X 1 0 1 1 $mistake
+done
+found X+X,X 1 0 0 1 toldtwice
 found P,P,P 0 0 0 1 onemore
 found R,R,X 0 0 0 1 likeexcludes
 model=redlock # lock: clients, faults, restarts, ttl, liveness; token: lost answers, retries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from multilock.testing import FaultProxy, Helper, hear, say
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from multilock_etcd import notices
+from multilock_etcd.counting import Line
 from multilock_etcd.transactions import Transactions
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.kit import WITHIN, Ours
@@ -157,6 +159,64 @@ def test_who_is_too_far_behind_watches_one_key_until_it_is_near(
     listening(them, far)
     us.release(queue[0])
     pushed(them, far)
+
+
+def test_beside_many_of_its_like_a_reader_watches_one_key_only(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 3)
+    writer = us.writer()
+    us.take(writer)
+    crowd = [us.wait(us.reader()) for _ in range(3)]
+    assert lines(us) == 1
+    far = them.wait(them.reader())
+    assert lines(them) == 0
+    for claim in crowd:
+        us.release(claim)
+    us.release(writer)
+    them.hears_a_wake_for(far)
+    assert isinstance(them.attempt(far, join=True), Granted)
+
+
+def test_a_name_whose_watch_is_denied_is_watched_again_for_the_next_one(us: Ours, them: Ours) -> None:
+    holding = us.claim()
+    us.take(holding)
+    deaf = them.wait(them.claim())
+    listening(them)
+    watcher = them.backend._watcher
+    [denied] = watcher._lines.values()
+    denied.confirmed = False
+    watcher._denied_at = watcher._notices.now()
+    answer = {"created": True, "canceled": True, "compact_revision": 0, "cancel_reason": "permission denied"}
+    watcher._hear(SimpleNamespace(watch_id=-1, events=(), **answer))
+    waiting = them.wait(them.claim())
+    assert denied not in watcher._lines.values()
+    listening(them, waiting)
+    them.release(deaf)
+    us.release(holding)
+    pushed(them, waiting)
+
+
+def test_whatever_is_raised_in_the_thread_of_notices_is_a_broken_stream(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting, behind = them.wait(them.claim()), them.wait(them.claim())
+    listening(them, waiting, behind)
+
+    def breaks(_: Line, __: Any) -> Any:
+        raise ValueError("by the test")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Line, "hear", breaks)
+        us.release(holding)
+        assert them.ear.wait(lambda: None in them.ear.wakes, WITHIN)
+    assert "by the test" in caplog.text
+    them.take(waiting, join=True)
+    listening(them, them.wait(behind))
+    them.release(waiting)
+    pushed(them, behind)
 
 
 def test_who_asks_is_told_by_its_answer_and_then_what_the_watch_told_meanwhile(

@@ -25,6 +25,7 @@ __all__ = ["NAME", "Guarded", "SentinelServer"]
 
 NAME = "mymaster"
 DOWN_AFTER = 0.3  # seconds
+FAILOVER_TIMEOUT = 1.0  # seconds
 AGREED_WITHIN = 40.0  # seconds, on a busy machine
 
 # As they are made a change of roles takes seconds, and the end of a former primary ten. From 7.0 on they may be told.
@@ -83,7 +84,7 @@ class Guarded(Service):
         return [
             f"sentinel monitor {NAME} {self._first.host} {self._first.port} {len(self.guards) // 2 + 1}",
             f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER * 1000:.0f}",
-            f"sentinel failover-timeout {NAME} 1000",
+            f"sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT * 1000:.0f}",
         ]
 
     @property
@@ -134,6 +135,34 @@ class Guarded(Service):
             yield
         finally:
             self.tell(QUICK)
+
+    @contextlib.contextmanager
+    def slow_to_reconfigure(self) -> Iterator[None]:
+        """After a promotion the other replica does not follow the new primary: the failover goes on for as long."""
+        self._let_replicas_follow(False)
+        try:
+            yield
+        finally:
+            self._let_replicas_follow(True)
+
+    def _let_replicas_follow(self, follow: bool) -> None:
+        for guard in self.guards:
+            with guard.client() as client:
+                for name, usual, now in (
+                    ("failover-timeout", FAILOVER_TIMEOUT, 180.0),
+                    ("down-after-milliseconds", DOWN_AFTER, 20.0),  # for one that seems to be down nobody waits
+                ):
+                    client.execute_command("SENTINEL", "SET", NAME, name, int(1000 * (usual if follow else now)))
+        for server in self.servers:
+            with redis.Redis(port=server.port) as client:
+                client.config_set("masteruser", "" if follow else "nobody")
+                client.config_set("masterauth", "" if follow else "wrong")
+
+    def promoted_by(self, guard: SentinelServer) -> RedisServer:
+        """The one that this Sentinel leads clients to, also while the failover goes on."""
+        with guard.client() as client:
+            _, port = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
+        return self._at(port)
 
     def tell(self, periods: dict[str, int]) -> None:
         for guard in self.guards:

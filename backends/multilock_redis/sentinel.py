@@ -3,8 +3,10 @@
 Its address is asked for before each connection is made, and the server at that address must say itself that it is the
 primary. That is not enough: after a failover the former primary answers as before on the connections that it has, for
 as long as it is not told (10 s where an operator asked for the failover), and would grant locks that the new one grants
-too. So one Sentinel tells of each change (``+switch-master``), and then every connection that leads elsewhere is ended,
-also one on which an answer is awaited: it would be that of a former primary.
+too. So one Sentinel tells of each change, and then every connection that leads elsewhere is ended, also one on which an
+answer is awaited: it would be that of a former primary. It counts from the promotion on (``+promoted-slave``). The
+Sentinel that leads the failover says ``+switch-master``, and describes the new primary, only when the last replica has
+followed it, which may take minutes.
 
 A Sentinel that was cut off itself knows less than the others. The number of the failover that it knows of (its
 ``config-epoch``) shows that: an answer older than one that was heard before is not believed.
@@ -18,6 +20,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
@@ -29,10 +32,9 @@ __all__ = ["Sentinel", "SentinelEndpoint", "Told"]
 
 ROLE = pack("ROLE")
 PING = pack("PING")
-SWITCHED = b"+switch-master"
-LISTEN = pack("SUBSCRIBE", SWITCHED)
+LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
 ASK_WITHIN = 1.0  # seconds, of a Sentinel that nobody waits for
-TEND_EVERY = 2.0  # seconds; a Sentinel that says nothing for two of them is left for the next one
+TEND_EVERY = 2.0  # seconds between two questions to the Sentinel that is listened to, whatever it tells by itself
 LONGEST_PAUSE = 1.0  # seconds before another Sentinel is listened to
 
 # What a Sentinel says, and what to do about it. Its own login is not the primary's.
@@ -136,18 +138,32 @@ class SentinelEndpoint(Endpoint):
         """Raises BackendUnavailable (nothing was executed), or BackendRejected with the remedy."""
         wire = self._call_on(sentinel, within, now)
         try:
-            answer = wire.call(pack("SENTINEL", "MASTER", self.primary), within)
-            words = [word.decode(errors="replace") for word in answer]
-            facts = dict(zip(words[::2], words[1::2], strict=True))
-            return Told(int(facts["config-epoch"]), facts["ip"], int(facts["port"]), facts)
+            return self._asked_on(wire, sentinel, within)
+        finally:
+            wire.close()
+
+    def _asked_on(self, wire: Wire, sentinel: Sentinel, within: float) -> Told:
+        # While a failover goes on the description has the number of this one and the address of the former primary.
+        where, describe = (
+            pack("SENTINEL", question, self.primary) for question in ("GET-MASTER-ADDR-BY-NAME", "MASTER")
+        )
+        try:
+            answers = [answer for answer, _ in wire.exchange([where, describe, where], within)]
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+            before, described, after = ([word.decode(errors="replace") for word in answer] for answer in answers)
+            if before != after:
+                raise self._silence(f"{sentinel} has just heard of a failover")
+            facts = dict(zip(described[::2], described[1::2], strict=True))
+            host, port = after
+            return Told(int(facts["config-epoch"]), host, int(port), facts)
         except BackendUnavailable as error:
             raise BackendUnavailable(str(error), unknown=False, backend="redis") from error
         except BackendRejected as error:
             raise self._refused(error) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._silence(f"{sentinel} gave no answer of a Sentinel: {error!r}") from error
-        finally:
-            wire.close()
 
     def _call_on(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> Wire:
         where = f"{self._scheme}://{sentinel} (a Sentinel)"
@@ -246,31 +262,42 @@ class SentinelEndpoint(Endpoint):
             closed.wait(LONGEST_PAUSE * random.uniform(0.1, 1.0))
 
     def _listen_to(self, sentinel: Sentinel, closed: threading.Event, now: Callable[[], float]) -> None:
-        wire = self._listened_to = self._call_on(sentinel, ASK_WITHIN, now)
-        try:
+        with ExitStack() as stack:
+            wire = self._listened_to = self._call_on(sentinel, ASK_WITHIN, now)
+            stack.callback(wire.close)
+            asking = self._call_on(sentinel, ASK_WITHIN, now)
+            stack.callback(asking.close)
             [(answer, _)] = wire.exchange([LISTEN], ASK_WITHIN)
             if isinstance(answer, BackendUnavailable):
                 raise answer
-            self._heed(sentinel, now)  # what changed before it was listened to
+            self._heed(asking, sentinel)  # what changed before it was listened to
             if isinstance(answer, BackendRejected):  # it lets this user ask, but not listen
                 while not closed.wait(TEND_EVERY):
-                    self._heed(sentinel, now)
-            heard = True
+                    self._heed(asking, sentinel)
+            heard, ask_at = True, now() + TEND_EVERY
             while not closed.is_set():
-                message = wire.receive(TEND_EVERY)
-                if message is None:
+                message = wire.receive(max(ask_at - now(), 0.001))
+                heard = heard or message is not None
+                if now() >= ask_at:
                     if not heard:
                         raise self._silence(f"{sentinel} says nothing any more")
                     wire.send(PING, ASK_WITHIN)
-                elif message[0] == b"message" and message[2].partition(b" ")[0] == self.primary.encode():
-                    self._heed(sentinel, now)
-                heard = message is not None
-        finally:
-            wire.close()
+                    heard = False
+                elif not self._is_told_by(message):
+                    continue
+                self._heed(asking, sentinel)
+                ask_at = now() + TEND_EVERY
 
-    def _heed(self, sentinel: Sentinel, now: Callable[[], float]) -> None:
-        """A hint: what counts is what it answers."""
-        if not self._lead_to(self.ask(sentinel, ASK_WITHIN, now)):
+    def _is_told_by(self, message: object) -> bool:
+        """Whether it concerns this primary; answers come on this connection too."""
+        match message:
+            case [b"message", _, bytes(told)]:
+                return self.primary.encode() in told.split()
+        return False
+
+    def _heed(self, asking: Wire, sentinel: Sentinel) -> None:
+        """What it says by itself is a hint: what counts is what it answers."""
+        if not self._lead_to(self._asked_on(asking, sentinel, ASK_WITHIN)):
             raise self._silence(f"{sentinel} has not heard of the last failover")
 
 

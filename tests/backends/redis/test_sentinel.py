@@ -17,7 +17,7 @@ from multilock import LossReason, now
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Busy
 from multilock_redis import open_backend
-from multilock_redis.sentinel import SentinelEndpoint
+from multilock_redis.sentinel import ASK_WITHIN, TEND_EVERY, SentinelEndpoint
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Ours, eventually, holder_of
 from tests.servers import RedisServer, free_port
@@ -170,6 +170,29 @@ def test_nobody_is_given_a_lock_by_the_former_primary_while_it_thinks_that_it_is
             assert role == b"master", "it has been told too early: this shows nothing"
         assert on(former) is None
         assert isinstance(them.attempt(them.claim()), Busy)
+
+
+def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_replica_has_followed(
+    guarded: Guarded, connect: Connect
+) -> None:
+    """Which may take three minutes, in which the leading Sentinel describes the former one still."""
+    leading, following = guarded.guards[:2]
+    us, them = (connect(guarded.url_to([guard])) for guard in (leading, following))
+    us.release(us.take()[0])
+    them.release(them.take()[0])
+    former = guarded.primary()
+    with guarded.slow_to_demote(), guarded.slow_to_reconfigure():
+        with leading.client() as guard:
+            guard.execute_command("SENTINEL", "FAILOVER", NAME)
+        eventually(lambda: guarded.promoted_by(leading) is not former, within=WITHIN)
+        new = guarded.promoted_by(leading)
+        eventually(lambda: led_to(us, new) and led_to(them, new), within=TEND_EVERY + 2 * ASK_WITHIN)
+        assert guarded.primary() is former, "the failover is over: this shows nothing"
+        us.within = them.within = WITHIN
+        claim, _ = us.take()
+        assert isinstance(them.attempt(them.claim()), Busy)
+        assert on(new) == claim.owner
+        assert on(former) is None
 
 
 def test_an_answer_of_a_primary_that_stood_still_does_not_count(guarded: Guarded, us: Ours, them: Ours) -> None:

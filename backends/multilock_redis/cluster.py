@@ -13,6 +13,7 @@ next heartbeat, which is sent there; it is not lost before that.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -212,27 +213,29 @@ class ClusterBackend:
         elsewhere yet, or where nobody answers."""
         topology = self._topology
         topology.doubt()
-        left: set[str] = set()
-        moved: dict[Address, set[str]] = {}
         try:
             table = topology.table(LOOK_WITHIN)
-            for name in names:
-                owner = table.owner(self._keys.slot(name))
-                if owner is None or owner == address:
-                    left.add(name)
-                else:
-                    moved.setdefault(owner, set()).add(name)
-            for owner, those in moved.items():
-                listener = topology.node(owner).listener
-                left |= those
-                listener.listen(LOOK_WITHIN)
-                left -= those
-                listener.take_over(*node.listener.leave(those), self._wanted, LOOK_WITHIN)
         except MultilockError:
-            pass  # it is tried again
-        else:
-            if address not in table.primaries and not node.listener.watches():
-                topology.retire(address, node)
+            return names  # it is tried again
+        left: set[str] = set()
+        moved: dict[Address, set[str]] = {}
+        for name in names:
+            owner = table.owner(self._keys.slot(name))
+            if owner is None or owner == address:
+                left.add(name)
+            else:
+                moved.setdefault(owner, set()).add(name)
+        for owner, those in moved.items():
+            listener = topology.node(owner).listener
+            try:
+                listener.listen(LOOK_WITHIN)
+            except MultilockError:
+                left |= those
+                continue
+            with suppress(MultilockError):  # it has them, and looks again until it is answered
+                listener.take_over(*node.listener.leave(those), self._wanted, LOOK_WITHIN)
+        if address not in table.primaries and not node.listener.watches():
+            topology.retire(address, node)
         return left
 
     # ---- all names, all nodes

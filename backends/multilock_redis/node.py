@@ -27,6 +27,7 @@ class Node:
         """No I/O. Made anew in a forked child. ``replicas``: see `Recipe`."""
         endpoint.forget()
         self._now = notices.now
+        self._endpoint = endpoint
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
         self.recipe = Recipe(keys, transactions, endpoint.name, replicas)
@@ -69,6 +70,10 @@ class Node:
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
         self.listener.unwatch(claim.id)  # as before a release
         return self.recipe.rest(claim, unsure, seconds, within)
+
+    def interrupt(self) -> None:
+        """End all connections, those too on which an answer is awaited: that is silence."""
+        self._endpoint.interrupt()
 
     def close(self) -> None:
         self.listener.close()

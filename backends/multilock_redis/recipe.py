@@ -117,11 +117,11 @@ class Recipe:
             try:
                 (answer, sent_at), (reached, _) = self._transactions.run_all({script}, requests, exchange, within)
             except Redirected:
-                raise  # its slot has moved, with what was granted: the same is asked there
+                raise  # its slot has moved, with what was granted
             except BackendRejected:
                 self.release(claim, True, within)
                 raise
-        except BackendUnavailable as silence:
+        except (BackendUnavailable, Redirected) as silence:
             raise BackendUnavailable(str(silence), unknown=True, backend="redis") from silence
         granted = self.attempted(claim, answer, sent_at)
         if isinstance(granted, Granted) and (too_few := self.replicas.too_few(wanted, reached)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.backend import Notices
@@ -147,9 +148,10 @@ class Topology:
         return self._table
 
     def _look(self, deadline: float) -> None:
-        """Ask one node after the other until one answers. Each has half of what is left: one that is silent must not
-        keep the others from being asked; nor, where a table is known, the request itself from being sent."""
-        error: MultilockError | None = None
+        """Ask one node after the other until one answers. Each has half of what is left, or its share of that where it
+        was silent before: it must not keep the others from being asked; nor, where a table is known, the request itself
+        from being sent."""
+        failures: list[MultilockError] = []
         if self._table is not None:
             deadline -= (deadline - self._now()) / 2
         asked = self._candidates()
@@ -158,10 +160,11 @@ class Topology:
             if left <= 0:
                 break
             try:
-                table = self._ask(address, left if i == len(asked) - 1 else max(left / 2, AT_LEAST))
+                share = left / (len(asked) - i if address in self._silent else min(2, len(asked) - i))
+                table = self._ask(address, max(share, AT_LEAST))
             except (BackendUnavailable, BackendRejected) as failed:
                 self._silent.add(address)
-                error = error if isinstance(error, BackendRejected) else failed
+                failures.append(failed)
                 continue
             self._silent.discard(address)
             self._doubted = False
@@ -170,41 +173,58 @@ class Topology:
             return
         self._looked_at = self._now()
         if self._table is None:
-            why = error or BackendUnavailable(f"{self._name} was not asked in time", unknown=False, backend="redis")
-            raise why
+            raise self._nobody_knows(failures)
+
+    def _nobody_knows(self, failures: list[MultilockError]) -> MultilockError:
+        """One that refuses says nothing of those that are silent: they may answer soon."""
+        rejected = [failed for failed in failures if isinstance(failed, BackendRejected)]
+        if rejected and len(rejected) == len(failures):
+            return rejected[0]
+        why = "; ".join(dict.fromkeys(map(str, failures))) or f"{self._name} was not asked in time"
+        return BackendUnavailable(why, unknown=False, backend="redis")
 
     def _candidates(self) -> list[Address]:
         """Who may know, the best first. Another one begins each time: one that was cut off from the others answers, and
-        does not know."""
-        known: list[Address] = [*self._seeds]
+        does not know. The addresses of the URL come after all that were learnt: by now another cluster may have one."""
+        learnt: list[Address] = []
         if self._table is not None:
-            known[:0] = [*self._table.primaries, *(each for those in self._table.replicas.values() for each in those)]
-            first = next(self._turns) % len(known)
-            known = known[first:] + known[:first]
+            learnt = [*self._table.primaries, *(each for those in self._table.replicas.values() for each in those)]
+            first = next(self._turns) % len(learnt)
+            learnt = learnt[first:] + learnt[:first]
         told, self._told = self._told, None
-        asked = dict.fromkeys([told, *known] if told else known)
-        return sorted(asked, key=self._silent.__contains__)
+        if told:
+            learnt.insert(0, told)
+        asked = dict.fromkeys([*learnt, *self._seeds])
+        self._silent.intersection_update(asked)
+        return sorted(asked, key=lambda address: (address not in learnt, address in self._silent))
 
     def _ask(self, address: Address, within: float) -> SlotTable:
+        try:
+            table = SlotTable.of(self._slots_by(address, within), address)
+        except ValueError as error:
+            raise BackendRejected(f"{address} is not a node of a cluster: {error}", backend="redis") from error
+        if not table.primaries:  # it was reset, or came back empty: of those who have the locks it knows nothing
+            raise BackendUnavailable(f"{address} knows no node that serves a slot", unknown=False, backend="redis")
+        return table
+
+    def _slots_by(self, address: Address, within: float) -> Any:
         node = self._nodes.get(address)
         if node is not None:
             answer, _ = node.connections.call(CLUSTER_SLOTS, within)
-        else:  # a replica, or a seed under another name: no connection is kept
-            deadline = self._now() + within
-            wire = self._endpoint_at(address).connect(within, self._now)
-            try:
-                answer = wire.call(CLUSTER_SLOTS, deadline - self._now())
-            finally:
-                wire.close()
+            return answer
+        # A replica, or a seed under another name: no connection is kept.
+        deadline = self._now() + within
+        wire = self._endpoint_at(address).connect(within, self._now)
         try:
-            return SlotTable.of(answer, address)
-        except ValueError as error:
-            raise BackendRejected(f"{address} is not a node of a cluster: {error}", backend="redis") from error
+            return wire.call(CLUSTER_SLOTS, deadline - self._now())
+        finally:
+            wire.close()
 
     def _install(self, table: SlotTable) -> None:
         self._table = table
         gone = [(address, node) for address, node in list(self._nodes.items()) if address not in table.primaries]
         for address, node in gone:
+            node.interrupt()  # it may be a former primary that does not know it yet: what it answers now counts no more
             if node.listener.watches():
                 node.listener.doubt()
             else:

@@ -291,6 +291,11 @@ class Endpoint:
     def close(self) -> None:
         """No further connection is wanted, except to end what is under way."""
 
+    def interrupt(self) -> None:
+        """From any thread: all its connections end now, those in use too."""
+        for wire in list(self._open):
+            wire.interrupt()
+
     def forget(self) -> None:
         """In a forked child: what the parent had is not used here, and not kept open."""
         self._permits = _permits()  # the threads that have the others are not here

@@ -54,7 +54,7 @@ class Redirected(BackendRejected):
         host, _, port = place.rpartition(":")
         self.once = word == "ASK"
         self.slot = int(slot)
-        self.host = host.strip("[]")  #: empty: as that of the node that said so
+        self.host = "" if host == "?" else host.strip("[]")  #: empty: as that of the node that said so
         self.port = int(port)
 
 

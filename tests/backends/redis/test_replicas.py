@@ -14,6 +14,8 @@ from multilock import ConfigurationError
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Busy, Granted
 from multilock_redis import open_backend
+from multilock_redis.transport import Answer
+from multilock_redis.wire import refusal
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, without
 from tests.servers import RedisServer
@@ -84,6 +86,23 @@ def test_what_was_granted_is_never_taken_for_what_was_not_sent(us: Ours, monkeyp
     with pytest.raises(BackendUnavailable) as caught:
         us.attempt(us.claim())
     assert caught.value.unknown is True
+
+
+def test_what_was_granted_before_its_slot_moved_is_not_known_to_be_taken_back(
+    us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cluster: what was granted went with it, and the redirection is of the second request only."""
+
+    def moved(requests: list[bytes], within: float) -> list[Answer]:
+        return [(refusal("MOVED 1 h:1", "redis://h"), 0.0) for _ in requests]
+
+    us.release(us.take()[0])
+    monkeypatch.setattr(us.backend._node.connections, "exchange", moved)
+    claim = us.claim()
+    with pytest.raises(BackendUnavailable, match="MOVED") as caught:
+        us.attempt(claim)
+    assert caught.value.unknown is True
+    assert holder_of(bare) == claim.owner
 
 
 def test_who_asked_in_time_goes_on_with_what_it_was_granted(us: Ours, replica: RedisServer) -> None:

@@ -60,6 +60,7 @@ def test_what_is_no_table_is_told_apart(answer: Any) -> None:
         ("MOVED 1 ::1:7000", (False, 1, "::1", 7000)),
         ("MOVED 1 [::1]:7000", (False, 1, "::1", 7000)),
         ("MOVED 1 :7000", (False, 1, "", 7000)),
+        ("MOVED 1 ?:7000", (False, 1, "", 7000)),
     ],
 )
 def test_a_redirection_is_read(text: str, told: tuple[bool, int, str, int]) -> None:

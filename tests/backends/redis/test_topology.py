@@ -1,0 +1,199 @@
+"""Whom a client of a cluster asks, and whom it believes: without a cluster."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+from redis import Connection
+
+from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock_redis.cluster import ClusterBackend
+from multilock_redis.keys import Keyspace
+from multilock_redis.slots import SLOTS, Address, SlotTable, key_slot
+from multilock_redis.topology import Topology
+from multilock_redis.transport import Endpoint
+from multilock_redis.wire import pack
+from tests.backends.redis.kit import Ear
+
+A, B, C, SEED = (Address("10.0.0.1", port) for port in (7000, 7001, 7002, 6379))
+HALF = SLOTS // 2
+SILENCE = BackendUnavailable("silent", unknown=False)
+REFUSAL = BackendRejected("refused", backend="redis")
+WITHIN = 5.0
+
+
+def table(*primaries: Address, replicas: Sequence[Address] = ()) -> SlotTable:
+    """Each serves a part of the slots."""
+    owners: list[Address | None] = [primaries[slot * len(primaries) // SLOTS] for slot in range(SLOTS)]
+    return SlotTable(owners, {primaries[0]: list(replicas)})
+
+
+class Nodes:
+    """What each node of a cluster says when it is asked for the table; the others are silent."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *seeds: Address) -> None:
+        self.say: dict[Address, Any] = {}
+        self.asked: list[tuple[Address, float]] = []
+        keys, capabilities = Keyspace("multilock/", key_slot), cast("Any", None)
+        self.backend = ClusterBackend("redis+cluster", seeds, self.endpoint_at, keys, capabilities)
+        self.backend.open(Ear())
+        self.topology: Topology = self.backend._topology
+        self.servers: dict[Address, int] = {}
+
+        def exchange(address: Address, within: float) -> Any:
+            self.asked.append((address, within))
+            said = self.say.get(address, SILENCE)
+            if isinstance(said, MultilockError):
+                raise said
+            return said
+
+        monkeypatch.setattr(self.topology, "_slots_by", exchange)
+
+    def endpoint_at(self, address: Address) -> Endpoint:
+        return Endpoint(f"redis://{address}/0", Connection, {"host": "127.0.0.1", "port": self.servers[address]})
+
+    def look(self) -> list[Address]:
+        """Who is asked when the table is in doubt."""
+        self.asked.clear()
+        self.topology.forget()
+        self.topology.table(WITHIN)
+        return [address for address, _ in self.asked]
+
+
+def lines(*primaries: Address) -> list[Any]:
+    """``CLUSTER SLOTS``."""
+    size = SLOTS // len(primaries)
+    return [[i * size, i * size + size - 1, [each.host.encode(), each.port]] for i, each in enumerate(primaries)]
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    nodes = Nodes(monkeypatch, SEED)
+    nodes.say = dict.fromkeys((A, B), lines(A, B))
+    nodes.say[SEED] = lines(A, B)
+    nodes.topology.table(WITHIN)
+    yield nodes
+    nodes.backend.close()
+
+
+def test_an_empty_table_is_silence(nodes: Nodes) -> None:
+    """A node that was reset, or came back empty, knows nobody: what is held is where it was."""
+    nodes.say[A] = []
+    for _ in range(3):
+        nodes.look()
+        assert nodes.topology.table(WITHIN).primaries == (A, B)
+    nodes.say = {SEED: []}
+    nodes.topology._table = None
+    with pytest.raises(BackendUnavailable, match="knows no node that serves a slot"):
+        nodes.topology.table(WITHIN)
+
+
+def test_an_address_of_the_url_is_asked_after_all_that_were_learnt(nodes: Nodes) -> None:
+    """By now another cluster may have it. So it counts only when nobody else answers, also of those silent before."""
+    nodes.say[SEED] = lines(C)
+    for _ in range(6):
+        nodes.look()
+        assert nodes.topology.table(WITHIN).primaries == (A, B)
+    silent = nodes.say.pop(A), nodes.say.pop(B)
+    nodes.topology._silent |= {A, B}
+    nodes.say[A] = silent[0]
+    assert SEED not in nodes.look()
+    del nodes.say[A]
+    assert nodes.look()[-1] == SEED
+    assert nodes.topology.table(WITHIN).primaries == (C,)
+
+
+def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:
+    """The clock stands still here, so that each could have what is left."""
+    replicas = [Address("10.0.0.2", port) for port in range(7000, 7009)]
+    nodes.topology._table = table(A, B, replicas=replicas)
+    nodes.say = {SEED: lines(C)}
+    nodes.topology._silent |= {A, B, *replicas}
+    nodes.look()
+    assert all(0.1 <= within <= WITHIN for _, within in nodes.asked), nodes.asked
+
+
+def test_what_is_no_node_any_more_is_not_remembered_as_silent(nodes: Nodes) -> None:
+    nodes.topology.doubt(C)
+    nodes.look()
+    assert nodes.topology._silent == set()
+
+
+@pytest.mark.parametrize("order", [(SILENCE, REFUSAL), (REFUSAL, SILENCE)])
+def test_one_that_refuses_says_nothing_of_those_that_are_silent(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[MultilockError, MultilockError]
+) -> None:
+    nodes = Nodes(monkeypatch, A, B)
+    nodes.say = dict(zip((A, B), order, strict=True))
+    with pytest.raises(BackendUnavailable, match="refused"):
+        nodes.topology.table(WITHIN)
+    nodes.say = {A: REFUSAL, B: REFUSAL}
+    with pytest.raises(BackendRejected):
+        nodes.topology.table(WITHIN)
+
+
+@pytest.fixture
+def hanging() -> Iterator[socket.socket]:
+    """A server that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def test_an_answer_that_a_former_primary_owes_does_not_count(nodes: Nodes, hanging: socket.socket) -> None:
+    """The table names another one by now: the request ends, and its answer with it."""
+    nodes.servers[A] = hanging.getsockname()[1]
+    ended: list[BackendUnavailable] = []
+
+    def ask() -> None:
+        try:
+            nodes.topology.node(A).connections.call(pack("PING"), 60)
+        except BackendUnavailable as error:
+            ended.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    it, _ = hanging.accept()
+    with it:
+        it.recv(100)
+        nodes.say = {B: lines(B)}
+        nodes.look()
+        asking.join(10)
+        assert not asking.is_alive()
+    assert [error.unknown for error in ended] == [True], "it may have been executed"
+
+
+def test_one_node_that_hangs_keeps_nobody_else_from_being_watched(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of a node have moved to two others, in either order: what one of them does not take stays, and is tried
+    again; the other one is told."""
+    to = {"first": B, "second": C}
+    owners: list[Address | None] = [A] * SLOTS
+    for name, owner in to.items():
+        owners[key_slot(f"multilock/{name}".encode())] = owner
+    nodes.servers = dict.fromkeys((A, B, C), 1)
+    nodes.topology._table = SlotTable(owners, {})
+    nodes.topology._looked_at = nodes.topology._now()
+    node = nodes.topology.node(A)
+    for hung, other in (("first", "second"), ("second", "first")):
+        node.listener._watched = {f"claim-{name}": (name, b"") for name in to}
+        nodes.backend._wanted = set(node.listener._watched)
+        for name, owner in to.items():
+            listener = nodes.topology.node(owner).listener
+            monkeypatch.setattr(listener, "listen", silent if name == hung else answers)
+            monkeypatch.setattr(listener, "_look", answers)
+        monkeypatch.setattr(nodes.topology, "table", lambda within: nodes.topology._table)
+        assert nodes.backend._hand_on(A, node, set(to)) == {hung}
+        assert [name for name, _ in node.listener._watched.values()] == [hung]
+        assert f"claim-{other}" in nodes.topology.node(to[other]).listener._watched
+
+
+def silent(*_: object) -> None:
+    raise SILENCE
+
+
+def answers(*_: object) -> None: ...

@@ -12,12 +12,13 @@ next heartbeat, which is sent there; it is not lost before that.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakSet
 
-from multilock import BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock_redis.diagnosis import diagnose_cluster
 from multilock_redis.inspection import Inspection
@@ -28,7 +29,7 @@ from multilock_redis.slots import Address
 from multilock_redis.topology import Topology
 from multilock_redis.transactions import Transactions
 from multilock_redis.transport import Answer, Connections, Endpoint
-from multilock_redis.wire import Redirected, pack
+from multilock_redis.wire import Redirected, pack, refused
 
 __all__ = ["ClusterBackend"]
 
@@ -69,6 +70,7 @@ class ClusterBackend:
         for endpoint in inherited:
             endpoint.forget()
         self._now = notices.now
+        self._hanging: dict[Address, threading.Lock] = {}  # who did not answer a renewal; taken as those in `Listener`
         self._wanted: set[str] = set()  # the claims that are watched, wherever; its methods are atomic
         self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
         self._topology.hand_on = self._hand_on
@@ -141,7 +143,7 @@ class ClusterBackend:
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
         """Those of one node in one round trip. What has moved is renewed where it is now, and from then on among those
-        of that node."""
+        of that node. The node of this group is asked first: what others do not answer must not end its leases."""
         topology, deadline = self._topology, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)
         asked: dict[tuple[Address, bool], list[int]] = {}
@@ -152,32 +154,62 @@ class ClusterBackend:
                 answers[i] = error
         for _ in range(HOPS):
             redirected: dict[tuple[Address, bool], list[int]] = {}
-            for (address, once), places in asked.items():
+            for (address, once), places in sorted(
+                asked.items(), key=lambda one: topology.node(one[0][0]).group != group
+            ):
                 some = [held[i] for i in places]
-                for i, answer in zip(places, self._renew_at(address, once, some, deadline), strict=True):
+                for i, answer in zip(places, self._renew_at(group, address, once, some, deadline), strict=True):
                     answers[i] = answer
                     if not isinstance(answer, BackendUnavailable) or answer.unknown:
                         continue
                     if isinstance(told := answer.__cause__, Redirected):
                         redirected.setdefault((topology.redirected(address, told), told.once), []).append(i)
-                    elif not once and (owner := self._taken_over(held[i][0].name, address, deadline)):
+                    elif (
+                        not isinstance(told, BackendRejected)
+                        and not once
+                        and (owner := self._taken_over(held[i][0].name, address, deadline))
+                    ):
                         redirected.setdefault((owner, False), []).append(i)
             asked = redirected
+        causes = [answer.__cause__ for answer in answers if isinstance(answer, BackendUnavailable)]
+        refusals = [error for error in causes if isinstance(error, BackendRejected)]
+        if refusals and len(refusals) == len(answers):
+            raise refusals[0]
         return answers
 
     def _renew_at(
-        self, address: Address, once: bool, held: Sequence[Held], deadline: float
+        self, group: Hashable, address: Address, once: bool, held: Sequence[Held], deadline: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        node = self._topology.node(address)
+        """The threads of a group carry what has moved to another node until that has renewed it once. While that one
+        hangs, it has one of them at a time, and half of the time that is left."""
+        node, left = self._topology.node(address), deadline - self._now()
+        hanging = None
+        if node.group != group:
+            left /= 2
+            hanging = self._hanging.get(address)
+        taken: list[bool] = []
         try:
-            left = deadline - self._now()
+            if hanging is not None:
+                taken += map(hanging.acquire, [False])
+                if taken != [True]:
+                    why = f"{address} has not answered another renewal yet"
+                    return [BackendUnavailable(why, unknown=False, backend="redis")] * len(held)
             if once:
                 importing = _Importing(node, self._keys, self._now)
-                return importing.recipe.renew(held, importing.connections.exchange, left)
-            return node.listener.renew(held, left)
+                answers = importing.recipe.renew(held, importing.connections.exchange, left)
+            else:
+                answers = node.listener.renew(held, left)
         except BackendUnavailable as error:
             self._topology.doubt(address)
+            self._hanging.setdefault(address, threading.Lock())
             return [error] * len(held)
+        except BackendRejected as error:
+            return [refused(error)] * len(held)
+        finally:
+            if hanging is not None and taken == [True]:
+                hanging.release()
+        self._hanging.pop(address, None)
+        return answers
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         deadline = self._now() + within

@@ -28,6 +28,7 @@ class Node:
         endpoint.forget()
         self._now = notices.now
         self._endpoint = endpoint
+        self.group = endpoint.name  #: of what it grants
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
         self.recipe = Recipe(keys, transactions, endpoint.name, replicas)

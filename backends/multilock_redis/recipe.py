@@ -35,7 +35,7 @@ from multilock_redis.transactions import (
     Script,
     Transactions,
 )
-from multilock_redis.wire import Redirected, bulks, pack
+from multilock_redis.wire import Redirected, bulks, pack, refused
 
 __all__ = ["RESTS", "Recipe", "Replicas", "liveness"]
 
@@ -219,10 +219,8 @@ class Recipe:
         """What a renewal is answered that does not concern those in other slots; else it is raised."""
         if self._keys.in_slots and isinstance(error, BackendUnavailable):
             return error
-        if self._keys.in_slots and isinstance(error, Redirected):
-            silence = BackendUnavailable(str(error), unknown=False, backend="redis")
-            silence.__cause__ = error
-            return silence
+        if self._keys.in_slots and isinstance(error, BackendRejected):
+            return refused(error)
         raise error
 
     def _chunks(self, held: Sequence[Held]) -> list[tuple[Script, list[int]]]:

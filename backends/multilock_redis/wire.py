@@ -7,7 +7,18 @@ from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable
 
-__all__ = ["IS_REPLICA", "SILENT", "Incomplete", "Redirected", "ScriptMissing", "bulks", "pack", "parse", "refusal"]
+__all__ = [
+    "IS_REPLICA",
+    "SILENT",
+    "Incomplete",
+    "Redirected",
+    "ScriptMissing",
+    "bulks",
+    "pack",
+    "parse",
+    "refusal",
+    "refused",
+]
 
 IS_REPLICA = "it is a replica"  #: in the message of each error that says so
 
@@ -56,6 +67,13 @@ class Redirected(BackendRejected):
         self.slot = int(slot)
         self.host = "" if host == "?" else host.strip("[]")  #: empty: as that of the node that said so
         self.port = int(port)
+
+
+def refused(error: BackendRejected) -> BackendUnavailable:
+    """What some of the leases of a renewal are told where others are not refused. The refusal is its cause."""
+    silence = BackendUnavailable(str(error), unknown=False, backend="redis")
+    silence.__cause__ = error
+    return silence
 
 
 class ScriptMissing(Exception):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import pytest
 from redis import Connection
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock.backend import Claim, Granted, Held
 from multilock_redis.cluster import ClusterBackend
 from multilock_redis.keys import Keyspace
 from multilock_redis.slots import SLOTS, Address, SlotTable, key_slot
@@ -190,6 +192,96 @@ def test_one_node_that_hangs_keeps_nobody_else_from_being_watched(
         assert nodes.backend._hand_on(A, node, set(to)) == {hung}
         assert [name for name, _ in node.listener._watched.values()] == [hung]
         assert f"claim-{other}" in nodes.topology.node(to[other]).listener._watched
+
+
+# ---- renewals
+
+
+class Renewing:
+    """Two leases, on A and on B, both of the group of A: the second one has moved just now."""
+
+    def __init__(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+        nodes.servers = dict.fromkeys((A, B), 1)
+        self.backend, self.asked = nodes.backend, list[tuple[Address, float]]()
+        self.group = f"redis://{A}/0"
+        self.held = {address: self._held(name) for address, name in ((B, name_on(B)), (A, name_on(A)))}
+        self.say: dict[Address, Callable[[], object]] = {A: answers, B: answers}
+        for address in (A, B):
+            renew = partial(self._renew, address)
+            monkeypatch.setattr(nodes.topology.node(address).listener, "renew", renew)
+
+    def _held(self, name: str) -> Held:
+        claim = Claim(name, "lock", "id", "owner", 6.0, True, True, "me", 0)
+        return claim, Granted(1, 6.0, 0.0, 6.0, 2.0, self.group, "owner")
+
+    def _renew(self, address: Address, held: Sequence[Held], within: float) -> list[Granted]:
+        self.asked.append((address, within))
+        self.say[address]()
+        return [granted for _, granted in held]
+
+    def __call__(self, *of: Address) -> list[object]:
+        """What the leases of these nodes are answered."""
+        return list(self.backend.renew(self.group, [self.held[address] for address in of], WITHIN))
+
+
+@pytest.fixture
+def renewing(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Renewing:
+    return Renewing(nodes, monkeypatch)
+
+
+def name_on(address: Address) -> str:
+    places = table(A, B)
+    return next(
+        name for name in map(str, range(100)) if places.owner(key_slot(b"multilock/" + name.encode())) == address
+    )
+
+
+def test_what_one_node_refuses_another_one_has_renewed(renewing: Renewing) -> None:
+    renewing.say[B] = refuses
+    moved, kept = renewing(B, A)
+    assert isinstance(kept, Granted)
+    assert isinstance(moved, BackendUnavailable)
+    assert not moved.unknown
+    with pytest.raises(BackendRejected):
+        renewing(B)
+
+
+def test_the_node_of_a_group_is_asked_first_and_leaves_its_answers_time(renewing: Renewing) -> None:
+    renewing.say[B] = silent
+    moved, kept = renewing(B, A)
+    assert isinstance(kept, Granted)
+    assert isinstance(moved, BackendUnavailable)
+    (first, whole), (second, half) = renewing.asked
+    assert (first, second) == (A, B)
+    assert half < whole * 0.6
+
+
+def test_one_thread_of_a_group_at_most_waits_for_another_node_that_hangs(renewing: Renewing) -> None:
+    """The others renew what is not there. When it answers, all go there again."""
+    asked, over = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        asked.set()
+        assert over.wait(20)
+
+    renewing.say[B] = silent
+    renewing(B)
+    renewing.say[B] = hangs
+    waits = threading.Thread(target=renewing, args=(B,))
+    waits.start()
+    assert asked.wait(20)
+    renewing.asked.clear()
+    moved, kept = renewing(B, A)
+    assert isinstance(kept, Granted)
+    assert isinstance(moved, BackendUnavailable)
+    assert [address for address, _ in renewing.asked] == [A]
+    over.set()
+    waits.join(20)
+    assert all(isinstance(each, Granted) for each in renewing(B, A))
+
+
+def refuses(*_: object) -> None:
+    raise REFUSAL
 
 
 def silent(*_: object) -> None:

@@ -32,10 +32,11 @@ def deadline_from_receipt() -> None:
     """The validity of a lease counts from the answer to its request, not from its sending."""
     import multilock_redis.recipe as recipe
 
-    def granted(token: int | None, ttl: float, sent_at: float, *rest: Any) -> Granted:
-        return Granted(token, ttl, now(), *rest)
+    class Received(Granted):
+        def __new__(cls, token: int | None, ttl: float, sent_at: float, *rest: Any) -> Received:
+            return super().__new__(cls, token, ttl, now(), *rest)
 
-    vars(recipe)["Granted"] = granted
+    vars(recipe)["Granted"] = Received
 
 
 def plain_del() -> None:

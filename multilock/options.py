@@ -122,7 +122,9 @@ def host_list(hosts: str, port: int, called: str) -> list[str]:
 def _host(host: str, port: int, called: str) -> str:
     found = _HOST.fullmatch(host)
     if found is None or not 0 < int(found[2] or port) < 65536:
-        raise ConfigurationError(f"{host!r} is not a {called}: write host:port, or [::1]:{port} for IPv6")
+        # Where the '@' and the host are missing, a password stands after the colon.
+        shown = host if host.startswith("[") else "".join(host.partition(":")[:2]) + "…" * (":" in host)
+        raise ConfigurationError(f"{shown!r} is not a {called}: write host:port, or [::1]:{port} for IPv6")
     return f"{found[1]}:{found[2] or port}"
 
 

@@ -264,7 +264,7 @@ def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Node
             "(a '/' in a password is written %2F)"
         )
     if database(options, parts.path.strip("/")):
-        raise ConfigurationError(f"a cluster has database 0 only: give {scheme}://{hosts}")
+        raise ConfigurationError(f"a cluster has database 0 only: give {scheme}:// without another one")
     settings = {**user_info(login), **texts(options, LOGIN), **tls_settings(options, scheme, "rediss+cluster")}
     pairs = (each.rpartition(":") for each in host_list(hosts, 6379, f"node of a {scheme} URL"))
     seeds = [Address(host.strip("[]"), int(port)) for host, _, port in pairs]

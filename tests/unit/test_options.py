@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multilock import ConfigurationError
+from multilock import ConfigurationError, connect
 from multilock.options import host_list, number, tls_context, tls_only, user_info, yes_or_no
 
 
@@ -41,6 +41,21 @@ def test_each_host_of_a_list_has_a_port() -> None:
 def test_what_is_no_host_is_refused_with_how_to_write_one(hosts: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is not a host of a URL: write host:port, or \[::1\]:7 for IPv6"):
         host_list(hosts, 7, "host of a URL")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(f"{scheme}://user:secret/7" for scheme in ("redis+cluster", "redis+sentinel", "redlock", "etcd")),
+        "redis+cluster://user:secret",
+        "redis+sentinel://user:secret/name",
+        "zookeeper://user:secret",
+    ],
+)
+def test_a_password_without_a_host_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        connect(url)
+    assert "secret" not in str(caught.value)
 
 
 def test_user_and_password_of_a_url_are_decoded() -> None:

@@ -113,6 +113,7 @@ class _At:
 
     __slots__ = (
         "asked",
+        "cleared",
         "ends",
         "floor",
         "gone",
@@ -131,7 +132,8 @@ class _At:
         self.number = 0  # of questions
         self.under_way = False  # a request that takes or keeps it
         self.unsure = False  # some such request has no answer, and may be executed at any time
-        self.void = False  # one that gives way has none: what this server says proves nothing for this claim
+        self.void = False  # one that gives way has none yet: what this server says proves nothing for this claim …
+        self.cleared = 0.0  # … nor what was sent before this: one that gave way was executed at some time until then
         self.vote: Granted | None = None
         self.push: Granted | None = None  # came while a request was under way, whose answer comes first
         self.floor = 0.0  # what was vouched for before that was given away since
@@ -139,6 +141,15 @@ class _At:
         self.ends: float | None = None  # when what it told us of can be over
         self.gone = False  # it has said that this claim does not hold the name
         self.released: bool | None = None  # whether it was ours; None: not told, or no answer
+
+    def vouches(self, sent_at: float) -> bool:
+        """Whether what it said of a request sent then still is so: nothing can have given it away since."""
+        return not self.void and sent_at > self.cleared
+
+    def spends(self) -> bool:
+        """Whether the claim has to go on as another: nothing else undoes a request without an answer. Nor can it give
+        way where there is one, and whoever keeps a minority for good may keep everybody waiting."""
+        return self.unsure and (self.vote is not None or (self.void and not self.under_way))
 
 
 class _Standing:
@@ -376,6 +387,7 @@ class RedlockBackend:
             if gives_way:
                 at.vote = at.push = None
                 at.floor = at.asked
+                at.void = True  # from now on it may be executed
 
         def stand(node: Node, within: float) -> Granted | Busy:
             if standing.leaving:
@@ -400,8 +412,8 @@ class RedlockBackend:
                 unknown = not isinstance(said, BackendRejected) and getattr(said, "unknown", True)
                 at.unsure |= unknown
                 at.touched |= unknown
-                at.void |= unknown and gives_way
             else:
+                unknown = False
                 at.touched |= join or isinstance(said, Granted)
                 at.gone = at.gone and not isinstance(said, Granted)
                 push, at.push = at.push, None
@@ -409,6 +421,8 @@ class RedlockBackend:
                 at.vote = vote if vote and self.counts(which) else None
                 ends = said.expires_in if isinstance(said, Busy) else 0.0
                 at.ends = None if ends is None else at.asked + ends
+            if gives_way and not unknown:
+                at.void, at.cleared = False, at.asked
         if at.vote:
             self._tell_if_held(standing)
 
@@ -529,7 +543,7 @@ class RedlockBackend:
             for at, endpoint in zip(standing.at, self._endpoints, strict=True)
         )
         expires_in = None if ends is None or ends <= now else ends - now
-        return Busy(pause, expires_in, spent=any(at.void for at in standing.at))
+        return Busy(pause, expires_in, spent=any(at.spends() for at in standing.at))
 
     # ---- release, rest
 
@@ -631,6 +645,11 @@ class RedlockBackend:
         for which, crew in enumerate(self._crews):
             crew.ask(partial(_renew, held), until, partial(renewal.told, which))
         return renewal.decided(until)
+
+    def proves(self, claim: Claim, which: int, renewed: Granted) -> bool:
+        """Whether this server's renewal counts."""
+        standing = self.standing.get(claim.id)
+        return self.counts(which) and (standing is None or standing.at[which].vouches(renewed.sent_at))
 
     def proof_of_renewal(self, claim: Claim, granted: Granted, votes: Sequence[Granted]) -> Granted | None:
         proof = self.quorum.proof(votes)
@@ -907,11 +926,12 @@ class _Renewal:
         backend, quorum = self._backend, self._backend.quorum
         votes: list[list[Granted]] = [[] for _ in self._held]
         gone = [0] * len(self._held)
+        silent = [0] * len(self._held)
         silences: list[Exception] = []
         answered: list[tuple[int, Sequence[Granted | None]]] = []
 
         def is_open(i: int) -> bool:
-            return quorum.kept(len(votes[i]), gone[i], len(silences)) is Verdict.OPEN
+            return quorum.kept(len(votes[i]), gone[i], silent[i]) is Verdict.OPEN
 
         while any(map(is_open, range(len(self._held)))):
             answer = self._answers.get(until - backend.now())
@@ -921,14 +941,20 @@ class _Renewal:
             which, _, said = answer
             if isinstance(said, Exception):
                 silences.append(said)
+                silent = [each + 1 for each in silent]
                 continue
             answered.append((which, said))
-            if not backend.counts(which) and any(said):
-                silences.append(BackendUnavailable(f"{backend.name_of(which)} has restarted just now"))
+            uncounted = False
             for i, each in enumerate(said):
-                gone[i] += each is None
-                if each is not None and backend.counts(which):
+                if each is None:
+                    gone[i] += 1
+                elif backend.proves(self._held[i][0], which, each):
                     votes[i].append(each)
+                else:
+                    silent[i] += 1
+                    uncounted = True
+            if uncounted:
+                silences.append(BackendUnavailable(f"what {backend.name_of(which)} says does not count yet"))
         renewed: list[Granted | BackendUnavailable | None] = []
         for i, (claim, granted) in enumerate(self._held):
             proof = backend.proof_of_renewal(claim, granted, votes[i])

@@ -48,6 +48,11 @@ class Contender:
         assert isinstance(granted, Granted), granted
         return claim, granted
 
+    def settle(self, claim: Claim) -> None:
+        """Until all that was asked for it has an answer: one is decided by a majority."""
+        standing = self.backend.standing[claim.id]
+        eventually(lambda: not any(at.under_way for at in standing.at), within=WITHIN)
+
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 

@@ -145,6 +145,7 @@ def test_a_request_that_comes_after_its_cancel_takes_nothing(contend: Contend, s
 def test_a_lost_answer_to_a_release_is_told_again_where_it_was_lost(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, _ = us.take(us.claim(ttl=10.0))
+    us.settle(claim)
     fault = us.proxies[1].drop_reply(claim.id.encode())
     returned = us.release(claim)
     fault.wait(WITHIN)
@@ -279,13 +280,71 @@ def test_a_way_given_without_an_answer_ends_the_claim(contend: Contend) -> None:
     first.take()
     waits = second.claim(ttl=10.0)
     assert isinstance(second.attempt(waits, join=True), Busy)  # it has the third
+    second.settle(waits)
     fault = second.proxies[2].drop_reply(waits.id.encode())
     busy = second.attempt(waits, join=True)
     fault.wait(WITHIN)
-    eventually(lambda: second.backend.standing[waits.id].at[2].void, within=WITHIN)
+    at = second.backend.standing[waits.id].at[2]
+    eventually(lambda: at.void and not at.under_way, within=WITHIN)
     if not busy.spent:  # decided before that answer was missed
         busy = second.attempt(waits, join=True)
     assert busy.spent
+
+
+@pytest.mark.parametrize("answers", ["late", "never", "meanwhile"])
+def test_a_server_that_may_be_given_away_yet_does_not_count_for_a_renewal(
+    contend: Contend, servers: RedisServers, answers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Executed after the renewal, that request would make another the holder there."""
+    us = contend()
+    claim = us.claim(ttl=30.0 if answers != "never" else 5.0)
+    us.cut_off(1, 2)
+    with pytest.raises(BackendUnavailable):
+        us.attempt(claim, join=True)  # it has the first
+    us.settle(claim)
+    fault = us.proxies[0].hold_request(claim.id.encode())
+    us.reach(1, 2)
+    granted = us.attempt(claim, join=True)
+    assert isinstance(granted, Granted)
+    fault.wait(WITHIN)
+    at = us.backend.standing[claim.id].at[0]
+    if answers == "never":
+        eventually(lambda: not at.under_way, within=WITHIN)
+    us.cut_off(2)
+    if answers == "meanwhile":  # after the renewal was executed, and before its answer is looked at
+        renew = us.backend._nodes[0].listener.renew
+
+        def late(*args: Any) -> Any:
+            renewed = renew(*args)
+            fault.release()
+            eventually(lambda: not at.under_way, within=WITHIN)
+            return renewed
+
+        monkeypatch.setattr(us.backend._nodes[0].listener, "renew", late)
+    [silence] = us.renew((claim, granted))
+    assert isinstance(silence, BackendUnavailable)
+    if answers == "meanwhile":
+        monkeypatch.undo()
+        [renewed] = us.renew((claim, granted))
+        assert isinstance(renewed, Granted)
+
+
+def test_who_cannot_give_way_ends_the_claim(contend: Contend) -> None:
+    """Of three who wait with one server each, by requests whose answers were lost, nobody would ever have two."""
+    them, us = contend(), contend()
+    us.cut_off(1, 2)
+    claim = us.claim(ttl=5.0)
+    fault = us.proxies[0].drop_reply(claim.id.encode())
+    with pytest.raises(BackendUnavailable):
+        us.attempt(claim, join=True)
+    fault.wait(WITHIN)
+    us.settle(claim)
+    them.cut_off(0)
+    them.take()
+    us.reach(0, 1, 2)
+    us.attempt(claim, join=True)
+    us.settle(claim)
+    assert us.attempt(claim, join=True).spent
 
 
 def test_a_server_has_one_question_of_a_claim_at_a_time(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ __all__ = ["Crew"]
 Subject = TypeVar("Subject")
 Said = TypeVar("Said")
 
-AT_ONCE = 8  # questions under way to one server
+AT_ONCE = 16  # questions under way to one server
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between questions to a server that is down
 QUICK = 0.05  # seconds; who refuses in less is down, and who is slower may be busy …
 SILENCES = 3  # … until so many questions in a row had no answer

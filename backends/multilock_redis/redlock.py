@@ -18,6 +18,7 @@ import math
 import random
 import threading
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -149,7 +150,7 @@ class _At:
     def spends(self) -> bool:
         """Whether the claim has to go on as another: nothing else undoes a request without an answer. Nor can it give
         way where there is one, and whoever keeps a minority for good may keep everybody waiting."""
-        return self.unsure and (self.vote is not None or (self.void and not self.under_way))
+        return self.unsure and (self.void or self.vote is not None)
 
 
 class _Standing:
@@ -293,13 +294,17 @@ class RedlockBackend:
         self.now = notices.now
         self._notices = notices
         self.standing: dict[str, _Standing] = {}
-        self._left: dict[str, float] = {}  # claims that are not to be asked for any more, and since when
+        self._left_lock = threading.Lock()  # for changes
+        self._left: OrderedDict[str, float] = (
+            OrderedDict()
+        )  # claims that are not to be asked for any more, and since when
         self._nodes = [
             Node(endpoint, self._keys, _Ear(self, which, notices)) for which, endpoint in enumerate(self._endpoints)
         ]
-        self._crews = [
-            Crew(node, endpoint.name, notices.now) for node, endpoint in zip(self._nodes, self._endpoints, strict=True)
-        ]
+        named = list(zip(self._nodes, self._endpoints, strict=True))
+        self._crews = [Crew(node, endpoint.name, notices.now) for node, endpoint in named]
+        # What is held is kept and given back, however many wait: their questions are not before these.
+        self._keepers = [Crew(node, endpoint.name, notices.now) for node, endpoint in named]
 
     # ---- acquire
 
@@ -359,7 +364,8 @@ class RedlockBackend:
             answer = standing.answers.get(until - self.now())
             if answer is None:
                 late = BackendUnavailable("the others did not answer in time", unknown=True)
-                answered = self.quorum.asked(yes, len(said) - len(silences) - yes, self.quorum.nodes - len(said))
+                no = len(said) - len(silences) - yes
+                answered = self.quorum.asked(yes, no, self.quorum.nodes - yes - no)
                 return [*silences, late] if answered is Verdict.SILENCE else []
             which, number, what = answer
             if number == standing.at[which].number:
@@ -494,9 +500,11 @@ class RedlockBackend:
     def _agreed(self, standing: _Standing, deadline: float) -> Granted | None:
         """The proof, with a token that a majority keeps. None: it took longer than the votes are good for."""
         votes = standing.votes(self.now())
-        if standing.token and self.now() < standing.until:  # a majority was never without it since
-            proof = self.quorum.proof(votes)
-            return proof and proof._replace(token=standing.token)
+        if standing.token and self.now() < standing.until:
+            # A server counts each time that it lets somebody in: where it has not, the name was ours all the time.
+            kept = [vote for vote in votes if (vote.token or 0) <= standing.token]
+            if (proof := self.quorum.proof(kept)) is not None:
+                return proof._replace(token=standing.token)
         highest = max(vote.token or 0 for vote in votes)
         while (proof := self.quorum.proof(standing.votes(self.now()))) is not None:
             token = highest + 1
@@ -562,7 +570,8 @@ class RedlockBackend:
         """Tell every server where something of it may be, and that has not confirmed it yet."""
         self._forget_left()
         if unsure:
-            self._left[claim.id] = self.now()
+            with self._left_lock:
+                self._left[claim.id] = self.now()
         standing = self.standing.get(claim.id)
         if standing is None:  # told again, or nobody knows where it may be
             standing = self.standing[claim.id] = _Standing(claim, self.quorum.nodes)
@@ -578,7 +587,7 @@ class RedlockBackend:
         until = start + min(within, self.limit(claim, within))
         for which in told:
             end = partial(self._end_at, standing, which, how)
-            self._crews[which].ask(end, until, partial(answers.put, which, 0))
+            self._keepers[which].ask(end, until, partial(answers.put, which, 0))
         pending = len(told)
         while pending:
             decided = self._was_ours(standing) is not Verdict.OPEN
@@ -593,7 +602,8 @@ class RedlockBackend:
         if not again:
             self.standing.pop(claim.id, None)
             return Returned(was_ours is Verdict.YES)
-        self._left.setdefault(claim.id, self.now())
+        with self._left_lock:
+            self._left.setdefault(claim.id, self.now())
         if was_ours is not Verdict.YES and was_ours is not Verdict.NO:
             raise BackendUnavailable("too few servers have confirmed the release", unknown=True)
         return Returned(was_ours is Verdict.YES, again)
@@ -614,9 +624,12 @@ class RedlockBackend:
             at.released = ours
 
     def _stays(self, at: _At, claim: Claim) -> bool:
-        """Whether something of it may be there. What nobody keeps alive has ended by itself after a while."""
+        """Whether something of it may be there. What nobody keeps alive has ended by itself after a while; a request
+        without an answer may be executed at any time, and is undone for longer than the kernel asks for that."""
         if at.under_way:
             return True
+        if at.unsure:
+            return self.now() < at.asked + max(REMEMBERED, 2 * claim.ttl) + REMEMBERED
         return at.touched and self.now() < at.asked + claim.ttl + liveness(claim.ttl)
 
     def _was_ours(self, standing: _Standing) -> Verdict:
@@ -626,13 +639,14 @@ class RedlockBackend:
 
     def _forget_left(self) -> None:
         """Those that no request is on its way to us for, nor a cancel that was given up."""
-        for claim_id in list(self._left)[:2]:
-            standing = self.standing.get(claim_id)
-            if standing and any(self._stays(at, standing.claim) for at in standing.at):
-                self._left[claim_id] = self._left.pop(claim_id)
-            elif self.now() - self._left[claim_id] > REMEMBERED:
-                self.standing.pop(claim_id, None)
-                del self._left[claim_id]
+        with self._left_lock:
+            for claim_id in list(self._left)[:2]:
+                standing = self.standing.get(claim_id)
+                if standing and any(self._stays(at, standing.claim) for at in standing.at):
+                    self._left.move_to_end(claim_id)  # it is never missing: an attempt may look just now
+                elif self.now() - self._left[claim_id] > REMEMBERED:
+                    self.standing.pop(claim_id, None)
+                    del self._left[claim_id]
 
     # ---- renew
 
@@ -642,7 +656,7 @@ class RedlockBackend:
         shortest = min(held, key=lambda each: each[0].ttl)[0]
         until = self.now() + self.limit(shortest, within)
         renewal = _Renewal(self, held)
-        for which, crew in enumerate(self._crews):
+        for which, crew in enumerate(self._keepers):
             crew.ask(partial(_renew, held), until, partial(renewal.told, which))
         return renewal.decided(until)
 
@@ -719,9 +733,15 @@ class RedlockBackend:
                 is not None
             ):
                 return self._by_majority(infos)
-        if len(silences) > self.quorum.spare:
+        if self._hides(len(silences), infos, 0):
             raise self.silence(silences, "tell who holds it")
         return self._by_majority(infos)
+
+    def _hides(self, silent: int, infos: Sequence[LockInfo | None], free: int) -> bool:
+        """Whether those that are silent can make a majority of what others say."""
+        found = Counter(info.owner if info else None for info in infos)
+        found[None] += free
+        return max(found.values()) < self.quorum.needed <= max(found.values()) + silent
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         found: dict[str, list[LockInfo | None]] = {}
@@ -734,7 +754,13 @@ class RedlockBackend:
                 silences.append(silence)
         if len(silences) > self.quorum.spare:
             raise self.silence(silences, "tell what is held")
-        yield from filter(None, map(self._by_majority, found.values()))
+        for name, infos in found.items():
+            if self._hides(len(silences), infos, self.quorum.nodes - len(silences) - len(infos)):
+                told = self.inspect(name, within)  # one may have been asked before it changed: not so, all at once
+            else:
+                told = self._by_majority(infos)
+            if told:
+                yield told
 
     def _by_majority(self, infos: Sequence[LockInfo | None]) -> LockInfo | None:
         owner = self.quorum.named(info.owner if info else None for info in infos)
@@ -750,8 +776,19 @@ class RedlockBackend:
         def force(node: Node, within: float) -> bool:
             return node.inspection.force_release(name, within)
 
-        forced = self._of_all(force, within, "release it", everybody=True)
-        return sum(forced.values()) >= self.quorum.needed
+        forced = 0
+        silences: list[Exception] = []
+        for _, said in self._ask(force, self.now() + within):
+            if isinstance(said, Exception):
+                silences.append(said)
+            else:
+                forced += said
+        if forced < self.quorum.needed <= forced + len(silences):
+            failure = self.silence(silences, "release it")
+            if forced:
+                vars(failure)["unknown"] = True
+            raise failure
+        return forced >= self.quorum.needed
 
     def diagnose(self, within: float) -> list[Finding]:
         findings = []
@@ -798,7 +835,7 @@ class RedlockBackend:
         self._of_all(ping, within, "answer")
 
     def close(self) -> None:
-        for crew in self._crews:
+        for crew in [*self._crews, *self._keepers]:
             crew.close()
         for node in self._nodes:
             node.close()

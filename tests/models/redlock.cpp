@@ -170,12 +170,16 @@ bool execute(Server& s, int c, int kind, int age, bool tombstone) {
 
 // ---- the client
 
-bool minority, receipt;  // mistakes that are looked at often
+bool minority, receipt, renews_given_up;  // mistakes that are looked at often
 int needed() { return minority ? 1 : kMajority; }
 
 int8_t majority_of_votes(const State& s, int c) {  // until when so many servers let in nobody else
   int8_t votes[kServers];
-  for (int i = 0; i < kServers; i++) votes[i] = s.server[i].of[c].given_up ? int8_t{0} : s.server[i].of[c].vote;
+  bool given_up_too = s.client[c].phase == kHolds && renews_given_up;
+  for (int i = 0; i < kServers; i++) {
+    const AtServer& at = s.server[i].of[c];
+    votes[i] = at.given_up && !given_up_too ? int8_t{0} : at.vote;
+  }
   std::sort(votes, votes + kServers);
   int8_t least = votes[kServers - needed()];
   return receipt && least ? static_cast<int8_t>(ttl) : least;
@@ -214,7 +218,8 @@ void normalize(State& s) {
     if (!under_way(s, c)) client.age = 0;
     for (Server& server : s.server) {
       AtServer& at = server.of[c];
-      if (at.given_up) at.vote = at.push = 0;
+      if (at.given_up) at.push = 0;
+      if (at.given_up && !(renews_given_up && client.phase == kHolds)) at.vote = 0;
       if (client.phase < kEnds) continue;
       at.push = at.vouched = at.vote = at.given_up = at.stray.age = 0;
       if (at.request) continue;
@@ -385,7 +390,7 @@ struct Successors : Search<State> {
         bool gives_way = phase == kWaits && !majority_of_votes(s, c);
         for (Server& server : n.server) {
           AtServer& at = server.of[c];
-          at.request = phase == kHolds && at.vote ? kRenew : kAsk;
+          at.request = phase == kHolds && (at.vote || at.given_up) ? kRenew : kAsk;
           if (!gives_way || (at.unsure && !is("giveswayunsure"))) continue;
           at.request = kAskOrGiveWay;
           at.vote = 0;
@@ -445,6 +450,7 @@ int run(char** words) {
   mistake = words[5];
   minority = is("minority");
   receipt = is("receipt");
+  renews_given_up = is("renewsgivenup");
   State first = {};
   first.faults = static_cast<int8_t>(std::atoi(words[1]));
   first.restarts = static_cast<int8_t>(std::atoi(words[2]));

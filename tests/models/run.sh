@@ -146,6 +146,7 @@ model=redlock # lock: clients, faults, restarts, ttl, liveness; token: lost answ
 holds lock 2 0 0 1 1
 holds lock 1 1 1 2 1
 holds lock 2 0 1 1 1
+holds lock 2 1 0 1 1
 holds token 1 1
 
 for mistake in minority receipt ackedonly notombstone countson; do
@@ -153,6 +154,7 @@ for mistake in minority receipt ackedonly notombstone countson; do
 done
 found lock 2 0 0 2 2 pushreceipt
 found lock 2 0 1 2 1 noguard
+found lock 2 1 0 2 1 renewsgivenup
 for mistake in blind nowrite onewrite addsup; do
     found token 1 1 $mistake
 done

@@ -79,8 +79,8 @@ class Contender:
         """As before; a server that was cut off is asked at once."""
         for each in which:
             self.proxies[each].accept()
-            crew = self.backend._crews[each]
-            crew._pause = 0.0
+            for crew in (self.backend._crews[each], self.backend._keepers[each]):
+                crew._pause = 0.0
 
     def close(self) -> None:
         self.backend.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import redis
 from multilock import BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Granted
 from multilock_redis import open_backend
+from multilock_redis.crew import AT_ONCE
 from multilock_redis.redlock import RedlockBackend
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -64,6 +67,8 @@ def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, se
     assert (second.token or 0) > ahead
     us.release(claim)
     us.reach(2)
+    other, _ = us.take(us.claim("b"))  # connects again
+    us.settle(other)
     us.cut_off(1)
     _, third = us.take()
     assert (third.token or 0) > (second.token or 0)
@@ -181,6 +186,7 @@ def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: Red
 def test_a_server_that_lost_it_is_asked_again_with_the_next_renewal(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     held = us.take()
+    us.settle(held[0])
     with redis.Redis(port=servers.members[1].port) as bare:
         bare.delete("multilock/a")
     [renewed] = us.renew(held)
@@ -359,6 +365,127 @@ def test_a_server_has_one_question_of_a_claim_at_a_time(contend: Contend, monkey
     tell(question(us.backend._nodes[0], WITHIN))
     assert isinstance(us.attempt(claim, join=True), Busy)
     assert len(asked) == 2
+
+
+def test_one_answer_of_three_is_not_taken(contend: Contend) -> None:
+    us = contend()
+    us.cut_off(0)
+    us.proxies[1].black_hole()
+    with pytest.raises(BackendUnavailable):
+        us.attempt(us.claim(ttl=2.5))
+
+
+def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(
+    contend: Contend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us = contend()
+    claim = us.claim(ttl=2.5)
+    fault = us.proxies[0].hold_request(claim.id.encode())
+    us.take(claim)
+    fault.wait(WITHIN)
+    us.settle(claim)
+    us.proxies[0].black_hole()
+    assert us.release(claim).again
+    monkeypatch.setattr(us.backend, "now", lambda: now() + 60.0)
+    assert us.release(claim).again
+    monkeypatch.setattr(us.backend, "now", lambda: now() + 200.0)
+    assert not us.backend._stays(us.backend.standing[claim.id].at[0], claim)
+
+
+def test_who_waits_keeps_no_renewal_waiting(contend: Contend) -> None:
+    us, gate = contend(), threading.Event()
+    claim, granted = us.take()
+    us.settle(claim)
+    try:
+        for crew in us.backend._crews:
+            for _ in range(AT_ONCE):
+                crew.ask(lambda *_: gate.wait(30), now() + 30, lambda _: None)
+        [renewed] = us.renew((claim, granted))
+        assert isinstance(renewed, Granted)
+        assert us.release(claim).ours
+    finally:
+        gate.set()
+
+
+def test_claims_that_were_given_up_are_forgotten_by_many_at_once(contend: Contend) -> None:
+    us, errors, switch = contend(), list[Exception](), sys.getswitchinterval()
+
+    def forget() -> None:
+        try:
+            for _ in range(1000):
+                us.backend._forget_left()
+        except Exception as error:
+            errors.append(error)
+
+    us.backend._left.update({str(n): -1e6 for n in range(1500)})
+    threads = [threading.Thread(target=forget) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert not errors
+    assert not us.backend._left
+
+
+def test_a_claim_that_was_given_up_is_never_unknown_meanwhile(contend: Contend) -> None:
+    us, seen = contend(), list[bool]()
+    claim, _ = us.take()
+    us.backend._left[claim.id] = now()
+    stays = us.backend._stays
+
+    def look(at: Any, claim: Any) -> bool:
+        seen.append(claim.id in us.backend._left)
+        return stays(at, claim)
+
+    us.backend._stays = look  # type: ignore[method-assign]
+    us.backend._forget_left()
+    assert seen
+    assert all(seen)
+
+
+def test_a_token_does_not_go_back_after_somebody_else_had_it(contend: Contend) -> None:
+    former, us, them = contend(), contend(), contend()
+    held, _ = former.take()
+    waits = us.claim()
+    assert isinstance(us.attempt(waits, join=True), Busy)
+    us.settle(waits)
+    former.give_back(held)
+    us.ear.hears("wake", waits.id, within=WITHIN)
+    us.backend.force_release("a", WITHIN)
+    theirs, granted = them.take()
+    them.settle(theirs)
+    them.give_back(theirs)
+    ours = us.attempt(waits, join=True)
+    assert isinstance(ours, Granted)
+    assert (ours.token or 0) > (granted.token or 0)
+
+
+def test_operators_are_not_told_what_a_silent_server_could_change(contend: Contend) -> None:
+    us, operator = contend(), contend()
+    us.cut_off(1)
+    claim, _ = us.take(us.claim(ttl=60.0))
+    us.settle(claim)
+    operator.cut_off(2)
+    for ask in (
+        lambda: operator.backend.inspect("a", WITHIN),
+        lambda: list(operator.backend.inspect_all("", WITHIN)),
+        lambda: operator.backend.force_release("a", WITHIN),
+    ):
+        with pytest.raises(BackendUnavailable) as silence:
+            ask()
+    assert silence.value.unknown  # one has executed it
+    assert operator.backend.inspect("free", WITHIN) is None
+    assert not operator.backend.force_release("free", WITHIN)
+    operator.cut_off(1)
+    claim, _ = us.take(us.claim("b"))
+    us.settle(claim)
+    with pytest.raises(BackendUnavailable) as silence:
+        operator.backend.force_release("b", WITHIN)
+    assert silence.value.unknown
 
 
 def test_a_name_rests_on_a_majority(contend: Contend) -> None:

@@ -62,8 +62,10 @@ def cached_is_held() -> None:
 
 def validity_from_the_acquire() -> None:
     """A lock counts from its own request, which does not renew the session that keeps it."""
+    import multilock_etcd.recipe as recipe
     from multilock_etcd.recipe import Recipe
 
+    vars(recipe)["NEAR"] = 0  # nobody is let in by the watch, but by a request
     proven = Recipe.attempt
 
     def attempt(self: Recipe, claim: Claim, join: bool, within: float) -> Granted | Busy:

@@ -117,9 +117,18 @@ class Guarded(Service):
 
     def failover(self) -> RedisServer:
         """As an operator asks for it. Returns the new primary as soon as a Sentinel names it."""
-        former = self.primary()
-        with self.guards[0].client() as guard:
-            guard.execute_command("SENTINEL", "FAILOVER", NAME)
+        former, guard = self.primary(), self.guards[0]
+
+        def is_over() -> bool:
+            facts = self._told(guard)
+            if int(facts["port"]) != former.port:
+                return True
+            if "failover_in_progress" not in facts["flags"]:  # not begun, or given up: then nobody begins it again
+                with guard.client() as client:
+                    client.execute_command("SENTINEL", "FAILOVER", NAME)
+            return False
+
+        _until(is_over)
         return self.await_other(former)
 
     def await_other(self, former: RedisServer) -> RedisServer:

@@ -386,7 +386,7 @@ def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(
     us.settle(claim)
     us.proxies[0].black_hole()
     assert us.release(claim).again
-    monkeypatch.setattr(us.backend, "now", lambda: now() + 60.0)
+    monkeypatch.setattr(us.backend, "now", lambda: now() + 40.0)
     assert us.release(claim).again
     monkeypatch.setattr(us.backend, "now", lambda: now() + 200.0)
     assert not us.backend._stays(us.backend.standing[claim.id].at[0], claim)

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from multilock import BackendUnavailable
+from multilock.telling import logger
 
 __all__ = ["Crew"]
 
@@ -49,7 +50,10 @@ class Crew(Generic[Subject]):
                 said: Said | Exception = self._answer(question, deadline)
             except Exception as error:
                 said = error
-            tell(said)
+            try:
+                tell(said)
+            except Exception:  # a defect of ours must not cost the thread
+                logger.exception("what %s said was not understood", self._name)
 
         self._jobs.put(job)
         try:

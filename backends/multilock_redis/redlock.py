@@ -101,7 +101,10 @@ class Guarded(Endpoint):
                 f"{refused}: allow this user INFO, or give restart_guard=0: a server that restarted has to be known"
             ) from refused
         if self.guard:
-            [up] = [line for line in told.splitlines() if line.startswith(b"uptime_in_seconds:")]
+            up = next((line for line in told.splitlines() if line.startswith(b"uptime_in_seconds:")), b"")
+            if not up:
+                wire.close()
+                raise BackendRejected(f"{self.name} does not say for how long it has been up: give restart_guard=0")
             # It was up for so long at least when it said so, and no later than now. A second, since both clocks differ.
             counts_from = now() - int(up.partition(b":")[2]) + self.guard + 1
             if counts_from > now():

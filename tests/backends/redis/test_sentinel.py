@@ -25,6 +25,8 @@ from tests.servers_sentinel import NAME, Guarded, SentinelServer
 
 WITHIN = 20.0  # seconds, for what Sentinels do on a busy machine
 
+pytestmark = pytest.mark.timeout(120)  # Sentinels that missed an election wait for the next one
+
 
 @pytest.fixture
 def us(guarded: Guarded, connect: Connect) -> Ours:

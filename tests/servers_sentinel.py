@@ -116,8 +116,10 @@ class Guarded(Service):
         return [server for server in self.servers if server is not primary]
 
     def failover(self) -> RedisServer:
-        """As an operator asks for it. Returns the new primary as soon as a Sentinel names it."""
+        """As an operator asks for it, of replicas that have everything. Returns the new primary as soon as a Sentinel
+        names it."""
         former, guard = self.primary(), self.guards[0]
+        self.await_replicas(former)
 
         def is_over() -> bool:
             facts = self._told(guard)
@@ -130,6 +132,13 @@ class Guarded(Service):
 
         _until(is_over)
         return self.await_other(former)
+
+    def await_replicas(self, primary: RedisServer) -> None:
+        """Until each has what was written so far."""
+        with redis.Redis(port=primary.port) as client:
+            client.set("written", "so far")
+            _until(lambda: client.wait(len(self.servers) - 1, 500) == len(self.servers) - 1)
+            client.delete("written")
 
     def await_other(self, former: RedisServer) -> RedisServer:
         """The new primary, as soon as a Sentinel names it."""

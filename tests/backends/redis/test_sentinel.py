@@ -183,6 +183,7 @@ def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_r
     us.release(us.take()[0])
     them.release(them.take()[0])
     former = guarded.primary()
+    guarded.await_replicas(former)
     with guarded.slow_to_demote(), guarded.slow_to_reconfigure():
         with leading.client() as guard:
             guard.execute_command("SENTINEL", "FAILOVER", NAME)
@@ -200,6 +201,7 @@ def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_r
 def test_an_answer_of_a_primary_that_stood_still_does_not_count(guarded: Guarded, us: Ours, them: Ours) -> None:
     us.release(us.take()[0])
     former = guarded.primary()
+    guarded.await_replicas(former)
     us.within = WITHIN
     with guarded.slow_to_demote(), ThreadPoolExecutor() as pool:
         with former.paused():

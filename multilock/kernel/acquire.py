@@ -227,7 +227,8 @@ class _Contender:
         self._check_wanted()
         self.kernel.ready()
         now = self.kernel.now()
-        if granted.sent_at > now or granted.valid_for > claim.ttl:  # forged: whoever may publish can say anything
+        longest = max(claim.ttl, self.kernel.watchdog.sessions.ttl(granted.group))
+        if granted.sent_at > now or granted.valid_for > longest:  # forged: whoever may publish can say anything
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):
             return None

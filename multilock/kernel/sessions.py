@@ -96,6 +96,11 @@ class Sessions:
         self.of.pop(group, None)
         self._watchdog.dismiss(group)
 
+    def ttl(self, group: Hashable) -> float:
+        """What the server granted this session, which may be more than was asked for. 0: it is not a session."""
+        session = self.of.get(group)
+        return session.ttl if session else 0.0
+
     def renews(self, group: Hashable | None) -> bool:
         """Whether this session is kept alive; None: any of them."""
         return group in self.of if group is not None else bool(self.of)

@@ -106,6 +106,25 @@ def test_one_that_is_half_over_is_a_hint(
     assert lease.remaining() > 26
 
 
+@pytest.mark.parametrize("granted", [40.0, 39.0])
+def test_one_that_promises_more_than_anybody_was_granted_is_a_hint(
+    client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime, granted: float
+) -> None:
+    """A server may grant its sessions more than was asked for; a message may say anything."""
+    backend.notices.group("server", granted, granted / 3)
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        claim, sent = call.claims[0], call.at
+        client._kernel.timers.at(sent + 0.5, lambda: hand_over(backend, claim, sent, valid_for=40.0))
+        return call.execute()
+
+    backend.script("attempt", answer)
+    lease = lock.acquire()
+    believed = granted == 40.0
+    assert (lease.token == TOKEN) is believed
+    assert len(backend.called("attempt")) == (1 if believed else 2)
+
+
 def test_what_is_not_renewed_asks_for_its_ttl(client: Client, lock: DistributedLock, backend: Scripted) -> None:
     backend.script("attempt", then_handed_over(client, 0.5))
     lease = client.lock("n", renew=False).acquire()

@@ -17,8 +17,10 @@ from multilock.testing import FaultProxy, Helper, hear, say
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from multilock_etcd import notices
+from multilock_etcd import wire as m
 from multilock_etcd.counting import Line
 from multilock_etcd.transactions import Transactions
+from multilock_etcd.transport import Method, Transport, calls
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.kit import WITHIN, Ours
 from tests.backends.etcd.test_faults import Unsent, keys, sent
@@ -84,8 +86,20 @@ def test_the_next_one_is_granted_by_the_watch_with_the_token_and_the_validity_of
     assert them.renew((waiting, granted)) == [True]
 
 
-def test_a_hand_over_is_one_request_to_join_and_one_to_release(server: EtcdServer, connect: Connect) -> None:
-    clients = [connect(server.url, ttl=60) for _ in range(2)]
+@pytest.mark.parametrize("granted", [30, 60])
+def test_a_hand_over_is_one_request_to_join_and_one_to_release(
+    server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, granted: int
+) -> None:
+    """A server grants no ttl of less than 1.5 times its election timeout."""
+    really = Transport.call
+
+    def call(transport: Transport, method: Method, request: Any, within: float) -> Any:
+        if method is calls.GRANT:
+            request = m.LeaseGrantRequest(TTL=granted)
+        return really(transport, method, request, within)
+
+    monkeypatch.setattr(Transport, "call", call)
+    clients = [connect(server.url, ttl=30) for _ in range(2)]
     locks = [client.lock("job") for client in clients]
     lease = locks[0].acquire()
     for lock in locks:

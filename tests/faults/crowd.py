@@ -23,7 +23,6 @@ import multilock
 from multilock.testing import Helper
 from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
 from multilock.testing.beliefs.oracles import within
-from multilock_sqlite.layout import LIVENESS_MIN
 from tests.faults.chaos import ARENAS, FOR_A_WHILE, PROCESS_PACE, Arena, Chaos, Happening, Stream, run
 from tests.faults.crowd_member import NAME, PATIENCE
 
@@ -56,7 +55,7 @@ PLACES: dict[str, type[Arena]] = {"memory": MemoryArena, **{k: v for k, v in ARE
 @dataclass(slots=True)
 class Wait:
     """Somebody asked for the name with this mode, and was told to wait at ``queued``; entered, or went without, at
-    ``ended``."""
+    ``ended``. ``kept``: as far as its heartbeats tell, it had its place all the time."""
 
     who: str
     pid: int
@@ -65,6 +64,23 @@ class Wait:
     queued: float = math.inf
     ended: float = math.inf
     entered: bool = False
+    kept: bool = True
+
+
+class _Place:
+    """In the queue, from heartbeat to heartbeat."""
+
+    def __init__(self, queued: float) -> None:
+        self.queued = queued
+        self.kept = True
+        self._until = math.inf
+
+    def hear(self, since: float, until: float) -> None:
+        self.kept &= since <= self._until
+        self._until = until
+
+    def kept_until(self, at: float) -> bool:
+        return self.kept and at <= self._until
 
 
 class Waits:
@@ -74,18 +90,22 @@ class Waits:
         self.record = record
         self.all: list[Wait] = []
         self._of: dict[str, Wait] = {}
-        self._queued: dict[str, float] = {}  # by claim
+        self._places: dict[str, _Place] = {}  # by claim
 
     def feed(self, pid: int, line: str) -> None:
         match line.split(" "):
             case ["asks", at, who, mode]:
                 self._of[who] = Wait(who, pid, mode, float(at))
                 self.all.append(self._of[who])
-            case ["queues", at, id]:
-                self._queued.setdefault(id, float(at))
+            case ["queues", at, id, *heartbeat]:
+                place = self._places.setdefault(id, _Place(float(at)))
+                if heartbeat:
+                    place.hear(*map(float, heartbeat))
             case ["enters", at, who, id]:
                 wait = self._of[who]
-                wait.ended, wait.entered, wait.queued = float(at), True, self._queued.pop(id, math.inf)
+                wait.ended, wait.entered = float(at), True
+                if had := self._places.pop(id, None):
+                    wait.queued, wait.kept = had.queued, had.kept_until(wait.ended)
             case ["leaves", at, who]:
                 self._of[who].ended = float(at)
 
@@ -109,7 +129,7 @@ class Waits:
         ends = [wait.ended for wait in entered]
         for wait in entered:
             stalls = self.record.stalls[wait.pid]
-            if within(stalls, wait.queued, wait.ended) < STOOD_STILL:
+            if wait.kept and within(stalls, wait.queued, wait.ended) < STOOD_STILL:
                 for other in entered[bisect_right(ends, wait.queued) : bisect_left(ends, wait.ended)]:
                     if other.asked > wait.queued and "x" in (wait.mode, other.mode):
                         yield wait, other
@@ -196,18 +216,8 @@ class Crowd(Chaos):
     def judged(self) -> Iterator[str]:
         yield from self.waits.starved()
         for wait, other in self.waits.overtaken() if self.can.fair else ():
-            if self.arena.scheme == "sqlite" and self._stood_still(wait):
-                continue
             later = f"{other.who} ({other.mode}), who asked {other.asked - wait.queued:.2f} s after it was queued"
             yield f"O9 {wait.who} ({wait.mode}) was overtaken by {later}"
-
-    def _stood_still(self, wait: Wait) -> bool:
-        """Whether a process was stopped for so long that no place outlives it, if that was in the middle of a
-        transaction: then nobody can write to the file, and tell that he waits."""
-        stops = ((fault.start, fault.end) for fault in self.faults if fault.kind == "process stopped")
-        return any(
-            start < wait.ended and end > wait.queued and end - start > 2 / 3 * LIVENESS_MIN for start, end in stops
-        )
 
     def told(self) -> list[str]:
         return [self.waits.told(mode) for mode in sorted({wait.mode for wait in self.waits.all})]

@@ -3,7 +3,7 @@
 Each line is one of those of `multilock.testing.beliefs.witness` and `tests.faults.contender`, or::
 
     asks TIME WHO MODE               WHO, which names one of them for ever, asks for the name
-    queues TIME ID                   the claim of this id was answered: it waits
+    queues TIME ID [SINCE UNTIL]     the claim of this id was answered: it waits; by its last heartbeat between these
     enters TIME WHO ID               … and has it; or
     leaves TIME WHO                  … goes without
 """
@@ -24,6 +24,8 @@ from multilock import AsyncClient, AsyncLease, BackendUnavailable, Client, Lease
 from multilock.model import Busy, Claim, Granted
 from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
+from multilock_sqlite import SqliteBackend
+from multilock_sqlite.recipe import liveness
 from tests.faults.contender import hold, note_end, note_release, note_released, tell_loss
 
 __all__ = ["NAME", "PATIENCE", "attend"]
@@ -63,10 +65,20 @@ def _tell_who_queues(backend: Any) -> None:
     def attempt(claim: Claim, join: bool, within: float) -> Granted | Busy:
         answer: Granted | Busy = proven(claim, join, within)
         if join and isinstance(answer, Busy):
-            note("queues", now(), claim.id)
+            note("queues", now(), claim.id, *_heartbeat(backend, claim))
         return answer
 
     backend.attempt = attempt
+
+
+def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
+    """From when to when its last one keeps the place of this claim; on SQLite, where nobody's counts while one who was
+    stopped in the middle of a transaction keeps all others from writing to the file."""
+    if not isinstance(backend, SqliteBackend) or claim.id not in backend._waiting:
+        return ()
+    _, due = backend._waiting[claim.id]
+    since = due - liveness(claim) / 3
+    return since, since + liveness(claim)
 
 
 class _Crew:

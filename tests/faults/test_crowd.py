@@ -26,6 +26,12 @@ def overtaken(those: Waits) -> list[tuple[str, str]]:
     return [(wait.who, other.who) for wait, other in those.overtaken()]
 
 
+def beating(*heartbeats: str) -> list[str]:
+    """A writer that has its place from a heartbeat of its own to the end of that, and a reader who was in before."""
+    queues = [f"1 queues 10 w1 {each}" for each in heartbeats]
+    return ["1 asks 9 w x", *queues, "1 enters 15 w w1", "2 asks 12 r r", "2 enters 13 r r1"]
+
+
 WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
 
 
@@ -40,6 +46,10 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 b r", "2 enters 13 b b1"], []),  # together
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], [("a", "w")]),
         (["1 asks 10 a r", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], []),  # it was never told to wait
+        (beating("9.9 10.9", "10.9 15.1"), [("w", "r")]),
+        (beating("9.9 10.9", "10.9 15.1", "10.9 15.1"), [("w", "r")]),
+        (beating("9.9 10.9", "11 15.1"), []),  # nobody could write to the file
+        (beating("9.9 10.9", "10.9 14.9"), []),
     ],
 )
 def test_who_came_later_and_was_in_first_has_overtaken(lines: list[str], expected: list[tuple[str, str]]) -> None:

@@ -17,7 +17,7 @@ from multilock import BackendUnavailable, now
 from multilock.model import Busy, Granted
 from multilock.testing import Helper
 from multilock_sqlite.host import Process
-from multilock_sqlite.recipe import Recipe
+from multilock_sqlite.recipe import Recipe, liveness
 from tests.backends.memory.rules import WITHIN, Asker, Clock
 from tests.backends.memory.shared_rules import SharedRules
 
@@ -71,6 +71,24 @@ class TestSqlite(SharedRules):
         assert self.leftovers(one) == [late.id, early.id]
         two.release(late, granted)
         one.hold(early)
+
+    @pytest.mark.parametrize("stopped", [True, False])
+    def test_places_end_when_nobody_can_write_for_as_long_as_they_live(
+        self, one: Asker, two: Asker, path: Path, clock: Clock, stopped: bool
+    ) -> None:
+        """Whoever is stopped in the middle of a transaction lets none of those who wait say so; stopped at any other
+        time it costs nobody a place."""
+        early, late, held = one.claim(fair=True), two.claim(fair=True), one.claim()
+        granted = one.hold(held)
+        one.wait(early)
+        with writer(path) if stopped else contextlib.nullcontext():
+            for _ in range(3):
+                clock.advance(liveness(early) / 3)
+                with pytest.raises(BackendUnavailable) if stopped else contextlib.nullcontext():
+                    one.backend.attempt(early, True, 0.05)
+        one.release(held, granted)
+        assert isinstance(two.attempt(late), Granted) is stopped
+        assert isinstance(one.attempt(early), Busy) is stopped
 
     def test_tokens_reserved_in_blocks_grow_over_the_end_of_a_block(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,8 @@ Sentinels say which server that is; or a client handed over.
 carries the requests, `wire` is their format; `notices` is what the server pushes, `channel` a connection for an event
 loop. `inspection` is for operators, `diagnosis` says what this server takes away. `node` is all of it for one primary,
 `endpoints` says where that is, and `sentinel` asks; `cluster` has a node for each primary of a cluster, `topology` says
-which, out of the table in `slots`.
+which, out of the table in `slots`. `redlock` asks several
+primaries that know nothing of each other.
 """
 
 from __future__ import annotations

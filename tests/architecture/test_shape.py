@@ -38,9 +38,19 @@ EXTRAS = {
     "topology": ("which of these nodes is asked", {"redis"}),
     "slots": ("which primary serves which slot, as the nodes say", {"redis"}),
     "sentinel": ("who says which server is the primary", {"redis"}),
-    "quorum": ("what the answers of several servers amount to", {"redis"}),
-    "crew": ("threads that ask one server, so that several are asked at once", {"redis"}),
-    "redlock": ("the lock on the majority of several primaries", {"redis"}),
+    "redlock/__init__": ("the lock on the majority of several primaries", {"redis"}),
+    "redlock/rounds": ("acquire: all servers are asked until a majority has voted", {"redis"}),
+    "redlock/agreement": ("the token that a majority keeps", {"redis"}),
+    "redlock/renewal": ("renew: what a majority says of each lease", {"redis"}),
+    "redlock/undo": ("release, rest, cancel: told until each server has confirmed", {"redis"}),
+    "redlock/ear": ("what servers push, counted to a majority", {"redis"}),
+    "redlock/standing": ("one claim, and what is known of it at each server", {"redis"}),
+    "redlock/places": ("where each claim of this client stands, and which were given up", {"redis"}),
+    "redlock/servers": ("all servers asked at once", {"redis"}),
+    "redlock/crew": ("threads that ask one server, so that several are asked at once", {"redis"}),
+    "redlock/guard": ("from when on a server that has restarted counts", {"redis"}),
+    "redlock/quorum": ("what the answers of several servers amount to", {"redis"}),
+    "redlock/inspection": ("what operators ask of a majority", {"redis"}),
     "channel": ("a connection for an event loop", {"redis"}),
     "layout": ("what is in the file", {"sqlite"}),
     "host": ("what the host knows about processes and boots", {"sqlite"}),
@@ -48,7 +58,8 @@ EXTRAS = {
 
 
 def files_of(backend: str) -> set[str]:
-    return {path.stem for path in (ROOT / "backends" / f"multilock_{backend}").glob("*.py")}
+    folder = ROOT / "backends" / f"multilock_{backend}"
+    return {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.py")}
 
 
 def test_every_package_of_the_folder_is_a_backend_of_the_registry() -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from multilock.backend import Granted
-from multilock_redis.quorum import Quorum, Verdict
+from multilock_redis.redlock.quorum import Quorum, Verdict
 
 
 def vote(sent_at: float, valid_for: float = 10.0, token: int = 1) -> Granted:

@@ -50,7 +50,7 @@ class Contender:
 
     def settle(self, claim: Claim) -> None:
         """Until all that was asked for it has an answer: one is decided by a majority."""
-        standing = self.backend.standing[claim.id]
+        standing = self.backend.places.standings[claim.id]
         eventually(lambda: not any(at.under_way for at in standing.at), within=WITHIN)
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
@@ -79,7 +79,7 @@ class Contender:
         """As before; a server that was cut off is asked at once."""
         for each in which:
             self.proxies[each].accept()
-            for crew in (self.backend._crews[each], self.backend._keepers[each]):
+            for crew in (self.backend.servers.crews[each], self.backend.servers.keepers[each]):
                 crew._pause = 0.0
 
     def close(self) -> None:

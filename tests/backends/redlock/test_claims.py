@@ -14,8 +14,8 @@ import redis
 from multilock import BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Granted
 from multilock_redis import open_backend
-from multilock_redis.crew import AT_ONCE
 from multilock_redis.redlock import RedlockBackend
+from multilock_redis.redlock.crew import AT_ONCE
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
 from tests.servers_redlock import RedisServers
@@ -41,7 +41,7 @@ def test_what_a_refused_try_took_is_given_back(contend: Contend, servers: RedisS
     them.attempt(tried)
     them.give_back(tried)
     assert holders(servers) == [claim.id, claim.id, ""]
-    assert not them.backend.standing
+    assert not them.backend.places.standings
 
 
 def test_a_release_is_told_to_who_refused_too(contend: Contend, servers: RedisServers) -> None:
@@ -77,7 +77,7 @@ def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, se
 def test_a_token_that_was_overtaken_meanwhile_is_named_again(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     asked: list[int] = []
-    for member, node in zip(servers.members, us.backend._nodes, strict=True):
+    for member, node in zip(servers.members, us.backend.servers.nodes, strict=True):
         agree = node.recipe.agree
 
         def overtaken(name: str, token: int, within: float, agree: Any = agree, port: int = member.port) -> Any:
@@ -130,7 +130,7 @@ def test_a_lost_answer_to_the_first_request_leaves_nothing(contend: Contend, ser
         fault.wait(WITHIN)
     us.give_back(claim, unsure=True)
     assert holders(servers) == ["", "", ""]
-    assert not us.backend.standing
+    assert not us.backend.places.standings
 
 
 def test_a_request_that_comes_after_its_cancel_takes_nothing(contend: Contend, servers: RedisServers) -> None:
@@ -157,7 +157,7 @@ def test_a_lost_answer_to_a_release_is_told_again_where_it_was_lost(contend: Con
     assert returned.ours
     assert returned.again
     us.give_back(claim, unsure=True)
-    assert not us.backend.standing
+    assert not us.backend.places.standings
 
 
 def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -> None:
@@ -178,7 +178,7 @@ def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: Red
     for member, expected in zip(servers.members, (Granted, None, None), strict=True):
         with redis.Redis(port=member.port) as bare:
             bare.flushall()
-        us.backend.top_up = lambda *_: None  # type: ignore[method-assign]
+        us.backend.rounds.top_up = lambda *_: None  # type: ignore[method-assign]
         [renewed] = us.renew(held)
         assert (renewed is None) if expected is None else isinstance(renewed, expected)
 
@@ -198,11 +198,11 @@ def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: R
     us = contend()
     claim, granted = us.take()
     us.backend.watch("redlock", [(claim, granted)], WITHIN)
-    eventually(lambda: all(node.listener._tracked for node in us.backend._nodes))
+    eventually(lambda: all(node.listener._tracked for node in us.backend.servers.nodes))
     ports = [member.port for member in servers.members]
     with redis.Redis(port=ports[0]) as bare:
         bare.delete("multilock/a")
-    eventually(lambda: us.backend.standing[claim.id].at[0].gone, within=WITHIN)
+    eventually(lambda: us.backend.places.standings[claim.id].at[0].gone, within=WITHIN)
     assert ("gone", claim.id, LossReason.TAKEN) not in us.ear.heard
     with redis.Redis(port=ports[1]) as bare:
         bare.delete("multilock/a")
@@ -267,16 +267,16 @@ def test_what_was_given_away_is_not_counted_when_its_push_comes_late(contend: Co
     claim = us.claim()
     us.take(us.claim("b"))
     us.attempt(claim, join=True)
-    standing = us.backend.standing[claim.id]
+    standing = us.backend.places.standings[claim.id]
     standing.held = False
     at = standing.at[0]
     eventually(lambda: not at.under_way, within=WITHIN)
     at.vote = None
     at.floor = now()
     late = Granted(1, 6.0, at.floor - 0.001, 6.0, 2.0, "n", claim.owner, True)
-    us.backend.pushed(standing, 0, late)
+    us.backend.rounds.pushed(standing, 0, late)
     assert at.vote is None
-    us.backend.pushed(standing, 0, late._replace(sent_at=at.floor + 0.001))
+    us.backend.rounds.pushed(standing, 0, late._replace(sent_at=at.floor + 0.001))
     assert at.vote is not None
 
 
@@ -290,7 +290,7 @@ def test_a_way_given_without_an_answer_ends_the_claim(contend: Contend) -> None:
     fault = second.proxies[2].drop_reply(waits.id.encode())
     busy = second.attempt(waits, join=True)
     fault.wait(WITHIN)
-    at = second.backend.standing[waits.id].at[2]
+    at = second.backend.places.standings[waits.id].at[2]
     eventually(lambda: at.void and not at.under_way, within=WITHIN)
     if not busy.spent:  # decided before that answer was missed
         busy = second.attempt(waits, join=True)
@@ -313,12 +313,12 @@ def test_a_server_that_may_be_given_away_yet_does_not_count_for_a_renewal(
     granted = us.attempt(claim, join=True)
     assert isinstance(granted, Granted)
     fault.wait(WITHIN)
-    at = us.backend.standing[claim.id].at[0]
+    at = us.backend.places.standings[claim.id].at[0]
     if answers == "never":
         eventually(lambda: not at.under_way, within=WITHIN)
     us.cut_off(2)
     if answers == "meanwhile":  # after the renewal was executed, and before its answer is looked at
-        renew = us.backend._nodes[0].listener.renew
+        renew = us.backend.servers.nodes[0].listener.renew
 
         def late(*args: Any) -> Any:
             renewed = renew(*args)
@@ -326,7 +326,7 @@ def test_a_server_that_may_be_given_away_yet_does_not_count_for_a_renewal(
             eventually(lambda: not at.under_way, within=WITHIN)
             return renewed
 
-        monkeypatch.setattr(us.backend._nodes[0].listener, "renew", late)
+        monkeypatch.setattr(us.backend.servers.nodes[0].listener, "renew", late)
     [silence] = us.renew((claim, granted))
     assert isinstance(silence, BackendUnavailable)
     if answers == "meanwhile":
@@ -358,11 +358,11 @@ def test_a_server_has_one_question_of_a_claim_at_a_time(contend: Contend, monkey
     them, us = contend(), contend()
     them.take()
     claim, asked = us.claim(), list[Any]()
-    monkeypatch.setattr(us.backend._crews[0], "ask", lambda *question: asked.append(question))
+    monkeypatch.setattr(us.backend.servers.crews[0], "ask", lambda *question: asked.append(question))
     for _ in range(2):
         assert isinstance(us.attempt(claim, join=True), Busy)
     [(question, _, tell)] = asked
-    tell(question(us.backend._nodes[0], WITHIN))
+    tell(question(us.backend.servers.nodes[0], WITHIN))
     assert isinstance(us.attempt(claim, join=True), Busy)
     assert len(asked) == 2
 
@@ -379,17 +379,17 @@ def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(
     contend: Contend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     us = contend()
-    claim = us.claim(ttl=2.5)
+    claim = us.claim(ttl=10.0)
     fault = us.proxies[0].hold_request(claim.id.encode())
     us.take(claim)
     fault.wait(WITHIN)
     us.settle(claim)
     us.proxies[0].black_hole()
     assert us.release(claim).again
-    monkeypatch.setattr(us.backend, "now", lambda: now() + 40.0)
+    monkeypatch.setattr(us.backend.places, "_now", lambda: now() + 40.0)
     assert us.release(claim).again
-    monkeypatch.setattr(us.backend, "now", lambda: now() + 200.0)
-    assert not us.backend._stays(us.backend.standing[claim.id].at[0], claim)
+    monkeypatch.setattr(us.backend.places, "_now", lambda: now() + 200.0)
+    assert not us.backend.places.stays(us.backend.places.standings[claim.id].at[0], claim)
 
 
 def test_who_waits_keeps_no_renewal_waiting(contend: Contend) -> None:
@@ -397,7 +397,7 @@ def test_who_waits_keeps_no_renewal_waiting(contend: Contend) -> None:
     claim, granted = us.take()
     us.settle(claim)
     try:
-        for crew in us.backend._crews:
+        for crew in us.backend.servers.crews:
             for _ in range(AT_ONCE):
                 crew.ask(lambda *_: gate.wait(30), now() + 30, lambda _: None)
         [renewed] = us.renew((claim, granted))
@@ -413,11 +413,11 @@ def test_claims_that_were_given_up_are_forgotten_by_many_at_once(contend: Conten
     def forget() -> None:
         try:
             for _ in range(1000):
-                us.backend._forget_left()
+                us.backend.places._forget_left()
         except Exception as error:
             errors.append(error)
 
-    us.backend._left.update({str(n): -1e6 for n in range(1500)})
+    us.backend.places._left.update({str(n): -1e6 for n in range(1500)})
     threads = [threading.Thread(target=forget) for _ in range(2)]
     sys.setswitchinterval(1e-6)
     try:
@@ -428,21 +428,21 @@ def test_claims_that_were_given_up_are_forgotten_by_many_at_once(contend: Conten
     finally:
         sys.setswitchinterval(switch)
     assert not errors
-    assert not us.backend._left
+    assert not us.backend.places._left
 
 
 def test_a_claim_that_was_given_up_is_never_unknown_meanwhile(contend: Contend) -> None:
     us, seen = contend(), list[bool]()
     claim, _ = us.take()
-    us.backend._left[claim.id] = now()
-    stays = us.backend._stays
+    us.backend.places._left[claim.id] = now()
+    stays = us.backend.places.stays
 
     def look(at: Any, claim: Any) -> bool:
-        seen.append(claim.id in us.backend._left)
+        seen.append(claim.id in us.backend.places._left)
         return stays(at, claim)
 
-    us.backend._stays = look  # type: ignore[method-assign]
-    us.backend._forget_left()
+    us.backend.places.stays = look  # type: ignore[method-assign]
+    us.backend.places._forget_left()
     assert seen
     assert all(seen)
 

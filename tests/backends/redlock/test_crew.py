@@ -5,7 +5,7 @@ from __future__ import annotations
 from queue import SimpleQueue
 
 from multilock import now
-from multilock_redis.crew import AT_ONCE, Crew
+from multilock_redis.redlock.crew import AT_ONCE, Crew
 
 WITHIN = 10.0
 

@@ -1,0 +1,171 @@
+"""The lock on the majority of several primaries that know nothing of each other: ``redlock://``.
+
+Redlock, as Redis documents it (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), with what it
+lacks. Every server runs the scripts of `multilock_redis.recipe`, queue and hand-over included, and a contender has the
+same place in all queues, by when it called: so they hand over to the same one. Who has some servers but no majority
+gives way there to who came before it, and keeps what nobody else is first for. Nobody tries again at random.
+
+What a server said is a vote: it lets in nobody else for as long, counted from the sending of the request. A majority of
+votes is the lock; its token is one more than those that came with the votes, kept by a majority before anybody sees it.
+A server that has restarted may have forgotten whom it let in: until every such lease is over its votes do not count.
+
+`rounds` is the acquire, `agreement` its token, `renewal` and `undo` what follows; `ear` counts what is pushed.
+`standing` is one claim and what is known of it at each server, `places` all of them. `servers` asks all servers at once
+by a `crew` for each, `guard` says from when on one counts, `quorum` counts. `inspection` is for operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+from multilock import BackendUnavailable, ConfigurationError
+from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock.options import number, reject_unknown, ttl_of, yes_or_no
+from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_of_redlock, keyspace
+from multilock_redis.keys import Keyspace
+from multilock_redis.node import Node
+from multilock_redis.recipe import liveness
+from multilock_redis.redlock.ear import Ear
+from multilock_redis.redlock.guard import Guarded
+from multilock_redis.redlock.inspection import Inspection
+from multilock_redis.redlock.places import Places
+from multilock_redis.redlock.quorum import Quorum
+from multilock_redis.redlock.renewal import Renewal
+from multilock_redis.redlock.rounds import Rounds
+from multilock_redis.redlock.servers import Servers
+from multilock_redis.redlock.standing import Standing
+from multilock_redis.redlock.undo import Undo
+from multilock_redis.transport import Endpoint
+from multilock_redis.wire import pack
+
+__all__ = ["RedlockBackend", "open_redlock"]
+
+
+def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> RedlockBackend:
+    """The backend of ``redlock://h1,h2,h3[/db]`` or ``redlocks://…``; ``client`` is a list of ``redis.Redis``.
+
+    Own options besides those of ``redis://``: ``token`` (true; false saves a round trip, and leases have none) and
+    ``restart_guard`` (seconds for which a server that restarted does not count; the client's ttl, 0 for never).
+    """
+    reject_unknown(options, (*OPTIONS, "client", "token", "restart_guard"), scheme)
+    keys, ttl = keyspace(options, scheme), ttl_of(options)
+    if "client" in options:
+        endpoints = endpoints_of_clients(url, options["client"], options)
+    else:
+        endpoints = endpoints_of_redlock(url, scheme, options)
+    names = [endpoint.name for endpoint in endpoints]
+    if len(names) < 2:
+        raise ConfigurationError(f"{scheme}:// takes three or five servers, as in {scheme}://h1,h2,h3: one is redis://")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"{', '.join(twice)} is named twice: each server has one vote")
+    guard = number(float, options.get("restart_guard", ttl))
+    if guard is None or not 0 <= guard < math.inf:
+        raise ConfigurationError("restart_guard must be seconds, or 0 for servers that never forget")
+    token = yes_or_no("token", options.get("token", True))
+    return RedlockBackend(scheme, endpoints, keys, ttl=ttl, token=token, guard=guard)
+
+
+class RedlockBackend:
+    """See `multilock.backend.Backend` for what each method promises."""
+
+    spi_version = 2
+
+    def __init__(
+        self, scheme: str, endpoints: Sequence[Endpoint], keys: Keyspace, *, ttl: float, token: bool, guard: float
+    ) -> None:
+        self.scheme = scheme
+        self._endpoints = [Guarded.around(endpoint, guard) for endpoint in endpoints]
+        self._keys = keys
+        self._token = token
+        wait = liveness(ttl)
+        self.capabilities = Capabilities(
+            fencing=token,
+            fencing_scope=(
+                "unless a majority of the servers loses the token's key, or a minority loses it and the clocks of the "
+                "others differ by more than the time since the last grant"
+                if token
+                else "none: token=False"
+            ),
+            fair=True,
+            push_wait=True,
+            push_loss=True,
+            cross_host=True,
+            survives_failover=True,
+            ttl_min=0.1,
+            ttl_max=365 * 86400.0,
+            ttl_step=0.001,
+            takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
+            hold_at_least=True,
+            why_one="two who share a name may have it from majorities of which no server knows both",
+        )
+
+    def __repr__(self) -> str:
+        return f"<RedlockBackend {', '.join(endpoint.name for endpoint in self._endpoints)}>"
+
+    def open(self, notices: Notices) -> None:
+        quorum = Quorum(len(self._endpoints))
+        self.places = Places(quorum.nodes, notices.now)
+
+        def pushed(standing: Standing, which: int, granted: Granted) -> None:
+            self.rounds.pushed(standing, which, granted)
+
+        def ear_of(which: int) -> Ear:
+            return Ear(which, quorum, self.places, notices, pushed)
+
+        self.servers = Servers(self.scheme, self._endpoints, self._keys, notices.now, ear_of)
+        self.rounds = Rounds(self.servers, self.places, notices, token=self._token)
+        self._undo = Undo(self.servers, self.places)
+        self._inspection = Inspection(self.servers, token=self._token)
+
+    def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
+        return self.rounds.attempt(claim, join, within)
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
+        return self._undo.tell(claim, unsure, within, Node.release)
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
+        def rest(node: Node, claim: Claim, unsure: bool, within: float) -> bool:
+            return node.rest(claim, unsure, seconds, within)
+
+        return self._undo.tell(claim, unsure, within, rest)
+
+    def renew(
+        self, group: Hashable, held: Sequence[Held], within: float
+    ) -> Sequence[Granted | BackendUnavailable | None]:
+        return Renewal(self.servers, self.places, held, self.rounds.top_up).ask(within)
+
+    def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
+        def watch(node: Node, within: float) -> None:
+            node.listener.watch(held, within)
+
+        self.servers.ask_most(watch, within, "watch it")
+
+    def follow(self, names: frozenset[str], within: float) -> bool:
+        def follow(node: Node, within: float) -> bool:
+            return node.listener.follow(names, within)
+
+        # A majority may come to be on any of them: so each must tell, or they are asked.
+        told = self.servers.ask_most(follow, within, "follow it", everybody=True)
+        return len(told) == len(self._endpoints) and all(told.values())
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        return self._inspection.inspect(name, within)
+
+    def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        return self._inspection.inspect_all(prefix, within)
+
+    def force_release(self, name: str, within: float) -> bool:
+        return self._inspection.force_release(name, within)
+
+    def diagnose(self, within: float) -> list[Finding]:
+        return self._inspection.diagnose(within)
+
+    def ping(self, within: float) -> None:
+        def ping(node: Node, within: float) -> None:
+            node.connections.call(pack("PING"), within)
+
+        self.servers.ask_most(ping, within, "answer")
+
+    def close(self) -> None:
+        self.servers.close()

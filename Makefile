@@ -42,7 +42,7 @@ types: $(VENV)/.dev
 bench: $(VENV)/.bench $(VENV)/peers/.etcd servers ## the benchmarks, against the field's own locks, in one run
 	$(BIN)/python -m tests.benchmarks
 
-chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks of every kind, in which everything goes wrong; crowds; outages of minutes, long ways
+chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks of every kind, in which everything goes wrong; crowds; majorities; outages of minutes, long ways
 	for backend in redis sqlite consul etcd zookeeper; do \
 		$(BIN)/python -m tests.faults.chaos --backend $$backend --seconds $(SECONDS) || exit 1; \
 		$(BIN)/python -m tests.faults.chaos --backend $$backend --seconds $(SECONDS) --mixed || exit 1; \
@@ -52,6 +52,10 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 		test $$backend = memory || $(BIN)/python -m tests.faults.crowd --backend $$backend --permits || exit 1; \
 	done
 	$(BIN)/python -m tests.faults.chaos --backend etcd --seconds $(SECONDS) --outage 75
+	$(BIN)/python -m tests.faults.majority --seconds $(SECONDS)
+	for defect in "2 of 5 is enough" "validity from the last reply" "undo only where acknowledged"; do \
+		$(BIN)/python -m tests.faults.majority --seconds $(SECONDS) --defect "$$defect" --must-be-seen || exit 1; \
+	done
 	MULTILOCK_REQUIRE=$(SERVERS) MULTILOCK_ROUND_TRIPS=0.02,0.1 $(BIN)/python -m pytest tests/faults/test_round_trips.py
 
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from rich.table import Table
 import multilock
 from multilock import now
 from multilock.model import LockInfo, parse_owner
-from multilock.testing import FaultProxy, Helper
+from multilock.testing import Helper, Network
 from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
 from multilock.testing.conformance.faces import background
 from multilock.values import decode_value
@@ -142,25 +142,20 @@ class Pausable(Protocol):
     def resume(self) -> None: ...
 
 
-class ServerArena(Arena):
-    """A server of its own, and a proxy before it for each process."""
-
-    server: Pausable
-    by_session = True  # a lock lives as long as the session that it was taken in
-    one_at_a_time = False  # nothing happens but that one holder after another is cut off before its session is renewed
+class RemoteArena(Arena):
+    """Each process has a network of its own to it, in which things go wrong."""
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack)
-        self.url = self.server.url
-        self.proxies = [stack.enter_context(FaultProxy.before(self.url)) for _ in range(PROCESSES)]
+        self.networks = [stack.enter_context(closing(Network(self.url))) for _ in range(PROCESSES)]
         self.mishaps: Mishaps = {}
-        """What else goes wrong with the server: how often, compared with a pause (0.7), and how it is done."""
+        """What else goes wrong there: how often, compared with a pause of the server (0.7), and how it is done."""
 
     def url_for(self, place: int) -> str:
-        return self.proxies[place].url
+        return self.networks[place].url
 
     def cut(self, dice: random.Random) -> None:
-        for proxy in self.proxies:
+        for proxy in itertools.chain(*(network.proxies for network in self.networks)):
             for connection in proxy.connections:
                 if dice.random() < 0.4:
                     connection.cut()
@@ -173,6 +168,18 @@ class ServerArena(Arena):
     def held(self) -> Iterable[LockInfo]:
         """Who holds each name, as the server tells it now, without multilock's help."""
         raise NotImplementedError
+
+
+class ServerArena(RemoteArena):
+    """A server of its own."""
+
+    server: Pausable
+    by_session = True  # a lock lives as long as the session that it was taken in
+    one_at_a_time = False  # nothing happens but that one holder after another is cut off before its session is renewed
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.url = self.server.url
+        super().__init__(stack)
 
 
 class RedisArena(ServerArena):
@@ -448,6 +455,7 @@ class Chaos:
     names: Sequence[str] = NAMES
     processes = PROCESSES
     at_once = AT_ONCE
+    contender = "tests.faults.contender:contend"
 
     def __init__(
         self, arena: Arena, ledger: LedgerServer, seed: int, habits: Sequence[str], defect: str, mixed: bool
@@ -461,7 +469,7 @@ class Chaos:
         self.told_to_stop_at = math.inf
         self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
-        self._busy: set[int | None] = set()  # places (None: the server) with a fault under way
+        self._busy: set[int | str | None] = set()  # places (None: the server) with a fault under way
         self._later: list[tuple[float, int, Callable[[], None]]] = []  # what is to be done, and when
         self._numbers = itertools.count()
         self.starts = itertools.count()
@@ -471,7 +479,7 @@ class Chaos:
         threads += place < more
         habits = self.habits or (HABITS_BY_PLACE[place] if place < len(HABITS_BY_PLACE) else [])
         self.helpers[place] = Helper(
-            "tests.faults.contender:contend",
+            self.contender,
             self.arena.url_for(place), self.arena.ttl, ",".join(NAMES), threads - 2, 2, self.ledger.path,
             f"{self.seed}.{next(self.starts)}", ";".join(habits), self.defect, "mixed" if self.mixed else "",
         )  # fmt: skip
@@ -591,40 +599,40 @@ class Chaos:
     def partition(self, holding: Since | None) -> bool:
         if (place := self._pick(holding)) is None:
             return False
-        assert isinstance(self.arena, ServerArena)
-        proxy = self.arena.proxies[place]
-        self._begin("partition", place, proxy.heal, self._rest(always_long=holding is JUST_NOW))
-        proxy.black_hole(self.dice.choice(["both", "up", "down"]))
+        assert isinstance(self.arena, RemoteArena)
+        network = self.arena.networks[place]
+        self._begin("partition", place, network.heal, self._rest(always_long=holding is JUST_NOW))
+        network.black_hole(self.dice.choice(["both", "up", "down"]))
         return True
 
     def cut_off_before_a_renewal(self) -> bool:
         """Just as it got a lock in an old session."""
-        assert isinstance(self.arena, ServerArena)
+        assert isinstance(self.arena, RemoteArena)
         at, due = now(), self.record.renewals
         soon, late = (at + self.arena.ttl * share for share in BEFORE_RENEWAL)
         pids = {belief.pid for belief in self._holding(JUST_NOW) if soon < due.get(belief.id, 0.0) < late}
         place = next((place for place, helper in self.helpers.items() if helper.pid in pids), None)
         if self._busy or place is None:
             return False
-        proxy = self.arena.proxies[place]
-        self._begin("cut off before a renewal", place, proxy.heal, self._rest(always_long=True))
-        proxy.black_hole(self.dice.choice(["both", "up"]))  # with "down" its renewals would arrive
+        network = self.arena.networks[place]
+        self._begin("cut off before a renewal", place, network.heal, self._rest(always_long=True))
+        network.black_hole(self.dice.choice(["both", "up"]))  # with "down" its renewals would arrive
         return True
 
     def freeze_a_new_holder(self) -> bool:
         """Its network is slow, and it is stopped while the answer that makes it the holder is on its way."""
-        assert isinstance(self.arena, ServerArena)
+        assert isinstance(self.arena, RemoteArena)
         arena, place = self.arena, self._pick(None)
         if place is None or None in self._busy:
             return False
-        helper, proxy = self.helpers[place], arena.proxies[place]
+        helper, network = self.helpers[place], arena.networks[place]
         slow = self.dice.uniform(0.05, 0.12)
         self._busy.add(place)
-        proxy.delay(slow, "down")
+        network.delay(slow, "down")
         give_up = now() + 1.0
 
         def end() -> None:
-            proxy.heal()
+            network.heal()
             helper.resume()
 
         def freeze() -> None:
@@ -633,7 +641,7 @@ class Chaos:
 
         def look() -> None:
             if now() > give_up:
-                proxy.heal()
+                network.heal()
                 self._busy.discard(place)
             elif None not in self._busy and helper.pid in arena.holders(self.record):
                 self._do(slow * 1.5, freeze)  # the wake-up takes this time once, and so does the answer
@@ -676,8 +684,12 @@ class Chaos:
 
     # ---- the end
 
+    def seen(self) -> Iterator[str]:
+        """What is wrong so far, in a chaos of another kind …"""
+        return iter(())
+
     def judged(self) -> Iterator[str]:
-        """What is wrong besides, in a chaos of another kind."""
+        """… and besides, at the end."""
         return iter(())
 
     def told(self) -> list[str]:
@@ -814,6 +826,7 @@ def run(
             if at >= look_at:
                 violations = [*record.overlaps(), *record.token_regressions(), *ledger.lost]
                 violations += record.miscounted_callbacks(set())
+                violations += chaos.seen()
                 look_at = at + LOOK_EVERY
                 if look_at >= until and not enough(Report(at - started, record, chaos.faults)):
                     until = min(look_at + LOOK_EVERY, started + 2 * seconds)
@@ -831,6 +844,7 @@ def run(
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
             violations += record.wrong
+            violations += chaos.seen()
             violations += chaos.judged()
             violations += chaos.arena.leftovers()
         return Report(lasted, record, chaos.faults, ledger.accepted, ledger.refused, violations, chaos.told())
@@ -848,7 +862,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--outage", type=float, default=0.0, help="seconds of etcd's long ones: 75 outlast a clean-up")
     parser.add_argument("--habits", choices=HABITS, nargs="+", default=(), metavar="HABIT", help=", ".join(HABITS))
-    parser.add_argument("--defect", choices=DEFECTS, default="")
+    here = [name for name, defect in DEFECTS.items() if defect.arena in ARENAS]
+    parser.add_argument("--defect", choices=here, default="")
     parser.add_argument("--mixed", action="store_true")
     given = parser.parse_args()
     defect = DEFECTS.get(given.defect)

@@ -3,6 +3,9 @@
 Each line is one of those of `multilock.testing.beliefs.witness`, or::
 
     habit NAME                       what this process does of tests/faults/habits.py
+    asks TIME WHO MODE               WHO, which names one of them for ever, asks for a name
+    enters TIME WHO ID               … and has it; or
+    leaves TIME WHO                  … goes without
     end THREADS SOCKETS              both clients are closed: what is left of them
 """
 
@@ -19,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import multilock
 from multilock import (
@@ -42,11 +45,15 @@ from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
 from tests.faults.defects import DEFECTS
 from tests.faults.habits import ELSEWHERE, HABITS, UVLOOP
+from tests.faults.waits import PATIENCE
+
+L = TypeVar("L", Lease, AsyncLease)
 
 SHORT_HOLD = 0.03  # seconds at most, for all the others
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
 AT_ONCE = 50  # acquires of one who keeps many locks
 LOOK_EVERY = 0.2  # seconds between two looks at all that he keeps
+PATIENT = 0.0  # the share of questions that are waited with until somebody is starved
 PERMITS = 3
 PLAIN, WRITERS = 0.15, 0.15  # shares of those who want a name of readers or permits alone
 LONG_HOLD = 0.2  # the share of leases that are held for so long that most faults meet one
@@ -187,28 +194,30 @@ class _Crew:
     def work(self, client: Client, number: int) -> None:
         dice, account = self._dice(number), Account(self.ledger)
         while not self.done.is_set():
+            turn = Turn(number)
             try:
                 if self.elsewhere and dice.random() < 0.5:
                     leave = dice.choice((self._leave_elsewhere, self._leave_a_stack))
-                    leave(self.elsewhere, self.shared[dice.choice(self.names)], account, dice)
+                    leave(self.elsewhere, self.shared[dice.choice(self.names)], account, dice, turn)
                     continue
                 lock: DistributedLock = self._lock(client, dice)
-                if lease := lock.try_acquire(timeout=_patience(dice)):
+                if turn.had(lease := lock.try_acquire(timeout=_patience(dice))):
                     for pause in hold(lease, account, dice):
                         time.sleep(pause)
                     note_release(lease)
                     note_released(lease, lease.release())
             except BackendUnavailable:
+                turn.had(None)
                 time.sleep(0.05)
             except Exception:
                 note("wrong", repr(traceback.format_exc()))
         account.close()
 
     def _leave_elsewhere(
-        self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random
+        self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random, turn: Turn
     ) -> None:
         scope = _scope(lock)
-        lease = next(scope)
+        turn.had(lease := next(scope))
         self._end_lost(others, lock.name)
         for pause in hold(lease, account, dice):
             time.sleep(pause)
@@ -216,12 +225,12 @@ class _Crew:
         note_released(lease, others.submit(_leave, scope).result())
 
     def _leave_a_stack(
-        self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random
+        self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random, turn: Turn
     ) -> None:
         """Of which nothing tells what it entered. One whose lease was lost is closed by a third thread while the next
         lease is held through the same lock object: which must outlive that."""
         stack = ExitStack()
-        lease = stack.enter_context(lock)
+        turn.had(lease := stack.enter_context(lock))
         self._end_lost(others, lock.name)
         for pause in hold(lease, account, dice):
             time.sleep(pause)
@@ -247,10 +256,11 @@ class _Crew:
     async def _work_in_task(self, client: AsyncClient, number: int) -> None:
         dice, account = self._dice(number), Account(self.ledger)
         while not self.done.is_set():
+            turn = Turn(number)
             try:
                 if self.elsewhere and dice.random() < 0.5:
                     leave = dice.choice((self._leave_in_another_task, self._leave_an_async_stack))
-                    await leave(self.async_shared[dice.choice(self.names)], account, dice)
+                    await leave(self.async_shared[dice.choice(self.names)], account, dice, turn)
                     continue
                 lock: AsyncDistributedLock = self._lock(client, dice)
                 patience = _patience(dice)
@@ -259,31 +269,36 @@ class _Crew:
                         lease: AsyncLease | None = await lock.acquire()
                 else:
                     lease = await lock.try_acquire(timeout=patience)
-                if lease:
+                if turn.had(lease):
                     for pause in hold(lease, account, dice):
                         await asyncio.sleep(pause)
                     note_release(lease)
                     note_released(lease, await lease.release())
             except BackendUnavailable:
+                turn.had(None)
                 await asyncio.sleep(0.05)
             except TimeoutError:
-                pass
+                turn.had(None)
             except (Exception, asyncio.CancelledError):  # nobody cancels it but the timeout above
                 note("wrong", repr(traceback.format_exc()))
         account.close()
 
-    async def _leave_in_another_task(self, lock: AsyncDistributedLock, account: Account, dice: random.Random) -> None:
+    async def _leave_in_another_task(
+        self, lock: AsyncDistributedLock, account: Account, dice: random.Random, turn: Turn
+    ) -> None:
         scope = _async_scope(lock)
-        lease = await anext(scope)
+        turn.had(lease := await anext(scope))
         await self._end_lost_of_tasks(lock.name)
         for pause in hold(lease, account, dice):
             await asyncio.sleep(pause)
         note_release(lease)
         note_released(lease, await asyncio.create_task(_leave_async(scope)))
 
-    async def _leave_an_async_stack(self, lock: AsyncDistributedLock, account: Account, dice: random.Random) -> None:
+    async def _leave_an_async_stack(
+        self, lock: AsyncDistributedLock, account: Account, dice: random.Random, turn: Turn
+    ) -> None:
         stack = AsyncExitStack()
-        lease = await stack.enter_async_context(lock)
+        turn.had(lease := await stack.enter_async_context(lock))
         await self._end_lost_of_tasks(lock.name)
         for pause in hold(lease, account, dice):
             await asyncio.sleep(pause)
@@ -342,7 +357,24 @@ async def _close_async(stack: AsyncExitStack) -> bool:
     return True
 
 
+class Turn:
+    """One question, and what came of it."""
+
+    def __init__(self, number: int, mode: str = "x") -> None:
+        self.who = f"{os.getpid()}.{number}"
+        note("asks", now(), self.who, mode)
+
+    def had(self, lease: L | None) -> TypeGuard[L]:
+        if lease is None:
+            note("leaves", now(), self.who)
+            return False
+        note("enters", now(), self.who, _id(lease))
+        return True
+
+
 def _patience(dice: random.Random) -> float:
+    if PATIENT and dice.random() < PATIENT:
+        return PATIENCE
     return 0 if dice.random() < 0.1 else dice.uniform(0.1, 3.0)
 
 

@@ -14,9 +14,7 @@ import math
 import random
 import statistics
 import sys
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import multilock
@@ -24,15 +22,15 @@ from multilock.testing import Helper
 from multilock.testing.beliefs import Belief, Fault, LedgerServer, Record
 from multilock.testing.beliefs.oracles import within
 from tests.faults.chaos import ARENAS, FOR_A_WHILE, PROCESS_PACE, Arena, Chaos, Happening, Stream, run
-from tests.faults.crowd_member import NAME, PATIENCE
+from tests.faults.crowd_member import NAME
+from tests.faults.waits import Waits
 
-__all__ = ["PERMITS", "PLACES", "Crowd", "MemoryArena", "Permits", "Wait", "Waits", "in_use_again"]
+__all__ = ["PERMITS", "PLACES", "Crowd", "MemoryArena", "Permits", "in_use_again"]
 
 READERS, WRITERS = 50, 5
 PERMITS, WANT_ONE = 3, 20
 PROCESSES = 4
 HOLDING = (0.0, math.inf)  # seconds since a lock was got
-STOOD_STILL = 0.1  # seconds for which a waiter's process did not run, and may have lost its place
 LATE = 0.5  # by which a permit may be back, on a machine that stands still at times
 
 
@@ -47,101 +45,6 @@ class MemoryArena(Arena):
 
 
 PLACES: dict[str, type[Arena]] = {"memory": MemoryArena, **{k: v for k, v in ARENAS.items() if v.scheme == k}}
-
-
-# ---- who waited, and for how long
-
-
-@dataclass(slots=True)
-class Wait:
-    """Somebody asked for the name with this mode, and was told to wait at ``queued``; entered, or went without, at
-    ``ended``. ``kept``: as far as its heartbeats tell, it had its place all the time."""
-
-    who: str
-    pid: int
-    mode: str
-    asked: float
-    queued: float = math.inf
-    ended: float = math.inf
-    entered: bool = False
-    kept: bool = True
-
-
-class _Place:
-    """In the queue, from heartbeat to heartbeat."""
-
-    def __init__(self, queued: float) -> None:
-        self.queued = queued
-        self.kept = True
-        self._until = math.inf
-
-    def hear(self, since: float, until: float) -> None:
-        self.kept &= since <= self._until
-        self._until = until
-
-    def kept_until(self, at: float) -> bool:
-        return self.kept and at <= self._until
-
-
-class Waits:
-    """What the members of the crowd wrote down: the lines of `tests.faults.crowd_member`."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.all: list[Wait] = []
-        self._of: dict[str, Wait] = {}
-        self._places: dict[str, _Place] = {}  # by claim
-
-    def feed(self, pid: int, line: str) -> None:
-        match line.split(" "):
-            case ["asks", at, who, mode]:
-                self._of[who] = Wait(who, pid, mode, float(at))
-                self.all.append(self._of[who])
-            case ["queues", at, id, *heartbeat]:
-                place = self._places.setdefault(id, _Place(float(at)))
-                if heartbeat:
-                    place.hear(*map(float, heartbeat))
-            case ["enters", at, who, id]:
-                wait = self._of[who]
-                wait.ended, wait.entered = float(at), True
-                if had := self._places.pop(id, None):
-                    wait.queued, wait.kept = had.queued, had.kept_until(wait.ended)
-            case ["leaves", at, who]:
-                self._of[who].ended = float(at)
-
-    def lasted(self, wait: Wait) -> float:
-        """Seconds, without those in which its process did not run."""
-        stalls = self.record.stalls[wait.pid]
-        return wait.ended - wait.asked - within(stalls, wait.asked, wait.ended)
-
-    def starved(self) -> Iterator[str]:
-        """Who waited until the end of his patience, or of the run: nobody of a process that was not killed."""
-        for wait in self.all:
-            if wait.ended == math.inf and wait.pid in self.record.ends:
-                yield f"O8 {wait.who} ({wait.mode}) asked, and never heard an answer"
-            elif wait.ended < math.inf and self.lasted(wait) > PATIENCE:
-                yield f"O8 {wait.who} ({wait.mode}) waited for {self.lasted(wait):.1f} s"
-
-    def overtaken(self) -> Iterator[tuple[Wait, Wait]]:
-        """Who had a place in the queue all the time, and who asked after that, may not be beside it, and was in before.
-        A process that did not run may have lost its places."""
-        entered = sorted((wait for wait in self.all if wait.entered), key=lambda wait: wait.ended)
-        ends = [wait.ended for wait in entered]
-        for wait in entered:
-            stalls = self.record.stalls[wait.pid]
-            if wait.kept and within(stalls, wait.queued, wait.ended) < STOOD_STILL:
-                for other in entered[bisect_right(ends, wait.queued) : bisect_left(ends, wait.ended)]:
-                    if other.asked > wait.queued and "x" in (wait.mode, other.mode):
-                        yield wait, other
-
-    def told(self, mode: str) -> str:
-        those = [wait for wait in self.all if wait.mode == mode]
-        times = sorted(self.lasted(wait) for wait in those if wait.entered) or [math.nan]
-        return (
-            f"mode {mode}: {len(those)} asked, {sum(wait.entered for wait in those)} entered, after "
-            f"{statistics.median(times):.3f} s in the median, {times[int(0.99 * len(times))]:.2f} s at p99, "
-            f"{times[-1]:.2f} s at most"
-        )
 
 
 def in_use_again(record: Record, killed: Sequence[Fault], permits: int) -> Iterator[tuple[int, float]]:

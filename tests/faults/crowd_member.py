@@ -2,16 +2,12 @@
 
 Each line is one of those of `multilock.testing.beliefs.witness` and `tests.faults.contender`, or::
 
-    asks TIME WHO MODE               WHO, which names one of them for ever, asks for the name
     queues TIME ID [SINCE UNTIL]     the claim of this id was answered: it waits; by its last heartbeat between these
-    enters TIME WHO ID               … and has it; or
-    leaves TIME WHO                  … goes without
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import threading
 import time
@@ -20,18 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import multilock
-from multilock import AsyncClient, AsyncLease, BackendUnavailable, Client, Lease, now
+from multilock import AsyncClient, BackendUnavailable, Client, now
 from multilock.model import Busy, Claim, Granted
 from multilock.testing import hear
 from multilock.testing.beliefs import Account, note, watch_pulse
 from multilock_sqlite import SqliteBackend
 from multilock_sqlite.recipe import liveness
-from tests.faults.contender import hold, note_end, note_release, note_released, tell_loss
+from tests.faults.contender import Turn, hold, note_end, note_release, note_released, tell_loss
+from tests.faults.waits import PATIENCE
 
-__all__ = ["NAME", "PATIENCE", "attend"]
+__all__ = ["NAME", "attend"]
 
 NAME = "catalogue"
-PATIENCE = 30.0  # seconds after which somebody is starved
 IMPATIENT = 0.1  # the share of questions that are not waited with, and of those that are not waited for long
 LONG_HOLD = 0.01  # the share of reads and writes that take long: among fifty readers there is often one
 THINK = 0.02  # seconds at most between two turns
@@ -86,7 +82,6 @@ class _Crew:
 
     def __init__(self, permits: int, ledger: str, seed: str) -> None:
         self.permits, self.ledger, self.seed = permits, ledger, seed
-        self.pid = os.getpid()
         self.done = threading.Event()
 
     def long(self) -> float:
@@ -103,7 +98,7 @@ class _Crew:
     def work(self, client: Client, number: int, mode: str) -> None:
         lock, dice, account = self._lock(client, mode), self._dice(number), Account(self.ledger)
         while not self.done.is_set():
-            turn = _Turn(f"{self.pid}.{number}", mode)
+            turn = Turn(number, mode)
             try:
                 if turn.had(lease := lock.try_acquire(timeout=_patience(dice))):
                     for pause in hold(lease, account, dice, long=self.long()):
@@ -124,7 +119,7 @@ class _Crew:
     async def _work_in_task(self, client: AsyncClient, number: int, mode: str) -> None:
         lock, dice, account = self._lock(client, mode), self._dice(number), Account(self.ledger)
         while not self.done.is_set():
-            turn = _Turn(f"{self.pid}.{number}", mode)
+            turn = Turn(number, mode)
             try:
                 if turn.had(lease := await lock.try_acquire(timeout=_patience(dice))):
                     for pause in hold(lease, account, dice, long=self.long()):
@@ -140,21 +135,6 @@ class _Crew:
 
     def _dice(self, number: int) -> random.Random:
         return random.Random(f"{self.seed} {number}")
-
-
-class _Turn:
-    """One question, and what came of it."""
-
-    def __init__(self, who: str, mode: str) -> None:
-        self.who = who
-        note("asks", now(), who, mode)
-
-    def had(self, lease: Lease | AsyncLease | None) -> bool:
-        if lease is None:
-            note("leaves", now(), self.who)
-        else:
-            note("enters", now(), self.who, lease.owner.partition("@")[0])
-        return lease is not None
 
 
 def _patience(dice: random.Random) -> float:

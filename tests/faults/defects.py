@@ -5,7 +5,7 @@ What a defect changes is imported when it is built in: a contender of one backen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,50 @@ def end_the_newest() -> None:
     Entered._ending = ending  # type: ignore[method-assign]
 
 
+def two_of_five() -> None:
+    """Whoever has two servers believes that he holds the name."""
+    from multilock_redis.redlock.quorum import Quorum
+
+    proven = Quorum.__init__
+
+    def __init__(self: Quorum, nodes: int) -> None:
+        proven(self, nodes)
+        self.needed, self.spare = 2, nodes - 2
+
+    Quorum.__init__ = __init__  # type: ignore[method-assign]
+
+
+def validity_from_the_last_reply() -> None:
+    """Of a majority's votes each counts from its reply, and the last one counts for all."""
+    from multilock_redis.redlock.quorum import Quorum
+
+    deadline_from_receipt()
+
+    def proof(self: Quorum, votes: Iterable[Granted]) -> Granted | None:
+        ordered = sorted(votes, key=lambda vote: vote.sent_at + vote.valid_for)
+        return ordered[-1] if len(ordered) >= self.needed else None
+
+    Quorum.proof = proof  # type: ignore[method-assign]
+
+
+def undone_where_acknowledged() -> None:
+    """Only those servers are told of a release, or of an attempt's end, that have said it had them."""
+    from multilock_redis.redlock.places import Places
+    from multilock_redis.redlock.standing import Standing
+
+    proven = Places.leave
+
+    def leave(self: Places, claim: Claim, unsure: bool) -> Standing:
+        if standing := self.get(claim.id):
+            with standing.lock:
+                for at in standing.at:
+                    if at.vote is None:
+                        at.touched = at.unsure = at.under_way = False
+        return proven(self, claim, unsure)
+
+    Places.leave = leave  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Defect] = {
     "deadline from receipt": Defect(deadline_from_receipt),
     "plain DEL": Defect(plain_del),
@@ -103,4 +147,7 @@ DEFECTS: dict[str, Defect] = {
     # Not on the others of sessions: a Consul server ends a session after twice its ttl, a ZooKeeper renews it with the
     # create. Nor is a read that moves validity a defect on one ZooKeeper: it takes a follower without its leader.
     "validity from the acquire": Defect(validity_from_the_acquire, "etcd-late"),
+    "2 of 5 is enough": Defect(two_of_five, "redlock"),
+    "validity from the last reply": Defect(validity_from_the_last_reply, "redlock"),
+    "undo only where acknowledged": Defect(undone_where_acknowledged, "redlock", oracles=("O7",)),
 }

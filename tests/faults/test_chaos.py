@@ -127,7 +127,7 @@ def test_the_same_chaos_among_them_sees_a_defect(chaos: Chaos) -> None:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("defect", DEFECTS)
+@pytest.mark.parametrize("defect", [name for name, defect in DEFECTS.items() if defect.arena in ARENAS])
 def test_the_same_chaos_sees_a_defect_within_a_minute(chaos: Chaos, defect: str) -> None:
     report = chaos(ARENAS[DEFECTS[defect].arena], 60.0, defect=defect)
     assert any(violation.startswith(DEFECTS[defect].oracles) for violation in report.violations)

@@ -8,8 +8,8 @@ import pytest
 
 from multilock.testing.beliefs import Fault, Record
 from tests.faults.chaos import Chaos, RedisArena, Report, run
-from tests.faults.crowd import PERMITS, Crowd, Permits, Waits, in_use_again
-from tests.faults.crowd_member import PATIENCE
+from tests.faults.crowd import PERMITS, Crowd, Permits, in_use_again
+from tests.faults.waits import PATIENCE, Waits
 
 
 def waits(*lines: str) -> Waits:

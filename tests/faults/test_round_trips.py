@@ -37,7 +37,7 @@ def test_a_thousand_locks_far_from_the_server_are_kept_and_their_losses_told_in_
             return stack.enter_context(Helper("tests.faults.contender:keep", url, TTL, "n", 0, locks))
 
         place = arena(stack)
-        way = place.proxies[0]
+        way = place.networks[0]
         way.delay(round_trip / 2)
         keeper = keep(way.url, LOCKS)
         ready = float(keeper.wait_for("ready", within=60)[1])

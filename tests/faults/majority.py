@@ -1,0 +1,337 @@
+"""Fifty contenders for locks on a majority of five Redis servers, of which some are stopped, killed or cut off from
+some contenders all the time. Judged besides all that `chaos` judges: whether anybody is starved, and whether a server
+has anything of a claim that was undone.
+
+python -m tests.faults.majority                           a minute
+python -m tests.faults.majority --defect "2 of 5 is enough"        with a mistake built in: ends when it is seen
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from multilock import now
+from multilock.model import LockInfo, parse_owner
+from multilock.testing.beliefs import Fault, LedgerServer
+from multilock.testing.conformance.faces import background
+from multilock.testing.proxy import Direction
+from tests.faults.chaos import (
+    FOR_A_WHILE,
+    KEYS,
+    PROCESS_PACE,
+    RECOVERY,
+    SERVER_PACE,
+    STREAMS,
+    Arena,
+    Chaos,
+    Happening,
+    RemoteArena,
+    Since,
+    Stream,
+    overstays,
+    run,
+)
+from tests.faults.defects import DEFECTS
+from tests.faults.waits import Waits
+from tests.servers_redlock import RedisServers, url_of
+
+__all__ = ["Majority", "RedlockArena"]
+
+SERVERS = 5
+PLACE = re.compile(rb"\w+:(\d+)")  # as queue.lua writes it: what for, and until when in ms
+LOOK_EVERY = 0.1  # seconds between two looks at what the servers have
+ANSWERS_WITHIN = 0.2
+KNOWN_AGAIN = 3.0  # seconds after the guard: its grain twice, and the longest pause before a server is asked again
+AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # servers that are stopped, and how often
+DIE_AT_A_TIME = [1, 2, 3], [6, 3, 1]
+CUT_OFF_AT_A_TIME = [1, 2, 3, 4], [3, 4, 3, 2]
+DIRECTIONS: list[Direction] = ["both", "up", "down"]
+FAR = 0.1, 0.2  # seconds that answers take; less than a request may, and more than the next holder needs to come
+FAR_FOR = 5.0
+TOGETHER = 2, 4  # processes on one side of a partition
+
+
+class RedlockArena(RemoteArena):
+    """Five servers, with the guard: they forget everything when they are killed."""
+
+    scheme = "redlock"
+    ttl = 1.0
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.servers = stack.enter_context(RedisServers(SERVERS))
+        self.url = url_of([member.endpoint for member in self.servers.members], guard=self.ttl)
+        super().__init__(stack)
+        self.operators = [
+            stack.enter_context(
+                redis.Redis(port=member.port, socket_timeout=ANSWERS_WITHIN, retry=Retry(NoBackoff(), 0))
+            )
+            for member in self.servers.members
+        ]
+        self.away: set[int] = set()  # servers that would not answer
+        self.mishaps = {
+            "connections cut": (1.5, self.cut),
+            "SCRIPT FLUSH": (0.5, lambda dice: self.flush(dice)),
+        }
+
+    def flush(self, dice: random.Random) -> None:
+        with suppress(redis.RedisError):
+            dice.choice(self.operators).script_flush()
+
+    def found(self) -> Iterator[tuple[int, str, str]]:
+        """Each server, what it has of a claim, and its owner: who holds a name, or has a place that is not over yet."""
+        for which in set(range(SERVERS)) - self.away:
+            with suppress(redis.RedisError):
+                together = self.operators[which].pipeline(transaction=False).time().mget(KEYS)
+                for key in KEYS:
+                    together.hgetall(f"{{{key}}}:live")
+                (seconds, micros), holders, *waiting = together.execute()
+                yield from ((which, "the lock", owner.decode()) for owner in holders if owner)
+                for owner, place in itertools.chain(*(each.items() for each in waiting)):
+                    if int(PLACE.findall(place)[0]) > seconds * 1000 + micros // 1000:
+                        yield which, "a place", owner.decode()
+
+    def held(self) -> list[LockInfo]:
+        holders: Counter[bytes] = Counter()
+        for which in set(range(SERVERS)) - self.away:
+            with suppress(redis.RedisError):
+                holders.update(filter(None, self.operators[which].mget(KEYS)))
+        return [parse_owner(owner.decode()) for owner, times in holders.items() if times > SERVERS // 2]
+
+    def leftovers(self) -> Iterator[str]:
+        until = now() + self.ttl + 2.0
+        for which, operator in enumerate(self.operators):
+            while (clients := len(operator.client_list())) > 1 and now() < until:
+                time.sleep(0.05)
+            if clients > 1:
+                yield f"O7: {clients - 1} connections to server {which} are left"
+            while operator.exists(*KEYS) and now() < until:
+                time.sleep(0.05)
+            for key in operator.scan_iter():
+                if overstays(key.decode(), left := operator.pttl(key)):
+                    yield f"O7: the key {key!r} is left at server {which}, and ends in {left} ms"
+
+
+class Majority(Chaos):
+    contender = "tests.faults.majority_member:contend"
+    at_once = 6
+    arena: RedlockArena
+
+    def __init__(
+        self, arena: Arena, ledger: LedgerServer, seed: int, habits: Sequence[str], defect: str, mixed: bool
+    ) -> None:
+        super().__init__(arena, ledger, seed, habits, defect, mixed)
+        self.waits = Waits(self.record)
+        self.undone: dict[str, float] = {}
+        self._found: dict[tuple[str, int, str], float] = {}  # when a server was asked last, and had this of a claim
+        self._look_at = 0.0
+
+    def streams(self) -> list[Stream]:
+        processes: dict[Happening, float] = {
+            partial(what, holding): weight * share
+            for what, weight in ((self.freeze, 10), (self.kill, 6), (self.cut_off_from_some, 10))
+            for holding, share in ((FOR_A_WHILE, 3), (None, 2))
+        }
+        processes |= {partial(self.partition, FOR_A_WHILE): 10, self.freeze_a_new_holder: 10}
+        servers: dict[Happening, float] = {self.stop_servers: 3, self.kill_servers: 0.5, self.divide: 2}
+        for kind, (weight, what) in self.arena.mishaps.items():
+            servers[partial(self.hurt_server, kind, what)] = weight
+        return [
+            *(Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)),
+            Stream(self.dice, {self.cut_off_far_away: 1}, PROCESS_PACE),  # rare moments have a stream of their own
+            Stream(self.dice, servers, SERVER_PACE * self.arena.ttl),
+        ]
+
+    def _strike(
+        self, kind: str, whom: Iterable[int | str], end: Callable[[], None], after: float, *, rest: float = RECOVERY
+    ) -> None:
+        """Until ``after``, and ``rest`` seconds later those whom it befell are in order."""
+        fault = Fault(kind, None, now())
+        self.faults.append(fault)
+        self._busy.update(whom)
+
+        def undo() -> None:
+            end()
+            fault.end = now()
+            self._do(rest, lambda: self._busy.difference_update(whom))
+
+        self._do(after, undo)
+
+    # Servers
+
+    def _some(self, how_many: tuple[list[int], list[int]]) -> list[int]:
+        """Servers that are in order, or none."""
+        free = [which for which in range(SERVERS) if f"server {which}" not in self._busy]
+        [number] = self.dice.choices(*how_many)
+        return self.dice.sample(free, number) if number <= len(free) else []
+
+    def stop_servers(self) -> bool:
+        chosen = self._some(AT_A_TIME)
+        members = [self.arena.servers.members[which] for which in chosen]
+
+        def resume() -> None:
+            for member in members:
+                member.resume()
+            self.arena.away.difference_update(chosen)
+
+        if chosen:
+            self.arena.away.update(chosen)
+            self._strike(
+                f"{len(chosen)} servers stopped", [f"server {which}" for which in chosen], resume, self._rest()
+            )
+            for member in members:
+                member.pause()
+        return bool(chosen)
+
+    def kill_servers(self) -> bool:
+        """They come back empty; the fault ends when they count again."""
+        chosen = self._some(DIE_AT_A_TIME)
+        if not chosen:
+            return False
+        members = [self.arena.servers.members[which] for which in chosen]
+        fault = Fault(f"{len(chosen)} servers killed", None, now())
+        self.faults.append(fault)
+        self._busy.update(f"server {which}" for which in chosen)
+        self.arena.away.update(chosen)
+        for member in members:
+            member.kill()
+
+        def start_all() -> None:
+            for member in members:
+                member.start()
+
+        def start() -> None:
+            started = background(start_all)
+
+            def look() -> None:
+                if started.done():
+                    started.result(0)
+                    self.arena.away.difference_update(chosen)
+                    self._do(self.arena.ttl + KNOWN_AGAIN, count_again)
+                else:
+                    self._do(0.005, look)
+
+            look()
+
+        def count_again() -> None:
+            fault.end = now()
+            self._busy.difference_update(f"server {which}" for which in chosen)
+
+        self._do(self._rest(), start)
+        return True
+
+    # Networks
+
+    def cut_off_from_some(self, holding: Since | None) -> bool:
+        """One process, from some of the servers."""
+        if (place := self._pick(holding)) is None:
+            return False
+        [number] = self.dice.choices(*CUT_OFF_AT_A_TIME)
+        network = self.arena.networks[place]
+        self._begin(f"partition from {number}", place, network.heal, self._rest())
+        direction = self.dice.choice(DIRECTIONS)
+        for proxy in self.dice.sample(network.proxies, number):
+            proxy.black_hole(direction)
+        return True
+
+    def cut_off_far_away(self) -> bool:
+        """A holder, all of whose answers have come late: it must not count from them."""
+        if (place := self._pick(None)) is None:
+            return False
+        helper, network = self.helpers[place], self.arena.networks[place]
+        self._busy.add(place)
+        network.delay(self.dice.uniform(*FAR), "down")
+        since = now()
+
+        def look() -> None:
+            if any(each.pid == helper.pid and each.began > since for each in self._holding(FOR_A_WHILE)):
+                self._begin("cut off far away", place, network.heal, self._rest(always_long=True))
+                network.black_hole("up")
+            elif now() > since + FAR_FOR:
+                network.heal()
+                self._busy.discard(place)
+            else:
+                self._do(0.005, look)
+
+        look()
+        return True
+
+    def divide(self) -> bool:
+        """Some processes, from the same servers."""
+        free = [place for place in self.helpers if place not in self._busy]
+        together = self.dice.randint(*TOGETHER)
+        if len(free) < together:
+            return False
+        places = self.dice.sample(free, together)
+        networks = [self.arena.networks[place] for place in places]
+        [number] = self.dice.choices(*CUT_OFF_AT_A_TIME)
+
+        def heal() -> None:
+            for network in networks:
+                network.heal()
+
+        self._strike(f"some divided from {number}", places, heal, self._rest())
+        for which in self.dice.sample(range(SERVERS), number):
+            for network in networks:
+                network.proxies[which].black_hole()
+        return True
+
+    # ---- what is judged besides
+
+    def feed(self, pid: int, line: str) -> None:
+        super().feed(pid, line)
+        self.waits.feed(pid, line)
+        match line.split(" "):
+            case ["undone", at, id]:
+                self.undone.setdefault(id, float(at))
+
+    def collect(self) -> None:
+        super().collect()
+        if (at := now()) >= self._look_at:
+            self._look_at = at + LOOK_EVERY
+            for which, what, owner in self.arena.found():
+                self._found[owner.partition("@")[0], which, what] = at
+
+    def seen(self) -> Iterator[str]:
+        for (id, which, what), at in self._found.items():
+            if at > self.undone.get(id, math.inf):
+                yield f"O7: server {which} has {what} for {id}, {at - self.undone[id]:.3f} s after that was undone"
+
+    def judged(self) -> Iterator[str]:
+        yield from self.waits.starved()
+
+    def told(self) -> list[str]:
+        return [self.waits.told("x"), f"{len(self.undone)} claims undone"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    ours = [name for name, defect in DEFECTS.items() if defect.arena == RedlockArena.scheme]
+    parser.add_argument("--defect", choices=ours, default="")
+    parser.add_argument("--must-be-seen", action="store_true", help="fail where the oracles of the defect see nothing")
+    given = parser.parse_args()
+    print(f"seed {given.seed}")
+    report = run(RedlockArena, given.seconds, seed=given.seed, defect=given.defect, kind=Majority)
+    report.show()
+    if given.must_be_seen:
+        return not any(violation.startswith(DEFECTS[given.defect].oracles) for violation in report.violations)
+    return bool(report.violations)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

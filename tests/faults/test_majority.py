@@ -1,0 +1,37 @@
+"""A few seconds in which servers and contenders of a majority are stopped, killed and cut off; and with a defect."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.chaos import Report, run
+from tests.faults.defects import DEFECTS
+from tests.faults.majority import Majority, RedlockArena
+
+pytestmark = pytest.mark.slow
+
+
+def chaos(capsys: pytest.CaptureFixture[str], seconds: float, defect: str = "") -> Report:
+    report = run(RedlockArena, seconds, defect=defect, kind=Majority, enough=much)
+    with capsys.disabled():
+        print()
+        report.show()
+    return report
+
+
+def much(report: Report) -> bool:
+    return report.acquisitions >= 20 and len(report.faults) >= 15 and report.outliving > 0
+
+
+@pytest.mark.timeout(90)
+def test_some_seconds_of_chaos_among_five_servers_break_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    report = chaos(capsys, 7.0)
+    assert report.violations == []
+    assert much(report)
+
+
+@pytest.mark.timeout(150)
+def test_the_same_chaos_sees_that_two_of_five_are_no_majority(capsys: pytest.CaptureFixture[str]) -> None:
+    defect = "2 of 5 is enough"
+    report = chaos(capsys, 60.0, defect)
+    assert any(violation.startswith(DEFECTS[defect].oracles) for violation in report.violations)

@@ -39,7 +39,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy docs/examples
 	$(BIN)/pyright
 
-bench: $(VENV)/.bench $(VENV)/peers/.etcd servers ## the benchmarks, against the field's own locks, in one run
+bench: $(VENV)/.bench $(VENV)/peers/.ready servers ## the benchmarks, against the field's own locks, in one run
 	$(BIN)/python -m tests.benchmarks
 
 chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks of every kind, in which everything goes wrong; crowds; majorities; outages of minutes, long ways
@@ -119,10 +119,10 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
-# etcd3 needs older libraries than everything else here.
-$(VENV)/peers/.etcd: $(BIN)/python
+# etcd3 and aioredlock need older libraries than everything else here.
+$(VENV)/peers/.ready: $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/peers
-	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw
+	$(VENV)/peers/bin/python -m pip install --quiet etcd3 'tenacity<8.3' 'protobuf<4' etcd3gw aioredlock
 	@touch $@
 
 .PHONY: help demo test quick lint types bench compare interrupts chaos mutants alone interop models docker conformance versions pythons servers redis consul etcd zookeeper postgresql chromium clean

@@ -22,7 +22,7 @@ import multilock
 from multilock import now
 from tests.benchmarks.measure import sample
 
-__all__ = ["ASYNCIO", "FAIR", "OURS", "SECONDS", "crowd", "ours"]
+__all__ = ["ASYNCIO", "FAIR", "OURS", "SECONDS", "crowd", "ours", "turns_of"]
 
 PROCESSES = 4
 THREADS = 5
@@ -42,28 +42,35 @@ def ours(how: str, url: str) -> list[str]:
 
 def crowd(command: Sequence[str], count: Count) -> dict[str, Any]:
     """What the processes of this command did; ``count`` tells what their server has been asked until now."""
-    processes = [_start(command) for _ in range(PROCESSES)]
-    try:
-        for process in processes:
-            _line(process)
-        before = sum(count().values())
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        turns: list[Turn] = sorted(tuple(turn) for process in processes for turn in json.loads(_line(process)))
-        asked = sum(count().values()) - before
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    turns, asked = turns_of(command, lambda: sum(count().values()))
     gaps = [(got - back, asked_at < back) for (_, back, _), (got, _, asked_at) in itertools.pairwise(turns)]
-    assert all(gap > 0 for gap, _ in gaps), "two of them held it at once"
     return {
         "hand-overs/s": round(len(turns) / (turns[-1][1] - turns[0][0]), 1),
         **asdict(sample([gap for gap, waited in gaps if waited])),
         "requests of one lock": round(asked / len(turns), 2),
     }
+
+
+def turns_of(command: Sequence[str], count: Callable[[], float], many: int = PROCESSES) -> tuple[list[Turn], float]:
+    """What so ``many`` processes of this command did, in the order in which they got it, and how often they asked."""
+    processes = [_start(command) for _ in range(many)]
+    try:
+        for process in processes:
+            _line(process)
+        before = count()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        turns: list[Turn] = sorted(tuple(turn) for process in processes for turn in json.loads(_line(process)))
+        asked = count() - before
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    for (_, back, _), (got, _, _) in itertools.pairwise(turns):
+        assert got > back, "two of them held it at once"
+    return turns, asked
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:

@@ -1,4 +1,9 @@
-"""How long a lock is nobody's between a release and the next holder, with twenty waiters in four processes."""
+"""How long a lock on one Redis is nobody's between a release and the next holder, with twenty waiters in four
+processes: ``python -m tests.benchmarks.handover``.
+
+With ``renew=False`` the push is a hint, and who waits asks once more: what every hand-over took before the push was the
+grant (docs/decisions/0019).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import redis
@@ -26,11 +34,17 @@ from multilock_redis.recipe import Recipe
 from multilock_redis.transactions import ACQUIRE, RELEASE, Transactions
 from multilock_redis.transport import Connections, Endpoint
 from multilock_redis.wire import pack
-from tests.benchmarks.measure import Sample, sample
+from tests.benchmarks.measure import Sample, asked_of, far, sample
+from tests.benchmarks.report import publish
 from tests.benchmarks.uncontended import RawSocket
 from tests.servers import RedisServer
 
 __all__ = ["HANDOVERS", "commands", "handovers", "raw_handover"]
+
+ROUND_TRIPS = (0, 1)  # ms that are added
+SECONDS, TURNS = 4.0, 2
+WAITERS = (10, 100, 500, 2000)
+RAW, REDIS_PY, ON_A_LOOP = "raw: push, wake-up, one request", "redis.lock.Lock", "multilock, asyncio"
 
 PROCESSES = 4
 THREADS = 5
@@ -46,9 +60,9 @@ Take = Callable[[], AbstractContextManager[object]]
 # ---- what each process does
 
 
-def _multilock(url: str, fair: bool) -> Take:
+def _multilock(url: str, *, fair: bool = False, renew: bool = True) -> Take:
     client = multilock.connect(url, ttl=float(TTL))
-    return lambda: client.lock(NAME, fair=fair).acquire()
+    return lambda: client.lock(NAME, fair=fair, renew=renew).acquire()
 
 
 class _PlainSockets:
@@ -105,13 +119,18 @@ def _redis_lock(url: str) -> Take:
 
 
 HANDOVERS: dict[str, Callable[[str], Take]] = {
-    "multilock": lambda url: _multilock(url, fair=False),
+    "multilock": _multilock,
     "multilock, fair=True": lambda url: _multilock(url, fair=True),
+    "multilock, renew=False: the push is a hint": lambda url: _multilock(url, renew=False),
     "raw: its scripts": lambda url: _PlainSockets(url, listener=False).turn,
     "raw: its scripts, and a thread that listens": lambda url: _PlainSockets(url, listener=True).turn,
-    "redis.lock.Lock": _redis_py,
+    REDIS_PY: _redis_py,
     "python-redis-lock": _redis_lock,
 }
+
+
+#: By what each asks the server; scripts of its own may execute the others.
+ASK: dict[str, tuple[str, ...]] = {REDIS_PY: ("set", "evalsha"), "python-redis-lock": ("set", "blpop", "evalsha")}
 
 
 def contend(url: str, what: str, seconds: str) -> None:
@@ -181,33 +200,54 @@ def _run(work: Callable[[], None], go: threading.Event, until: list[float], seco
 # ---- what is measured
 
 
-def handovers(seconds: float = 4.0, turns: int = 2) -> dict[str, Sample]:
+def handovers(ms: float) -> dict[str, dict[str, Any]]:
     """From the call of release to the return of the acquire of one that was waiting then; contenders take turns."""
-    gaps: dict[str, list[float]] = {}
-    for _ in range(turns):
-        for what in HANDOVERS:
-            gaps.setdefault(what, []).extend(_gaps("contend", what, seconds))
-        gaps.setdefault("multilock, asyncio", []).extend(_gaps("contend_on_loop", None, seconds))
-    return {what: sample(its) for what, its in gaps.items()}
+    runs: dict[str, list[_Run]] = {}
+    for _ in range(TURNS):
+        for what in (*HANDOVERS, ON_A_LOOP):
+            runs.setdefault(what, []).append(_run_of(what, ms))
+    found = {RAW: asdict(raw_handover(ms))} | {what: _sum_up(its) for what, its in runs.items()}
+    for one in found.values():
+        one["ratios"] = {each: round(one["median"] / found[each]["median"], 2) for each in (RAW, REDIS_PY)}
+    return found
 
 
-def _gaps(function: str, what: str | None, seconds: float) -> list[float]:
-    with RedisServer() as server, contextlib.ExitStack() as stack:
-        words = [server.url, *([what] if what else []), seconds]
+class _Run(NamedTuple):
+    gaps: list[float]
+    turns: int
+    seconds: float
+    asked: int
+
+
+def _sum_up(runs: list[_Run]) -> dict[str, Any]:
+    turns = sum(run.turns for run in runs)
+    return {
+        **asdict(sample([gap for run in runs for gap in run.gaps])),
+        "locks/s": round(turns / sum(run.seconds for run in runs), 1),
+        "requests of one lock": round(sum(run.asked for run in runs) / turns, 2),
+    }
+
+
+def _run_of(what: str, ms: float) -> _Run:
+    with RedisServer() as server, far(server.url, ms) as url, contextlib.ExitStack() as stack:
+        function = "contend_on_loop" if what == ON_A_LOOP else "contend"
+        words = [url, *([what] if what != ON_A_LOOP else []), SECONDS]
         helpers = [
             stack.enter_context(Helper(f"tests.benchmarks.handover:{function}", *words)) for _ in range(PROCESSES)
         ]
         for helper in helpers:
             helper.wait_for("ready", 20)
+        before = asked_of([server.port], ASK.get(what, ("evalsha",)))
         for helper in helpers:
             helper.tell("go")
         for helper in helpers:
-            helper.wait_for("done", seconds + 60)
+            helper.wait_for("done", SECONDS + 60)
+        asked = asked_of([server.port], ASK.get(what, ("evalsha",))) - before
         said = [line.split() for helper in helpers for line in helper.lines]
     turns = sorted(tuple(map(float, words[1:])) for words in said if words[0] == "turn")
     gaps = [(got - released, asked < released) for (_, released, _), (got, _, asked) in itertools.pairwise(turns)]
     assert all(gap > 0 for gap, _ in gaps), "two of them held it at once"
-    return [gap for gap, waited in gaps if waited]
+    return _Run([gap for gap, waited in gaps if waited], len(turns), turns[-1][1] - turns[0][0], asked)
 
 
 def answer_pushes(port: str) -> None:
@@ -219,13 +259,16 @@ def answer_pushes(port: str) -> None:
             say("asked", now())
 
 
-def raw_handover(count: int = 500) -> Sample:
+def raw_handover(ms: float = 0, count: int = 500) -> Sample:
     """What no client can undercut: a request that makes the server push, the wake-up of the process that waits, and
     its own request; on plain sockets with prepacked bytes."""
     gaps = []
-    with RedisServer() as server, Helper("tests.benchmarks.handover:answer_pushes", server.port) as helper:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(RedisServer())
+        port = urlsplit(stack.enter_context(far(server.url, ms))).port or 0
+        helper = stack.enter_context(Helper("tests.benchmarks.handover:answer_pushes", port))
         helper.wait_for("ready", 20)
-        with socket.create_connection(("127.0.0.1", server.port)) as ask:
+        with socket.create_connection(("127.0.0.1", port)) as ask:
             for _ in range(count):
                 time.sleep(HOLD)
                 started = now()
@@ -288,3 +331,25 @@ async def _until_queued(client: AsyncClient, waiters: int) -> None:
 def _executed(operator: redis.Redis) -> int:
     stats = operator.info("commandstats")
     return sum(stat["calls"] for name, stat in stats.items() if name not in ("cmdstat_info", "cmdstat_ping"))
+
+
+def _versions() -> dict[str, str]:
+    with RedisServer() as server, redis.Redis(port=server.port) as operator:
+        running = operator.info("server")["redis_version"]
+    return {
+        "redis-py": version("redis"),
+        "python-redis-lock": version("python-redis-lock"),
+        "redis-server": running,
+    }
+
+
+def _handovers() -> dict[str, Any]:
+    return {f"{ms} ms": handovers(ms) for ms in ROUND_TRIPS}
+
+
+def _commands_of_one() -> dict[str, float]:
+    return {str(waiters): round(commands(waiters), 1) for waiters in WAITERS}
+
+
+if __name__ == "__main__":
+    publish("handover", _versions, {"hand-over": _handovers, "commands of a hand-over": _commands_of_one})

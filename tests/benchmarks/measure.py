@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Sample", "interleave", "interleave_async", "pin", "sample"]
+import redis
+
+from multilock.testing.network import Network
+
+__all__ = ["Sample", "asked_of", "far", "interleave", "interleave_async", "pin", "sample"]
 
 Cycle = Callable[[], object]
 AsyncCycle = Callable[[], Awaitable[object]]
@@ -33,6 +39,27 @@ def sample(seconds: list[float]) -> Sample:
         p99=round(ordered[int(len(ordered) * 0.99)] * 1e6, 1),
         count=len(ordered),
     )
+
+
+@contextlib.contextmanager
+def far(url: str, ms: float) -> Iterator[str]:
+    """The same servers, each round trip to which takes so much longer; and what our proxies take themselves."""
+    if not ms:
+        yield url
+        return
+    with contextlib.closing(Network(url)) as network:
+        network.delay(ms / 2000)
+        yield network.url
+
+
+def asked_of(ports: Sequence[int], by: Sequence[str]) -> int:
+    """How many of these commands Redis servers have executed; who counts requests names none that scripts execute."""
+    count = 0
+    for port in ports:
+        with redis.Redis(port=port) as bare:
+            stats: Any = bare.info("commandstats")
+        count += sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in by)
+    return count
 
 
 def pin(server: int, *, apart: bool) -> None:

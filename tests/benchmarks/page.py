@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,33 @@ def _redis(found: Mapping[str, Any]) -> list[str]:
     held = found["held locks"]
     return [
         *(_timed(f"acquire + release, {title}", samples) for title, samples in found["uncontended"].items()),
-        _timed("hand-over, 20 waiters in 4 processes", found["hand-over"]),
-        _table(["waiters", "commands for one hand-over"], found["commands of a hand-over"].items()),
         _table(
             ["10,000 held locks, ttl 30 s", "threads at rest", "bytes each", "of one core"], map(_held, held.items())
         ),
         f"`import multilock`: {found['import']['ms']} ms ({found['import']['cpu ms']} ms of the processor), "
         "no module of others.\n",
     ]
+
+
+def _handover(found: Mapping[str, Any]) -> list[str]:
+    return [
+        *(
+            _timed(f"hand-over, 20 waiters in 4 processes, {way} more", samples, ("locks/s", "requests of one lock"))
+            for way, samples in found["hand-over"].items()
+        ),
+        _table(["waiters", "commands for one hand-over"], found["commands of a hand-over"].items()),
+    ]
+
+
+def _redlock(found: Mapping[str, Any]) -> list[str]:
+    crowds = [
+        _table(
+            [f"contenders: {title} more", *next(iter(rows.values()))], ([of, *row.values()] for of, row in rows.items())
+        )
+        for title, rows in found["crowds"].items()
+    ]
+    timed = (_timed(f"acquire + release, {title} more", samples) for title, samples in found["uncontended"].items())
+    return [*timed, *crowds]
 
 
 def _session(found: Mapping[str, Any]) -> list[str]:
@@ -103,6 +122,8 @@ def _failover(found: Mapping[str, Any]) -> list[str]:
 #: What can be measured alone, and what shows it.
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "redis": _redis,
+    "handover": _handover,
+    "redlock": _redlock,
     "etcd": _session,
     "consul": _session,
     "zookeeper": _session,
@@ -111,11 +132,14 @@ PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
 }
 
 
-def _timed(title: str, samples: dict[str, Any]) -> str:
+def _timed(title: str, samples: dict[str, Any], also: Sequence[str] = ()) -> str:
     references = list(next(iter(samples.values()))["ratios"])
     return _table(
-        [title, "median", *(f"÷ {reference}" for reference in references)],
-        ([name, one["median"], *one["ratios"].values()] for name, one in samples.items()),
+        [title, "median", *(f"÷ {reference}" for reference in references), *also],
+        (
+            [name, one["median"], *one["ratios"].values(), *(one.get(each, "–") for each in also)]
+            for name, one in samples.items()
+        ),
     )
 
 

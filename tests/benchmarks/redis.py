@@ -9,11 +9,9 @@ from typing import Any
 
 import redis
 
-from tests.benchmarks import handover, holding, importing, uncontended
+from tests.benchmarks import holding, importing, uncontended
 from tests.benchmarks.report import publish, with_ratios
 from tests.servers import RedisServer
-
-WAITERS = (10, 100, 500, 2000)
 
 
 def _versions() -> dict[str, str]:
@@ -40,15 +38,6 @@ def _uncontended() -> dict[str, Any]:
 ON_ONE, ON_TWO = "client and server on one core", "client and server on two cores"
 
 
-def _handover() -> dict[str, Any]:
-    raw = "raw: push, wake-up, one request"
-    return with_ratios({raw: handover.raw_handover(), **handover.handovers()}, (raw, "redis.lock.Lock"))
-
-
-def _commands() -> dict[str, float]:
-    return {str(waiters): round(handover.commands(waiters), 1) for waiters in WAITERS}
-
-
 def _held() -> dict[str, Any]:
     return {backend: asdict(held) for backend, held in holding.held_locks().items()}
 
@@ -60,8 +49,6 @@ def _import() -> dict[str, Any]:
 
 BENCHMARKS: Mapping[str, Callable[[], object]] = {
     "uncontended": _uncontended,
-    "hand-over": _handover,
-    "commands of a hand-over": _commands,
     "held locks": _held,
     "import": _import,
 }

@@ -1,0 +1,153 @@
+"""Redlock, ours beside the field's: ``python -m tests.benchmarks.redlock``.
+
+Each contender has processes of its own (`redlock_contend`), and takes its turns in the same minutes. aioredlock is left
+out where the environment is missing that ``make bench`` makes for it: it brings a parser along that all others who use
+redis-py would have, too.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from tests.benchmarks.crowd import turns_of
+from tests.benchmarks.etcd import PEERS_PYTHON
+from tests.benchmarks.measure import asked_of, far, interleave, sample
+from tests.benchmarks.report import publish, with_ratios
+from tests.servers_redlock import RedisServers
+
+RAW, OURS = "raw: two rounds to all servers", "multilock"
+ON_A_LOOP = "aioredlock"
+#: By what each asks the servers; scripts of its own may execute the others.
+CONTENDERS: Mapping[str, tuple[str, ...]] = {
+    RAW: ("get",),
+    OURS: ("evalsha",),
+    "multilock, token=False": ("evalsha",),
+    "multilock, asyncio": ("evalsha",),
+    "redlock-py": ("set", "eval"),
+    "pottery": ("set", "evalsha"),
+    ON_A_LOOP: ("evalsha",),
+}
+SERVERS = (3, 5)
+ROUND_TRIPS = (0, 1)  # ms that are added
+ROUNDS, PER_ROUND = 10, 30
+#: How many contend, with how many servers, at which added round trip; the last one is 2 ms in each direction.
+CROWDS = [(5, count, ms) for ms in (*ROUND_TRIPS, 4) for count in (1, 10, 50)] + [(3, 10, ms) for ms in ROUND_TRIPS]
+MOST_PROCESSES = 5
+SECONDS = 4.0
+REST = 0.01  # seconds before who has given it back asks again, unless it is alone: it is the others that wait
+WITHIN = 60.0
+
+
+def _contenders() -> dict[str, list[str]]:
+    """How a process of each is called."""
+    script = str(Path(__file__).with_name("redlock_contend.py"))
+    commands = {name: [sys.executable, "-m", "tests.benchmarks.redlock_contend", name] for name in CONTENDERS}
+    commands[ON_A_LOOP] = [str(PEERS_PYTHON), "-I", script, ON_A_LOOP]
+    if not PEERS_PYTHON.exists():
+        del commands[ON_A_LOOP]
+    return commands
+
+
+def _ports(url: str) -> str:
+    return ",".join(host.rpartition(":")[2] for host in urlsplit(url).netloc.split(","))
+
+
+class _Cycles:
+    """A process that takes and gives back a lock that nobody else wants, so many times."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        self._answer()
+
+    def __call__(self, count: int) -> list[float]:
+        print(count, file=self._process.stdin, flush=True)
+        took: list[float] = self._answer()
+        return took
+
+    def close(self) -> None:
+        self._process.communicate(timeout=WITHIN)
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+def _uncontended() -> dict[str, Any]:
+    return {
+        f"{count} servers, {ms} ms": with_ratios(_alone(count, ms), (RAW, "redlock-py"))
+        for ms in ROUND_TRIPS
+        for count in SERVERS
+    }
+
+
+def _alone(count: int, ms: float) -> Mapping[str, Any]:
+    with RedisServers(count) as servers, far(servers.url, ms) as url, ExitStack() as stack:
+        turns = {
+            name: stack.enter_context(closing(_Cycles([*command, _ports(url)])))
+            for name, command in _contenders().items()
+        }
+        return interleave({}, rounds=ROUNDS, per_round=PER_ROUND, elsewhere=turns)
+
+
+def _crowds() -> dict[str, Any]:
+    return {
+        f"{count} of them, {servers} servers, {ms} ms": {
+            name: _crowd(servers, count, ms, command, CONTENDERS[name])
+            for name, command in _contenders().items()
+            if name != RAW
+        }
+        for servers, count, ms in CROWDS
+    }
+
+
+def _crowd(many: int, count: int, ms: float, command: list[str], asks: tuple[str, ...]) -> dict[str, float]:
+    processes = min(count, MOST_PROCESSES)
+    with RedisServers(many) as servers, far(servers.url, ms) as url:
+        ports = [member.port for member in servers.members]
+        rest = REST if count > 1 else 0.0
+        order = [*command, _ports(url), str(SECONDS), str(count // processes), str(rest)]
+        turns, asked = turns_of(order, lambda: asked_of(ports, asks), processes)
+    gaps = [got - back for (_, back, _), (got, _, asked_at) in pairwise(turns) if asked_at < back]
+    return {
+        "locks/s": round(len(turns) / (turns[-1][1] - turns[0][0]), 1),
+        "hand-over, ms": round(sample(gaps).median / 1000, 1) if gaps else 0.0,
+        "longest wait, ms": round(1000 * max(got - asked_at for got, _, asked_at in turns)),
+        "requests of one lock": round(asked / len(turns), 1),
+    }
+
+
+def _versions() -> Mapping[str, str]:
+    with RedisServers(1) as servers, redis.Redis(port=servers.members[0].port) as bare:
+        facts: Any = bare.info("server")
+    peers = {name: version(name) for name in ("redlock-py", "pottery")}
+    return {"redis-py": version("redis"), **peers, **_of_its_own(), "redis-server": facts["redis_version"]}
+
+
+def _of_its_own() -> dict[str, str]:
+    if not PEERS_PYTHON.exists():
+        print(f"{ON_A_LOOP} is left out: make bench installs it", file=sys.stderr)
+        return {}
+    [packages] = PEERS_PYTHON.parents[1].glob("lib/python*/site-packages")
+    return {
+        each.name: each.version
+        for each in importlib.metadata.distributions(path=[str(packages)])
+        if each.name == ON_A_LOOP
+    }
+
+
+if __name__ == "__main__":
+    publish("redlock", _versions, {"uncontended": _uncontended, "crowds": _crowds})

@@ -1,0 +1,218 @@
+"""One process of contenders for a lock on a majority of Redis servers: ours, or another library's in an environment
+that may lack everything of ours.
+
+redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release; answered by
+                                                      the seconds that each took, a list in JSON
+redlock_contend.py WHAT PORTS SECONDS THREADS REST    as `tests.benchmarks.crowd`: they hold it for 2 ms, and ask again
+                                                      after REST seconds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+__all__ = ["HOLD", "WAYS"]
+
+NAME = "redlock"
+TTL = 10.0  # pottery's own; what a stray request of some library leaves behind is gone that soon
+HOLD = 0.002  # seconds
+FOR_EVER = 10**9
+
+Take = Callable[[], Callable[[], object]]  # acquires, and says how it is given back
+TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]
+
+
+def raw(ports: list[int]) -> Take:
+    """What no client can undercut: a prepacked request to each server at once, and the answers of all; twice."""
+    sockets = [socket.create_connection(("127.0.0.1", port)) for port in ports]
+    for each in sockets:
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def round_trips() -> None:
+        for each in sockets:
+            each.sendall(b"*2\r\n$3\r\nGET\r\n$7\r\nnothing\r\n")
+        for each in sockets:
+            each.recv(100)
+
+    def take() -> Callable[[], object]:
+        round_trips()
+        return round_trips
+
+    return take
+
+
+def ours(ports: list[int], **options: object) -> Take:
+    multilock = importlib.import_module("multilock")
+    client = multilock.connect(_url(ports), ttl=TTL, **options)
+    return lambda: client.lock(NAME).acquire().release
+
+
+async def ours_on_a_loop(ports: list[int]) -> TakeAsync:
+    multilock = importlib.import_module("multilock")
+    client = multilock.connect_async(_url(ports), ttl=TTL)
+
+    async def take() -> Callable[[], Awaitable[object]]:
+        lease = await client.lock(NAME).acquire()
+        return lambda: lease.release()
+
+    return take
+
+
+def _url(ports: list[int]) -> str:
+    return f"redlock://{','.join(f'127.0.0.1:{port}' for port in ports)}/0?restart_guard=0"
+
+
+def redlock_py(ports: list[int]) -> Take:
+    library = importlib.import_module("redlock")
+    manager = library.Redlock([{"host": "127.0.0.1", "port": port} for port in ports], retry_count=FOR_EVER)
+
+    def take() -> Callable[[], object]:
+        lock = manager.lock(NAME, int(TTL * 1000))
+        return lambda: manager.unlock(lock)
+
+    return take
+
+
+def pottery(ports: list[int]) -> Take:
+    library, redis = importlib.import_module("pottery"), importlib.import_module("redis")
+    masters = {redis.Redis(port=port) for port in ports}
+
+    def take() -> Callable[[], object]:
+        lock = library.Redlock(key=NAME, masters=masters, auto_release_time=TTL)
+        assert lock.acquire()
+        return lambda: lock.release()
+
+    return take
+
+
+async def aioredlock(ports: list[int]) -> TakeAsync:
+    library = importlib.import_module("aioredlock")
+    manager = library.Aioredlock([("127.0.0.1", port) for port in ports], retry_count=FOR_EVER)
+
+    async def take() -> Callable[[], Awaitable[object]]:
+        lock = await manager.lock(NAME, lock_timeout=TTL)
+        return lambda: manager.unlock(lock)
+
+    return take
+
+
+WAYS: dict[str, Callable[[list[int]], Take]] = {
+    "raw: two rounds to all servers": raw,
+    "multilock": ours,
+    "multilock, token=False": lambda ports: ours(ports, token=False),
+    "redlock-py": redlock_py,
+    "pottery": pottery,
+}
+ON_A_LOOP: dict[str, Callable[[list[int]], Awaitable[TakeAsync]]] = {
+    "multilock, asyncio": ours_on_a_loop,
+    "aioredlock": aioredlock,
+}
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def _say(what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def cycles(take: Take) -> None:
+    take()()
+    _say("ready")
+    for line in sys.stdin:
+        took = []
+        for _ in range(int(line)):
+            start = _now()
+            take()()
+            took.append(_now() - start)
+        _say(took)
+
+
+async def cycles_on_a_loop(take: TakeAsync) -> None:
+    await (await take())()
+    _say("ready")
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        took = []
+        for _ in range(int(line)):
+            start = _now()
+            await (await take())()
+            took.append(_now() - start)
+        _say(took)
+
+
+def crowd(take: Take, seconds: float, count: int, rest: float) -> None:
+    turns: list[tuple[float, float, float]] = []
+    _say("ready")
+    sys.stdin.readline()
+    until = _now() + seconds
+
+    def work() -> None:
+        while (asked := _now()) < until:
+            give_back = take()
+            got = _now()
+            time.sleep(HOLD)
+            back = _now()
+            give_back()
+            turns.append((got, back, asked))
+            time.sleep(rest)
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    _say(turns)
+
+
+async def crowd_on_a_loop(take: TakeAsync, seconds: float, count: int, rest: float) -> None:
+    turns: list[tuple[float, float, float]] = []
+    _say("ready")
+    await asyncio.to_thread(sys.stdin.readline)
+    until = _now() + seconds
+
+    async def work() -> None:
+        while (asked := _now()) < until:
+            give_back = await take()
+            got = _now()
+            await asyncio.sleep(HOLD)
+            back = _now()
+            await give_back()
+            turns.append((got, back, asked))
+            await asyncio.sleep(rest)
+
+    await asyncio.gather(*(work() for _ in range(count)))
+    _say(turns)
+
+
+async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
+    take = await ON_A_LOOP[what](ports)
+    if order:
+        await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]))
+    else:
+        await cycles_on_a_loop(take)
+
+
+def main(what: str, servers: str, *order: str) -> None:
+    ports = [int(port) for port in servers.split(",")]
+    if what in ON_A_LOOP:
+        asyncio.run(_on_a_loop(what, ports, list(order)))
+    elif order:
+        crowd(WAYS[what](ports), float(order[0]), int(order[1]), float(order[2]))
+    else:
+        cycles(WAYS[what](ports))
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads and connections a library leaves
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -3,6 +3,9 @@
     with container("etcd") as server, multilock.connect(server.url) as client:
         ...
 
+Several of ``redis`` make a ``redlock://``, with ``restart_guard=0`` since they have just been started. Sentinels and a
+Redis Cluster are in compose/cluster.yaml: their servers have to know each other.
+
 In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are
 such servers, each started once in a run, when a test first asks for it.
 """

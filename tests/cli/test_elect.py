@@ -12,6 +12,7 @@ import pytest
 import multilock
 from tests.cli.conftest import WITHIN, Run, Start, gone, line_of, until
 from tests.servers import RedisServer, free_port
+from tests.servers_redlock import RedisServers
 
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 INTERRUPTED = "trap 'echo still here' INT; echo ready; while :; do sleep 0.05; done"
@@ -193,6 +194,13 @@ def test_the_demo_runs_where_it_is_told_to(run: Run, url: str, client: multilock
     ended = run("demo", "--url", url)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert list(client.inspect_all()) == []
+
+
+def test_the_demo_runs_on_servers_of_which_it_needs_a_majority(run: Run) -> None:
+    with RedisServers(3) as servers:
+        ended = run("demo", "--nodes", "2", "--url", servers.url)
+    assert ended.returncode == 0
+    assert _terms(ended.stdout) == sorted(set(_terms(ended.stdout)))
 
 
 def test_the_demo_reads_the_environment_like_every_command(run: Run, sqlite_url: str, temporary: Path) -> None:

@@ -45,11 +45,12 @@ def need_engine() -> None:
 class Project:
     """``docker compose`` on one file, and what a test does to its services."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, *profiles: str) -> None:
         # `make docker` says the name, to end what a killed run left.
         base = os.environ.get("MULTILOCK_DOCKER_PROJECT", f"multilock-test-{os.getpid()}")
         self.name = f"{base}-{file.partition('.')[0]}"
-        self._compose = ("compose", "--project-name", self.name, "--file", str(COMPOSE / file), "--profile", "all")
+        chosen = (part for profile in profiles or ("all",) for part in ("--profile", profile))
+        self._compose = ("compose", "--project-name", self.name, "--file", str(COMPOSE / file), *chosen)
 
     def compose(self, *arguments: str, within: float = COMMAND_WITHIN) -> str:
         return docker(*self._compose, *arguments, within=within)
@@ -87,6 +88,15 @@ class Project:
             self.compose("unpause", *services)
 
     @contextlib.contextmanager
+    def killed(self, *services: str) -> Iterator[None]:
+        """Gone, with all that they had; started again afterwards."""
+        self.compose("kill", *services)
+        try:
+            yield
+        finally:
+            self.compose("up", "--detach", "--wait", "--pull", "never", *services, within=UP_WITHIN)
+
+    @contextlib.contextmanager
     def disconnected(self, service: str, network: str = "default") -> Iterator[None]:
         """Off this network; its published port is gone too, where it has no other."""
         where = (f"{self.name}_{network}", f"{self.name}-{service}-1")
@@ -98,10 +108,10 @@ class Project:
 
 
 @contextlib.contextmanager
-def running(file: str) -> Iterator[Project]:
-    """All services of this file, healthy; all gone at the end, whatever happens."""
+def running(file: str, *profiles: str) -> Iterator[Project]:
+    """All services of this file, or of these profiles, healthy; all gone at the end, whatever happens."""
     need_engine()
-    project = Project(file)
+    project = Project(file, *profiles)
     ports = [int(port["published"]) for service in project.services().values() for port in service["ports"]]
     if taken := sorted(filter(_is_taken, ports)):
         unavailable("docker", f"compose/{file} is not tested: ports {taken} of 127.0.0.1 are taken")

@@ -9,15 +9,18 @@ from multilock import LeaseState, Loss, LossReason
 from multilock.testing import conformance
 from multilock.testing.conformance.base import Recorder
 
-__all__ = ["Holder", "Service", "Smoke", "each_grants", "each_of"]
+__all__ = ["WELL_WITHIN", "Holder", "Service", "Smoke", "each_grants", "each_of"]
 
 WELL_WITHIN = 60.0  # seconds in which a server that was hurt serves again
 CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
+TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # none of their servers is asked alone
 
 
 def each_of(url: str) -> list[str]:
-    """The servers of a cluster's URL, one by one."""
+    """The servers of a cluster's URL, one by one where each serves alone."""
     scheme, _, hosts = url.partition("://")
+    if scheme in TOGETHER:
+        return [url]
     return [f"{scheme}://{host}" for host in hosts.split(",")]
 
 

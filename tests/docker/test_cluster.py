@@ -18,7 +18,6 @@ CLUSTERS = {
     "consul": "consul://127.0.0.1:8510,127.0.0.1:8520,127.0.0.1:8530",
 }
 FIRST = {service: each_of(url)[0] for service, url in CLUSTERS.items()}
-REDIS = [6381, 6382, 6383, 6384, 6385, 6390]
 # A session of Consul belongs to the agent that made it. Where that is a server and dies, Consul removes its node, and
 # with it the session (SESSION_LOST): a lock outlives only the others.
 OUTLIVES = ["etcd", "zookeeper"]
@@ -27,7 +26,7 @@ TTL = 6.0
 
 @pytest.fixture(scope="module")
 def project() -> Iterator[Project]:
-    with running("cluster.yaml") as project:
+    with running("cluster.yaml", *CLUSTERS) as project:
         for url in CLUSTERS.values():
             each_grants(url)
         yield project
@@ -41,12 +40,6 @@ class TestSmoke(Smoke):
     @pytest.fixture(params=CLUSTERS)
     def place(self, request: pytest.FixtureRequest, project: Project) -> Service:
         return Service(CLUSTERS[request.param])
-
-
-@pytest.mark.parametrize("port", REDIS)
-def test_each_redis_is_a_lock_server_of_its_own(project: Project, port: int) -> None:
-    with multilock.connect(f"redis://127.0.0.1:{port}") as client, client.lock("alone").acquire(timeout=0):
-        assert [info.name for info in client.inspect_all("alone")] == ["alone"]
 
 
 @pytest.mark.parametrize("service", CLUSTERS)

@@ -99,6 +99,16 @@ def test_each_container_is_another_server_on_this_machine_only_and_is_removed(en
 
 
 @pytest.mark.slow
+def test_several_make_a_redlock_that_outlives_one(engine: None) -> None:
+    with container("redis") as one, container("redis") as two, container("redis") as three:
+        hosts = ",".join(each.url.removeprefix("redis://") for each in (one, two, three))
+        with multilock.connect(f"redlock://{hosts}?restart_guard=0") as client, client.lock("n").acquire() as lease:
+            with two.paused():
+                lease.renew()
+            assert client.inspect("n") is not None
+
+
+@pytest.mark.slow
 def test_an_error_in_the_block_removes_the_container(engine: None) -> None:
     before = ours()
     with pytest.raises(KeyboardInterrupt), container("redis"):

@@ -1,0 +1,132 @@
+"""The Redis of compose/cluster.yaml on a real engine: independent ones, one with a replica and Sentinels, a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+import multilock
+from tests.docker.project import Project, running
+from tests.docker.smoke import WELL_WITHIN, Holder, each_grants
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+REDIS = [6381, 6382, 6383, 6384, 6385]
+# They have just been started: the guard of restarts would keep the first lock waiting.
+REDLOCK = f"redlock://{','.join(f'127.0.0.1:{port}' for port in REDIS)}/0?restart_guard=0"
+SENTINELS = [26379, 26380, 26381]
+SENTINEL = f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in SENTINELS)}/locks"
+SHARDS = "redis+cluster://127.0.0.1:7001,127.0.0.1:7002,127.0.0.1:7003"
+WAYS = {"redlock": REDLOCK, "sentinel": SENTINEL, "shards": SHARDS}
+TTL = 6.0
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[Project]:
+    with running("cluster.yaml", "redis", "sentinel", "shards") as project:
+        for url in WAYS.values():
+            each_grants(url)
+        yield project
+
+
+def test_every_service_is_healthy_and_open_to_this_machine_only(project: Project) -> None:
+    project.is_healthy_and_local()
+
+
+@pytest.mark.parametrize("port", REDIS)
+def test_each_redis_is_a_lock_server_of_its_own(project: Project, port: int) -> None:
+    with multilock.connect(f"redis://127.0.0.1:{port}") as client, client.lock("alone").acquire(timeout=0):
+        assert [info.name for info in client.inspect_all("alone")] == ["alone"]
+
+
+def waits_until(client: multilock.Client, name: str) -> None:
+    """Somebody stands in its queue."""
+    until = time.monotonic() + WELL_WITHIN
+    while (info := client.inspect(name)) is None or not info.waiting:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_handed_over(holder: Holder, url: str) -> None:
+    """Assert that who waits gets it when it is given back, with a greater token."""
+    with multilock.connect(url, ttl=30) as other, ThreadPoolExecutor(1) as pool:
+        assert other.lock(holder.name).try_acquire() is None
+        waits = pool.submit(other.lock(holder.name).acquire, timeout=WELL_WITHIN)
+        waits_until(other, holder.name)
+        assert holder.lease.release()
+        with waits.result() as lease:
+            assert lease.fence() > (holder.lease.token or 0)
+
+
+def test_redlock_goes_on_while_two_of_five_are_paused(project: Project) -> None:
+    with Holder(REDLOCK, 30.0) as holder, project.paused("redis1", "redis2"):
+        holder.lease.renew()
+        is_handed_over(holder, REDLOCK)
+
+
+def test_redlock_goes_on_while_two_of_five_are_killed_and_when_they_are_back(project: Project) -> None:
+    guarded = REDLOCK.replace("guard=0", "guard=30")
+    with Holder(REDLOCK, 30.0) as holder:
+        with project.killed("redis4", "redis5"):
+            holder.lease.renew()
+            is_handed_over(holder, REDLOCK)
+        with multilock.connect(guarded) as client:
+            assert "restarted" in {finding.code for finding in client.diagnose()}
+            client.lock("after").acquire(timeout=WELL_WITHIN).release()
+
+
+def test_a_holder_hears_in_time_of_a_majority_of_redlock_that_is_lost(project: Project) -> None:
+    with Holder(REDLOCK, TTL) as holder:
+        with project.paused("redis1", "redis2", "redis3"):
+            holder.hears_in_time()
+        holder.has_a_successor(REDLOCK)
+
+
+def test_a_lock_outlives_a_failover(project: Project) -> None:
+    def named() -> object:
+        with redis.Redis(port=SENTINELS[0], decode_responses=True) as guard:
+            return guard.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "locks")
+
+    with Holder(f"{SENTINEL}?replicas=1", 30.0) as holder:
+        former = named()
+        with project.paused("primary"):
+            until = time.monotonic() + WELL_WITHIN
+            while named() == former:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            holder.lease.renew()
+            is_handed_over(holder, SENTINEL)
+
+
+def test_a_shard_that_stands_still_keeps_its_own_names_only(project: Project) -> None:
+    of_first, of_second, *of_third = "1", "3", "2", "6"
+    with multilock.connect(SHARDS, ttl=60) as client:
+        held, kept = client.lock(of_first).acquire(), client.lock(of_third[0]).acquire()
+        with project.paused("shard3"):
+            held.renew()
+            client.lock(of_second).acquire(timeout=WELL_WITHIN).release()
+            with pytest.raises(multilock.BackendUnavailable):
+                client.lock(of_third[1]).try_acquire()
+        each_grants(SHARDS, of_third[1])
+        kept.renew()
+    with Holder(SHARDS, 30.0) as holder:
+        is_handed_over(holder, SHARDS)
+
+
+def test_the_demonstration_runs_there(project: Project) -> None:
+    url = REDLOCK.partition("?")[0]
+    shown = subprocess.run(
+        [sys.executable, "-m", "multilock", "demo", "--url", url],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "the terms rose" in shown.stdout

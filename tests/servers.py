@@ -190,6 +190,12 @@ class Server(Service):
         finally:
             self.resume()
 
+    def logged(self, lines: int) -> str:
+        """The last ``lines`` of what it said."""
+        if self._folder is None:
+            return ""
+        return "\n".join(self._log().read_text(errors="replace").splitlines()[-lines:])
+
     def _log(self) -> Path:
         assert self._folder is not None
         return Path(self._folder.name, "server.log")

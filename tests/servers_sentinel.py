@@ -27,6 +27,7 @@ NAME = "mymaster"
 DOWN_AFTER = 0.3  # seconds
 FAILOVER_TIMEOUT = 1.0  # seconds
 AGREED_WITHIN = 40.0  # seconds, on a busy machine
+LAST_LINES = 12  # of each log
 
 # As they are made a change of roles takes seconds, and the end of a former primary ten. From 7.0 on they may be told.
 # A replica of which they have heard nothing for three times the first of these is not promoted.
@@ -130,20 +131,30 @@ class Guarded(Service):
                     client.execute_command("SENTINEL", "FAILOVER", NAME)
             return False
 
-        _until(is_over)
+        self._until(is_over)
         return self.await_other(former)
 
     def await_replicas(self, primary: RedisServer) -> None:
         """Until each has what was written so far."""
         with redis.Redis(port=primary.port) as client:
             client.set("written", "so far")
-            _until(lambda: client.wait(len(self.servers) - 1, 500) == len(self.servers) - 1)
+            self._until(lambda: client.wait(len(self.servers) - 1, 500) == len(self.servers) - 1)
             client.delete("written")
 
     def await_other(self, former: RedisServer) -> RedisServer:
         """The new primary, as soon as a Sentinel names it."""
-        _until(lambda: self.primary() is not former)
+        self._until(lambda: self.primary() is not former)
         return self.primary()
+
+    def report(self) -> str:
+        """What each Sentinel says of the primary, each server of its role, and what they logged last: for who reads
+        why a test failed."""
+        told = [(guard, lambda guard=guard: self._told(guard)) for guard in self.guards]
+        said = [(server, lambda server=server: _role(server)) for server in self.servers]
+        return "\n".join(
+            f"{each.program} {each.endpoint}: {_said(ask) if each.alive else 'does not run'}\n{each.logged(LAST_LINES)}"
+            for each, ask in (*told, *said)
+        )
 
     @contextlib.contextmanager
     def slow_to_demote(self) -> Iterator[None]:
@@ -197,7 +208,7 @@ class Guarded(Service):
             else:
                 server.start()
         self.tell(QUICK)
-        _until(self._of_one_mind)
+        self._until(self._of_one_mind)
         with redis.Redis(port=self.primary().port) as primary:
             primary.config_set("min-replicas-to-write", 0)
             primary.flushall()
@@ -229,6 +240,17 @@ class Guarded(Service):
         online = [facts[f"slave{n}"]["state"] == "online" for n in range(facts.get("connected_slaves", 0))]
         return facts["role"] == "master" and len(online) == len(self.servers) - 1 and all(online)
 
+    def _until(self, condition: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        until = time.monotonic() + AGREED_WITHIN
+        while True:
+            with contextlib.suppress(redis.RedisError):
+                if condition():
+                    return
+            if time.monotonic() > until:
+                raise TimeoutError(f"the Sentinels do not come to agree\n{self.report()}")
+            pause.wait(0.02)
+
     def _told(self, guard: SentinelServer) -> dict[str, str]:
         with guard.client() as client:
             answer = client.execute_command("SENTINEL", "MASTER", NAME)
@@ -238,16 +260,16 @@ class Guarded(Service):
         return next(server for server in self.servers if server.port == int(port))
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    until = time.monotonic() + AGREED_WITHIN
-    while True:
-        with contextlib.suppress(redis.RedisError):
-            if condition():
-                return
-        if time.monotonic() > until:
-            raise TimeoutError("the Sentinels do not come to agree")
-        pause.wait(0.02)
+def _role(server: RedisServer) -> object:
+    with redis.Redis(port=server.port, socket_timeout=2) as client:
+        return client.role()
+
+
+def _said(ask: Callable[[], object]) -> object:
+    try:
+        return ask()
+    except redis.RedisError as error:
+        return repr(error)
 
 
 def main(command: list[str]) -> int:

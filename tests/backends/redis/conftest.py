@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 import redis
@@ -91,3 +91,13 @@ def guarded(package_guarded: Guarded) -> Guarded:
     """A primary, its replicas and their Sentinels, whole and empty. Do to them what you like."""
     package_guarded.heal()
     return package_guarded
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed says what the Sentinels and their servers say."""
+    report = yield
+    guarded = item.funcargs.get("package_guarded") if report.failed else None
+    if isinstance(guarded, Guarded):
+        report.sections.append(("Sentinels and servers", guarded.report()))
+    return report

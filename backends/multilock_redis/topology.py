@@ -54,6 +54,7 @@ class Topology:
         self._told: Address | None = None  # who served a slot that had been moved: it knows of that
         self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}
+        self._served: set[Address] = set()  # the primaries of all tables so far; its methods are atomic
         self._turns = count()
         self._closed = False
         #: In the thread of a node's listener: see `Listener.hand_on`.
@@ -72,12 +73,19 @@ class Topology:
     def node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            made = Node(self._endpoint_at(address), self._keys, self._notices, self._replicas)
+            # It may have been taken out of an older table: then it may be a former primary that does not know it yet.
+            endpoint = self._endpoint_at(address)
+            endpoint.is_left = lambda: self._is_left(address)
+            made = Node(endpoint, self._keys, self._notices, self._replicas)
             node = self._nodes.setdefault(address, made)
             node.listener.hand_on = lambda names: self.hand_on(address, node, names)
             if self._closed:
                 node.close()
         return node
+
+    def _is_left(self, address: Address) -> bool:
+        """It was a primary, and is none by the present table."""
+        return address in self._served and self._table is not None and address not in self._table.primaries
 
     def known(self) -> dict[Address, Node]:
         """The nodes that were asked until now, as far as they are primaries still."""
@@ -124,6 +132,8 @@ class Topology:
                 self._table.moved(to.slot, address)
             self._told = address
             self.doubt()
+        else:
+            self._served.discard(address)  # a slot is moved to it: it is one again, and in no table yet
         return address
 
     def retire(self, address: Address, node: Node) -> None:
@@ -209,10 +219,10 @@ class Topology:
 
     def _slots_by(self, address: Address, within: float) -> Any:
         node = self._nodes.get(address)
-        if node is not None:
+        if node is not None and not self._is_left(address):
             answer, _ = node.connections.call(CLUSTER_SLOTS, within)
             return answer
-        # A replica, or a seed under another name: no connection is kept.
+        # A replica, a former primary, or a seed under another name: no connection is kept.
         deadline = self._now() + within
         wire = self._endpoint_at(address).connect(within, self._now)
         try:
@@ -221,6 +231,7 @@ class Topology:
             wire.close()
 
     def _install(self, table: SlotTable) -> None:
+        self._served.update(table.primaries)
         self._table = table
         gone = [(address, node) for address, node in list(self._nodes.items()) if address not in table.primaries]
         for address, node in gone:

@@ -64,6 +64,7 @@ class Wire:
         "_at",
         "_buffer",
         "_connection",
+        "_ended",
         "_heard",
         "_now",
         "_open",
@@ -86,6 +87,7 @@ class Wire:
         self._buffer = b""  # what was read …
         self._at = 0  # … and up to where it was understood
         self._heard = False  # anything at all
+        self._ended = False  # by `interrupt`
         self._watched = False
         self.alive = True
         self.used = 0.0  # when the last request was sent
@@ -205,7 +207,8 @@ class Wire:
         return bool(poll.poll(0))
 
     def interrupt(self) -> None:
-        """From any thread: a read that waits fails now."""
+        """From any thread: a read that waits fails now, and so does one of what has arrived and was not read yet."""
+        self._ended = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -231,7 +234,7 @@ class Wire:
         if self._at == len(self._buffer):
             data = self._sock.recv(CHUNK)
             self._heard = self._heard or bool(data)
-            if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2:
+            if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2 and not self._ended:
                 return int(data[1:-2])  # what an acquire or release is told as a rule
             self._took(data)
         while True:
@@ -244,6 +247,8 @@ class Wire:
             self._took(self._sock.recv(CHUNK))
 
     def _took(self, more: bytes) -> None:
+        if self._ended:
+            raise ConnectionAbortedError("another server has taken over, or the client was closed")
         if not more:
             raise ConnectionResetError("the server closed the connection")
         self._buffer = self._buffer[self._at :] + more
@@ -287,6 +292,9 @@ class Endpoint:
         self._settings = settings
         self._open: set[Wire] = set()  # its methods are atomic: no lock
         self._permits = _permits()
+        #: Another server has taken over. Asked after connecting; and whoever has it say so ends all connections after
+        #: that: so one that is being made meanwhile ends in either case.
+        self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:
         """No further connection is wanted, except to end what is under way."""
@@ -375,6 +383,9 @@ class Endpoint:
             connection.driver_info = connection.lib_name = connection.lib_version = None
             connection.connect()
             wire = Wire(connection, where, now, self._open)
+            if self.is_left():
+                wire.close()
+                raise ConnectionError("another server has taken over")
             if _forks == forks and forks % 2 == 0:
                 return wire
             wire.close()  # a child may have it too, and did not know of it yet
@@ -417,6 +428,10 @@ def other_scheme(where: str) -> str:
     """The scheme with TLS of a URL without, or the other way round."""
     scheme = where.partition("://")[0]
     return scheme.replace("rediss", "redis", 1) if speaks_tls(where) else scheme.replace("redis", "rediss", 1)
+
+
+def _never() -> bool:
+    return False
 
 
 def _permits() -> SimpleQueue[None]:

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, cast
 
 import pytest
+import redis
 from redis import Connection
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, now
 from multilock.backend import Claim, Granted, Held
 from multilock_redis.cluster import ClusterBackend
 from multilock_redis.keys import Keyspace
@@ -19,7 +20,8 @@ from multilock_redis.slots import SLOTS, Address, SlotTable, key_slot
 from multilock_redis.topology import Topology
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
-from tests.backends.redis.kit import Ear
+from tests.backends.redis.kit import Ear, eventually, holder_of
+from tests.servers import RedisServer
 
 A, B, C, SEED = (Address("10.0.0.1", port) for port in (7000, 7001, 7002, 6379))
 HALF = SLOTS // 2
@@ -166,6 +168,55 @@ def test_an_answer_that_a_former_primary_owes_does_not_count(nodes: Nodes, hangi
         asking.join(10)
         assert not asking.is_alive()
     assert [error.unknown for error in ended] == [True], "it may have been executed"
+
+
+def test_an_answer_that_lies_there_unread_does_not_count_either(hanging: socket.socket) -> None:
+    """The primary was replaced between the answer and the moment in which somebody reads it."""
+    endpoint = Endpoint("redis://h", Connection, {"host": "127.0.0.1", "port": hanging.getsockname()[1]})
+    wire = endpoint.connect(WITHIN, now)
+    it, _ = hanging.accept()
+    with it:
+        assert wire.begin(pack("PING"))
+        it.sendall(b":1\r\n")
+        eventually(wire.stale, within=WITHIN)
+        endpoint.interrupt()
+        with pytest.raises(BackendUnavailable) as caught:
+            wire.finish()
+    assert caught.value.unknown is True
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("step", ["owner", "node"])
+def test_who_has_just_been_sent_to_a_former_primary_does_not_ask_it_any_more(
+    nodes: Nodes,
+    monkeypatch: pytest.MonkeyPatch,
+    redis_server: RedisServer,
+    server: RedisServer,
+    step: str,
+    watched: bool,
+) -> None:
+    """Between the step and the connection the table comes to name another one. The former one does not know, and would
+    grant."""
+    nodes.servers = {A: redis_server.port, B: server.port}
+    if watched:
+        nodes.topology.node(A).listener._watched = {"claim": ("other", b"")}
+    take = getattr(nodes.topology, step)
+
+    def taken(*about: Any) -> Any:
+        it = take(*about)
+        if A in nodes.topology.table(WITHIN).primaries:
+            nodes.say = {B: lines(B)}
+            nodes.look()
+        return it
+
+    monkeypatch.setattr(nodes.topology, step, taken)
+    claim = Claim(name_on(A), "lock", "id", "owner", 6.0, True, True, "me", 0)
+    assert isinstance(nodes.backend.attempt(claim, False, WITHIN), Granted)
+    held_at = []
+    for each in (redis_server, server):
+        with redis.Redis(port=each.port) as bare:
+            held_at.append(holder_of(bare, claim.name))
+    assert held_at == [None, "owner"]
 
 
 def test_one_node_that_hangs_keeps_nobody_else_from_being_watched(

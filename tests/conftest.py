@@ -28,6 +28,12 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("beside servers")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, else one worker has it left when the others have ended."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]
     """Whoever looks has first all told that was said before: handlers are called by a thread of their own."""
 

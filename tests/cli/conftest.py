@@ -105,5 +105,5 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def client(url: str) -> Iterator[multilock.Client]:
     """Somebody else at the same place."""
-    with multilock.connect(url, ttl=3) as client:
+    with multilock.connect(url, ttl=30) as client:
         yield client

@@ -12,12 +12,34 @@ from multilock import Client
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.faces import FACES, Face
 from multilock_redis import open_backend
+from tests.faults.chaos import Report
 from tests.servers import RedisServer
 
+SHOWN = "shown"
 Connect = Callable[..., Client]
 
 Operator = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
+
+
+@pytest.fixture
+def show(
+    record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
+) -> Callable[[Report], None]:
+    """Its table is seen also when the test passes, at the end of the run."""
+
+    def show(report: Report) -> None:
+        report.show()
+        record_property(SHOWN, capsys.readouterr().out)
+
+    return show
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a worker prints is seen by nobody."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for text in (str(value) for name, value in report.user_properties if name == SHOWN):
+            terminalreporter.write_line(f"{report.nodeid}\n{text}")
 
 
 @pytest.fixture(params=sorted(FACES))

@@ -54,9 +54,7 @@ def missing(
 
 
 @pytest.fixture
-def chaos(capsys: pytest.CaptureFixture[str]) -> Chaos:
-    """`run`, whose table is seen also when the test passes."""
-
+def chaos(show: Callable[[Report], None]) -> Chaos:
     def run_and_show(
         arena: type[Arena], seconds: float, defect: str = "", missing: Missing = nothing, *, mixed: bool = False
     ) -> Report:
@@ -64,9 +62,7 @@ def chaos(capsys: pytest.CaptureFixture[str]) -> Chaos:
         report = run(
             arena, seconds, habits=habits, defect=defect, mixed=mixed, enough=lambda report: not missing(report)
         )
-        with capsys.disabled():
-            print()
-            report.show()
+        show(report)
         return report
 
     return run_and_show

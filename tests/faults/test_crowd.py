@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -10,6 +11,8 @@ from multilock.testing.beliefs import Fault, Record
 from tests.faults.chaos import Chaos, RedisArena, Report, run
 from tests.faults.crowd import PERMITS, Crowd, Permits, in_use_again
 from tests.faults.waits import PATIENCE, Waits
+
+Show = Callable[[Report], None]
 
 
 def waits(*lines: str) -> Waits:
@@ -89,14 +92,12 @@ def test_a_dead_holders_permit_is_in_use_again_when_as_many_hold_as_there_are(
     assert list(in_use_again(one, [Fault("process killed", 1, 5.0, 5.0)], PERMITS)) == expected
 
 
-def crowd(kind: type[Chaos], seconds: float, capsys: pytest.CaptureFixture[str], **least: int) -> Report:
+def crowd(kind: type[Chaos], seconds: float, show: Show, **least: int) -> Report:
     def enough(report: Report) -> bool:
         return all(report.by_mode[mode] >= number for mode, number in least.items()) and report.outliving > 0
 
     report = run(RedisArena, seconds, kind=kind, enough=enough)
-    with capsys.disabled():
-        print()
-        report.show()
+    show(report)
     assert report.violations == []
     assert enough(report)
     return report
@@ -104,15 +105,13 @@ def crowd(kind: type[Chaos], seconds: float, capsys: pytest.CaptureFixture[str],
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_no_writer_is_beside_anybody_and_none_starved_in_a_crowd_that_is_stopped_and_killed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    crowd(Crowd, 6.0, capsys, x=10, r=100)
+def test_no_writer_is_beside_anybody_and_none_starved_in_a_crowd_that_is_stopped_and_killed(show: Show) -> None:
+    crowd(Crowd, 6.0, show, x=10, r=100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_there_are_never_four_permits_of_three_and_those_of_killed_holders_come_back_within_the_bound(
-    capsys: pytest.CaptureFixture[str],
+    show: Show,
 ) -> None:
-    crowd(Permits, 6.0, capsys, p3=12)
+    crowd(Permits, 6.0, show, p3=12)

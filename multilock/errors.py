@@ -20,6 +20,7 @@ __all__ = [
     "LockTimeout",
     "MultilockError",
     "NotHeld",
+    "behind",
 ]
 
 
@@ -33,6 +34,13 @@ class MultilockError(Exception):
         super().__init__(message)
         self.name = name
         self.backend = backend
+
+
+def behind(error: BaseException) -> BaseException:
+    """The exception of a client's library that led to ``error``; the first of ours where none did."""
+    while isinstance(error, MultilockError) and (cause := error.__cause__) is not None and cause is not error:
+        error = cause
+    return error
 
 
 class LockTimeout(MultilockError, TimeoutError):

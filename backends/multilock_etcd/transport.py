@@ -231,6 +231,8 @@ class Transport:
                 tries -= 1
                 if isinstance(silence, BackendUnavailable) and not silence.unknown and tries > 0:
                     continue
+                if silence is error:
+                    raise
                 raise silence from error
             finally:
                 self._leave(line)
@@ -245,7 +247,10 @@ class Transport:
                 metadata = self._prepared(line, until)
                 yield target, line.invoke(method, request, until - self._now(), metadata)
             except (grpc.RpcError, MultilockError) as error:
-                yield target, _translate(error, f"etcd {target}")
+                failure = _translate(error, f"etcd {target}")
+                if failure is not error:
+                    failure.__cause__ = error
+                yield target, failure
             finally:
                 self._leave(line)
 

@@ -225,7 +225,9 @@ class SentinelEndpoint(Endpoint):
         rejected = [error for error in failures if isinstance(error, BackendRejected)]
         if len(rejected) == len(failures):
             return rejected[0]
-        return self._silence("; ".join(dict.fromkeys(map(str, failures))))
+        silence = self._silence("; ".join(dict.fromkeys(map(str, failures))))
+        silence.__cause__ = next(iter(failures), None)
+        return silence
 
     def _silence(self, what: str) -> BackendUnavailable:
         return BackendUnavailable(f"{self.name}: {what}", unknown=False, backend="redis")

@@ -191,7 +191,9 @@ class Topology:
         if rejected and len(rejected) == len(failures):
             return rejected[0]
         why = "; ".join(dict.fromkeys(map(str, failures))) or f"{self._name} was not asked in time"
-        return BackendUnavailable(why, unknown=False, backend="redis")
+        silence = BackendUnavailable(why, unknown=False, backend="redis")
+        silence.__cause__ = next(iter(failures), None)
+        return silence
 
     def _candidates(self) -> list[Address]:
         """Who may know, the best first. Another one begins each time: one that was cut off from the others answers, and

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError
+from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, MultilockError, behind
 from multilock.kernel import validity
 from multilock.kernel.gate import SHORT, Line
 from multilock.kernel.holding import Holding
@@ -87,11 +87,6 @@ async def acquire(
     return lease
 
 
-def _behind(silence: BackendUnavailable) -> BaseException:
-    """The exception of the client's library, where one was behind it."""
-    return silence.__cause__ or silence
-
-
 def _result_of(error: BaseException) -> str:
     known = ((BackendUnavailable, "unavailable"), (BackendRejected, "rejected"), (ClientClosed, "closed"))
     return next((result for kind, result in known if isinstance(error, kind)), "cancelled")
@@ -143,7 +138,7 @@ class _Contender:
             now = kernel.now()
             patience_ends = line.patience_ends(self.started, outage_timeout)
             if line.silence and (now >= patience_ends or now >= self.deadline):
-                raise self._unavailable(line.silence) from _behind(line.silence)
+                raise self._unavailable(line.silence) from behind(line.silence)
             if now >= self.deadline:
                 if line.unheard(self.started, now):  # by who is first, whose request is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
@@ -193,7 +188,7 @@ class _Contender:
                     await self.bell.wait(min(pause, rest))
                 if kernel.now() >= self.deadline:
                     if line.silence:
-                        raise self._unavailable(line.silence) from _behind(line.silence)
+                        raise self._unavailable(line.silence) from behind(line.silence)
                     self._leave(claim)
                     return None
         except BaseException as error:
@@ -299,7 +294,7 @@ class _Contender:
     def _bear(self, line: Line, sent_at: float, silence: BackendUnavailable) -> None:
         """Go on after an unanswered request, or raise."""
         if self.once:
-            raise self._unavailable(silence) from _behind(silence)
+            raise self._unavailable(silence) from behind(silence)
         if self.within >= SHORT or line.unheard(self.started, sent_at):
             line.unanswered(sent_at, silence)
         if not self.silence_told:
@@ -312,7 +307,7 @@ class _Contender:
                 extra={"lock_name": self.want.name},
             )
         if self.kernel.now() >= line.patience_ends(self.started, self.want.outage_timeout):
-            raise self._unavailable(silence) from _behind(silence)
+            raise self._unavailable(silence) from behind(silence)
 
     def _unavailable(self, silence: BackendUnavailable) -> BackendUnavailable:
         undone = "; what may have been taken is being given back" if self.stands or self.unsure else ""

@@ -23,6 +23,7 @@ from multilock.errors import (
     LockTimeout,
     MultilockError,
     NotHeld,
+    behind,
 )
 from multilock.kernel import process, validity
 from multilock.kernel.callbacks import check_callback
@@ -387,8 +388,11 @@ class Kernel:
         return NotHeld(f"this {self.who} holds no lease{of}", name=name, backend=self.scheme)
 
     def name_error(self, error: MultilockError, name: str | None) -> None:
+        """As it leaves for the user: a backend of several servers does not know under which scheme it was opened."""
         error.name = error.name or name
-        error.backend = error.backend or self.scheme
+        error.backend = self.scheme
+        if error.__cause__ is not None:
+            error.__cause__ = behind(error.__cause__)
 
     def extra(self, lease: Holding) -> dict[str, Any]:
         return {"lock_name": lease.name, "lock_owner": lease.owner, "lock_token": lease.token}

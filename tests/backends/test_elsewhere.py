@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import multilock
-from multilock import MultilockError
+from multilock import BackendUnavailable, Client, MultilockError
 from multilock.options import who_answered
 from tests.servers import RedisServer, free_port
 from tests.servers_consul import ConsulServer
@@ -154,3 +154,29 @@ def test_a_password_is_shown_nowhere(url: str, caplog: pytest.LogCaptureFixture)
     assert shown
     assert SECRET not in "\n".join(shown)
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("ask", [Client.diagnose, lambda client: client.lock("a").acquire(0)])
+@pytest.mark.parametrize(
+    ("scheme", "path"),
+    [
+        ("redis", "/0"),
+        ("redis+sentinel", "/name"),
+        ("redis+cluster", ""),
+        ("redlock", "/0"),
+        ("etcd", ""),
+        ("consul", ""),
+        ("zookeeper", ""),
+    ],
+)
+def test_where_nobody_listens_the_error_names_the_scheme_and_the_librarys_exception(
+    scheme: str, path: str, ask: Callable[[Client], object]
+) -> None:
+    """Of the URL's scheme, whatever its parts are made of; the cause is nothing of ours, and not the error itself."""
+    hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(3 if scheme == "redlock" else 1))
+    client = multilock.connect(f"{scheme}://{hosts}{path}", ttl=10, request_timeout=2)
+    with client, pytest.raises(BackendUnavailable) as caught:
+        ask(client)
+    assert caught.value.backend == scheme
+    assert caught.value.__cause__ is not None
+    assert not isinstance(caught.value.__cause__, MultilockError)

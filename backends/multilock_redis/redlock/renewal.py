@@ -87,8 +87,10 @@ class Renewal:
             if proof is not None or quorum.lost(gone[i]):
                 renewed.append(proof)
             else:  # a server that refuses now may have kept it
-                silence = servers.silence(silences, "renew it")
-                renewed.append(BackendUnavailable(str(silence), backend=silence.backend))
+                failure = servers.silence(silences, "renew it")
+                silence = BackendUnavailable(str(failure), backend=failure.backend)
+                silence.__cause__ = failure
+                renewed.append(silence)
         kept = {i for i, each in enumerate(renewed) if isinstance(each, Granted)}
         with self._lock:
             self._kept = kept

@@ -115,10 +115,14 @@ class Servers:
         for silence in silences:
             if not isinstance(silence, (BackendUnavailable, BackendRejected)):
                 logger.error("%s: %s", self._scheme, silence, exc_info=silence)
+        failure: BackendUnavailable | BackendRejected
         if len(refusals) > self.quorum.spare:
-            return BackendRejected(message, backend=self._scheme)
-        unknown = any(getattr(silence, "unknown", True) for silence in silences if silence not in refusals)
-        return BackendUnavailable(message, unknown=unknown, backend=self._scheme)
+            failure = BackendRejected(message, backend=self._scheme)
+        else:
+            unknown = any(getattr(silence, "unknown", True) for silence in silences if silence not in refusals)
+            failure = BackendUnavailable(message, unknown=unknown, backend=self._scheme)
+        failure.__cause__ = next(iter(silences), None)
+        return failure
 
     def close(self) -> None:
         for crew in [*self.crews, *self.keepers]:

@@ -234,6 +234,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     compare.add_argument("--quick", action="store_true", help="two cycles of each, in about two minutes")
     compare.add_argument("--scenarios", metavar="A,B", help="only these faults (default: all that apply)")
     compare.add_argument("--cycles", metavar="N", type=int, help="cycles of each fault and backend (default: 20)")
+    compare.add_argument("--control-cycles", metavar="N", type=int, help="... and control (default: as many)")
     compare.add_argument("--minutes", metavar="M", type=float, help="begin no more cycles after so long")
     compare.add_argument("--ttl", metavar="S", type=float, default=2.0, help="ttl of the locks (default: 2)")
     compare.add_argument("--seed", metavar="N", type=int, help="for the same order and the same dice again")

@@ -47,6 +47,7 @@ class Wanted:
     server_containers: Sequence[str]
     scenarios: str | None
     cycles: int | None
+    control_cycles: int | None
     minutes: float | None
     ttl: float
     seed: int | None
@@ -78,6 +79,7 @@ def compare(wanted: Wanted) -> int:
             server_containers=wanted.server_containers,
             scenarios=_scenarios(wanted),
             cycles=usual if wanted.cycles is None else wanted.cycles,
+            control_cycles=wanted.control_cycles,
             ttl=wanted.ttl,
             seed=wanted.seed,
             within=_within(wanted),

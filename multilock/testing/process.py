@@ -176,6 +176,15 @@ class Helper:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _take(self, within: float) -> list[str]:
+        """What it said since this was asked before, and is kept no longer; waits so long if it is nothing yet."""
+        with self._changed:
+            if within and not self.lines:
+                self._changed.wait(within)
+            taken = self.lines[:]
+            self.lines.clear()
+            return taken
+
     def _state(self) -> str:
         return "runs" if self.returncode is None else f"ended with {self.returncode}"
 

@@ -38,15 +38,16 @@ def note(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def watch_pulse() -> None:
-    """From now on note when this process did not run for 25 ms or more: it was stopped, or the machine was busy."""
-    threading.Thread(target=_watch, name="pulse", daemon=True).start()
+def watch_pulse(every: float = PULSE) -> None:
+    """From now on note when this process did not run for 25 ms or more: it was stopped, or the machine was busy.
+    ``every`` so many seconds it is looked for."""
+    threading.Thread(target=_watch, args=(every,), name="pulse", daemon=True).start()
 
 
-def _watch() -> None:
+def _watch(every: float) -> None:
     last = now()
     while True:
-        time.sleep(PULSE)
+        time.sleep(every)
         this = now()
         if this - last > STALLED:
             note("stall", last, this)

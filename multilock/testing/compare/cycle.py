@@ -13,9 +13,10 @@ import multilock
 from multilock import MultilockError, now
 from multilock.testing.compare.contestants import load
 from multilock.testing.compare.history import Event
-from multilock.testing.compare.mates import LOOK_EVERY, Late, Mate, Stopped, Trouble
+from multilock.testing.compare.mates import LOOK_EVERY, TICK, Late, Mate, Stopped, Trouble
 from multilock.testing.compare.scenarios import Scenario
 from multilock.testing.compare.servers import ServerFault, ServerProcess
+from multilock.testing.compare.together import WHEN, Together
 from multilock.testing.network import Network
 
 __all__ = ["Plan", "play"]
@@ -41,6 +42,7 @@ class Plan:
     seed: str
     server: ServerProcess | None = None
     ledger: str = ""  #: where those who hold it write
+    together: Together | None = None  #: with which cycles it shares the fault of its server
 
     @property
     def header(self) -> Event:
@@ -58,6 +60,8 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
     header, end = plan.header, {"what": "end", "reached": True, "took_place": False, "why": ""}
     with ExitStack() as stack:
         stack.callback(_clean_up, plan, a, b)
+        if plan.together is not None:
+            stack.callback(plan.together.leave)
         for mate in (a, b):
             mate.forget()  # what was said late, of the cycle before
         try:
@@ -104,11 +108,14 @@ class _Scene:
     def play(self) -> bool:
         when = self.plan.scenario.when
         self._open()
+        if self.plan.together is not None:
+            self.plan.together.gather(self._stop)
         if when != "acquire":
             self.acquire_a()
             self.a.wait_for("A", "got", within=PATIENCE)
             self.acquire_b()
-            self.pass_time(self.dice(0.2, 0.8) * self.ttl)
+            together = self.plan.together
+            self.pass_time((self.dice(*WHEN) if together is None else together.share) * self.ttl)
         with self._ends_its_fault():
             took_place = self.plan.scenario.act(self)
         self.acquire_b()
@@ -171,6 +178,12 @@ class _Scene:
         assert self.plan.server is not None
         return self.plan.server
 
+    @contextmanager
+    def server_stopped(self, within: float) -> Iterator[None]:
+        together = self.plan.together or Together(1)
+        with together.stopped(self.server, within, self.begin, self._stop):
+            yield
+
     def is_silent(self) -> bool:
         if "," in self.plan.url:  # the others answer
             return True
@@ -192,7 +205,24 @@ class _Scene:
         self.faults[-1]["until"] = now()
 
     def pass_time(self, seconds: float) -> None:
-        self.until(lambda: False, seconds)
+        if self._stop.wait(seconds):
+            raise Stopped("the run was interrupted")
+
+    def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool:
+        ends = now() + within
+        while mate.said(what, role) is None:
+            if self._stop.is_set():
+                raise Stopped("the run was interrupted")
+            if (left := ends - now()) <= 0:
+                return False
+            mate.listen(min(left, TICK))
+        return True
+
+    def until_b_has_it(self) -> None:
+        self.until_said(self.b, "got", "B", self.bound + self.ttl)
+
+    def until_a_is_over(self) -> None:
+        self.until_said(self.a, "over", "A", self.bound + self.ttl)
 
     def until(self, look: Callable[[], object], within: float) -> bool:
         ends = now() + within
@@ -215,12 +245,6 @@ class _Scene:
     def _acquire(self, mate: Mate, role: str) -> None:
         mate.order("acquire", role, timeout=min(LONGEST_WAIT, 2 * self.bound + self.ttl + PATIENCE))
         mate.wait_for(role, "asking", within=PATIENCE)
-
-    def a_is_over(self) -> bool:
-        return self.a.said("over", "A") is not None
-
-    def b_has_it(self) -> bool:
-        return self.b.said("got", "B") is not None
 
     def take(self) -> bool:
         take = getattr(load(self.plan.adapter), "take", None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
-import time
 from collections.abc import Callable
 
 from multilock import now
@@ -14,8 +12,10 @@ from multilock.testing.process import Helper
 
 __all__ = ["Late", "Mate", "Stopped", "Trouble"]
 
-LOOK_EVERY = 0.005
+LOOK_EVERY = 0.005  # seconds between two looks at what tells nobody
+TICK = 0.1  # … and, where somebody is listened to, whether the run ends
 WORKER = "multilock.testing.compare.worker:work"
+WRONG = ("wrong", None)  # whoever it is of
 
 
 class Trouble(Exception):
@@ -37,8 +37,8 @@ class Mate:
         self.helper = Helper(WORKER)
         self.fit = True  #: for another cycle
         self._stop = stop
-        self._taken = 0
         self._events: list[Event] = []
+        self._first: dict[tuple[str, str | None], Event] = {}  # by kind, and role where it has one
 
     @property
     def pid(self) -> int:
@@ -61,15 +61,22 @@ class Mate:
 
     def events(self) -> list[Event]:
         """What it said in this cycle."""
-        for line in itertools.islice(self.helper.lines, self._taken, None):
-            self._taken += 1
+        self.listen(0.0)
+        return self._events
+
+    def listen(self, within: float) -> None:
+        """Until it says something, for so many seconds at most."""
+        for line in self.helper._take(within):
             if (event := event_of(self.pid, line)) is not None:
                 self._events.append(event)
-        return self._events
+                self._first.setdefault((event["what"], event.get("id")), event)
+                if event["what"] == "wrong":
+                    self._first.setdefault(WRONG, event)
 
     def said(self, what: str, role: str) -> Event | None:
         """The first such event of this role in this cycle."""
-        return next((each for each in self.events() if each["what"] == what and each.get("id", role) == role), None)
+        self.listen(0.0)
+        return self._first.get((what, role)) or self._first.get((what, None))
 
     def wait_for(self, role: str, *what: str, within: float) -> Event:
         """The first event of one of these kinds; raises `Trouble` for an error, or if it does not come."""
@@ -84,18 +91,19 @@ class Mate:
         while True:
             if (event := look()) is not None:
                 return event
-            if (wrong := next((each for each in self.events() if each["what"] == "wrong"), None)) is not None:
+            if (wrong := self._first.get(WRONG)) is not None:
                 raise Trouble(f"{wrong['id']}: {wrong['why']}")
             if self._stop.is_set():
                 raise Stopped("the run was interrupted")
             if self.helper.returncode is not None:
                 self.fit = False
                 raise Trouble(f"a worker ended by itself ({self.helper.returncode}): {self.helper.errors[-200:]}")
-            if now() > until:
+            if (left := until - now()) < 0:
                 raise Late(f"{why} in {within:.1f} s")
-            time.sleep(LOOK_EVERY)
+            self.listen(min(left, TICK))
 
     def forget(self) -> list[Event]:
         """All that it said in this cycle, which is over."""
         events, self._events = self.events(), []
+        self._first.clear()
         return events

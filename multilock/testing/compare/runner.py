@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,12 +35,16 @@ from multilock.testing.compare.mates import Mate, Stopped
 from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerProcess, given
+from multilock.testing.compare.together import Together
 from multilock.testing.compare.verdicts import Verdict, cells_of, judge_cycle
 from multilock.urls import redact
 
 __all__ = ["INTERRUPTED", "Progress", "run"]
 
-AT_ONCE = 3  # cycles for each core: they wait most of the time
+AT_ONCE = 3  # cycles for each core to begin with: they wait most of the time
+MOST_AT_ONCE, MOST_OF_ALL = 20, 40  # for each core, and altogether: each cycle has two processes
+STOOD_STILL = 0.01  # share of a cycle for which its processes did not run: with more, fewer are run at once
+SHARE = 10  # cycles for which a server is stopped once
 LONG = 5  # ttls
 # Contenders, processes, seconds for which each holds it.
 SIZES = [
@@ -80,6 +84,7 @@ def run(
     seed: int | None = None,
     within: float | None = None,
     controls: bool = True,
+    control_cycles: int | None = None,
     all_of_controls: bool = True,
     at_once: int | None = None,
     locks: int = 1000,
@@ -90,13 +95,15 @@ def run(
 ) -> Report:
     """Put every URL, and every ``package.module:Name=URL`` of ``adapters``, through the scenarios.
 
-    ``server_pids`` and ``server_containers``, each as ``URL=PID`` or ``URL=NAME``, are servers that may be stopped, and
-    (containers) killed and restarted: after all else, one cycle at a time.
+    ``server_pids`` and ``server_containers``, each as ``URL=PID`` or ``URL=NAME``, are servers that may be stopped (for
+    10 cycles at once), and (containers) killed and restarted (for one): after all else.
 
     ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds (one, however long it lasts);
-    ``out`` is a folder for the history and the report, made if need be. ``controls`` run beside; ``all_of_controls``:
-    also in scenarios in which they need not fail, and contention has all its sizes. ``at_once`` cycles run beside each
-    other (default: 3 for each core). ``locks`` are held by one client in the scenario ``scale``.
+    ``out`` is a folder for the history and the report, made if need be. ``controls`` run beside, each for
+    ``control_cycles`` (default: as many as the others); ``all_of_controls``: also in scenarios in which they need not
+    fail, and contention has all its sizes. ``at_once`` cycles run beside each other (default: 3 for each core, and more
+    as long as all processes run when they want to, up to 20 for each core and 40). ``locks``
+    are held by one client in the scenario ``scale``.
 
     Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is marked partial. Call it from a thread
     that outlives it: worker processes end with that.
@@ -104,8 +111,11 @@ def run(
     Raises ConfigurationError, before anything runs, for what is misspelled and for an ``out`` that cannot be written.
     """
     chosen, loads = _scenarios(scenarios)
-    if cycles < 1 or not ttl > 0:
-        raise ConfigurationError(f"cycles is {cycles} and ttl {ttl}: both must be more than 0")
+    of_controls = cycles if control_cycles is None else min(cycles, control_cycles)
+    if min(cycles, of_controls) < 1 or not ttl > 0:
+        raise ConfigurationError(f"cycles is {cycles}, {of_controls} of controls, and ttl {ttl}: none may be 0 or less")
+    cores = os.cpu_count() or 1
+    usual = _AtOnce(AT_ONCE * cores, min(MOST_AT_ONCE * cores, max(MOST_OF_ALL, AT_ONCE * cores)))
     if within is not None and not within > 0:
         raise ConfigurationError(f"the time for all cycles is {within} s: it must be more than 0")
     seed = secrets.randbelow(10**6) if seed is None else seed
@@ -114,8 +124,9 @@ def run(
         servers = given(server_pids, server_containers)
         columns = columns_for(urls, adapters, ttl, controls=controls, servers=servers)
         ledger = stack.enter_context(_ledger())
-        runner = _Runner(columns, seed, within, at_once or AT_ONCE * (os.cpu_count() or 1), file, progress, ledger)
-        runner.plan(chosen, cycles, all_of_controls=all_of_controls)
+        limit = _AtOnce(at_once, at_once) if at_once else usual
+        runner = _Runner(columns, seed, within, limit, file, progress, ledger)
+        runner.plan(chosen, cycles, of_controls, all_of_controls=all_of_controls)
         runner.plan_loads(loads, locks, quick=not all_of_controls)
         runner.run()
     report = Report(runner.data(chosen, cycles, ttl))
@@ -159,13 +170,36 @@ def _ledger() -> Iterator[str]:
         yield path
 
 
+class _AtOnce:
+    """How many cycles run beside each other: one more after a cycle all whose processes ran when they wanted to, else
+    one less. A machine that has more to do than it can decides less."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.now, self._least, self.most = least, least, most
+
+    def learn(self, events: list[Event]) -> None:
+        faults = [event for event in events if event["what"] == "fault"]
+        stood_still = sum(
+            each["until"] - each["at"]
+            for each in events
+            if each["what"] == "stall"
+            if not any(fault["pid"] == each["pid"] and _meet(fault, each) for fault in faults)
+        )
+        busy = stood_still > STOOD_STILL * 2 * (events[-1]["at"] - events[0]["at"])
+        self.now = max(self._least, self.now - 1) if busy else min(self.most, self.now + 1)
+
+
+def _meet(one: Event, other: Event) -> bool:
+    return bool(one["at"] <= other["until"] and other["at"] <= one["until"])
+
+
 class _Runner:
     def __init__(
         self,
         columns: list[Column],
         seed: int,
         within: float | None,
-        at_once: int,
+        at_once: _AtOnce,
         file: TextIO,
         progress: Callable[[Progress], object] | None,
         ledger: str,
@@ -175,12 +209,15 @@ class _Runner:
         self._file, self._tell, self._ledger = file, progress, ledger
         self._plans: deque[tuple[Column, Plan]] = deque()
         self._alone: dict[ServerProcess, deque[tuple[Column, Plan]]] = {}
+        self._for_the_rest = within  # of this time; those that are alone come after them
         self._planned = 0
         self._loads: list[Load] = []
         self._rows: list[dict[str, Any]] = []
         self._verdicts: list[tuple[Event, Verdict]] = []
+        self._done: set[tuple[str, str]] = set()  # cells that have a cycle
         self._running: dict[int, Plan] = {}
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)  # for another cycle
         self._stop = threading.Event()
         self._wanted: queue.SimpleQueue[Future[Mate]] = queue.SimpleQueue()
         self._idle: list[Mate] = []
@@ -189,8 +226,9 @@ class _Runner:
         self._began = now()
         self._errors: list[BaseException] = []
 
-    def plan(self, scenarios: Sequence[str], cycles: int, *, all_of_controls: bool) -> None:
-        """Rounds of one cycle of each cell; within a round the dice choose, but those that last long begin first."""
+    def plan(self, scenarios: Sequence[str], cycles: int, of_controls: int, *, all_of_controls: bool) -> None:
+        """Rounds of one cycle of each cell; within a round the dice choose, but those that last long begin first.
+        Controls are in so many rounds, the first of them and then as evenly as can be."""
         dice = random.Random(self.seed)
         number = 0
         for turn in range(cycles):
@@ -200,6 +238,7 @@ class _Runner:
                 for name in scenarios
                 if not column.gone and (faces := column.faces(SCENARIOS[name]))
                 if all_of_controls or not column.control or name in column.must_fail
+                if not column.control or -turn * of_controls // cycles != -(turn + 1) * of_controls // cycles
             ]
             dice.shuffle(cells)
             cells.sort(key=lambda cell: cell[0].bound < LONG * cell[0].ttl)
@@ -215,6 +254,10 @@ class _Runner:
                 else:
                     self._plans.append((column, plan))
         self._planned = number
+        if self.within is not None and self._alone:
+            alone = max(sum(_lasts(plan) / _shared_by(plan) for _, plan in plans) for plans in self._alone.values())
+            rest = sum(_lasts(plan) for _, plan in self._plans) / self.at_once.most
+            self._for_the_rest = self.within * rest / (rest + alone)
 
     def plan_loads(self, kinds: Sequence[str], locks: int, *, quick: bool) -> None:
         """One contestant after another, in an order drawn from the seed; the sizes in turn."""
@@ -247,10 +290,10 @@ class _Runner:
         """On this thread worker processes are made, which end when it does."""
         threads = [
             threading.Thread(target=self._serve, args=(self._plans, ()), name="compare", daemon=True)
-            for _ in range(self.at_once)
+            for _ in range(min(self.at_once.most, len(self._plans)))
         ]
         threads += [
-            threading.Thread(target=self._serve, args=(plans, threads.copy()), name="compare", daemon=True)
+            threading.Thread(target=self._serve_alone, args=(plans, threads.copy()), name="compare", daemon=True)
             for plans in self._alone.values()
         ]
         measuring = threading.Thread(target=self._measure, args=(threads.copy(),), name="compare", daemon=True)
@@ -304,7 +347,7 @@ class _Runner:
     # ---- on the threads that play
 
     def _serve(self, plans: deque[tuple[Column, Plan]], before: Sequence[threading.Thread]) -> None:
-        """One of these plans after another. What takes a server down waits for all who use it."""
+        """One of these plans after another."""
         try:
             for thread in before:
                 thread.join()
@@ -315,6 +358,28 @@ class _Runner:
         except BaseException as error:
             self._errors.append(error)
             self._stop.set()
+
+    def _serve_alone(self, plans: deque[tuple[Column, Plan]], before: Sequence[threading.Thread]) -> None:
+        """What takes a server down waits for all who use it, and then happens to several cycles at once."""
+        for thread in before:
+            thread.join()
+        while plans and not self._stop.is_set():
+            name, most = plans[0][1].scenario.name, _shared_by(plans[0][1])
+            some = [each for each in plans if each[1].scenario.name == name][:most]
+            for each in some:
+                plans.remove(each)
+            together = Together(len(some), some[0][1].seed)
+            crew = [
+                threading.Thread(
+                    target=self._serve, args=(deque([(column, replace(plan, together=together))]), ()),
+                    name="compare", daemon=True,
+                )
+                for column, plan in some
+            ]  # fmt: skip
+            for thread in crew:
+                thread.start()
+            for thread in crew:
+                thread.join()
 
     def _measure(self, before: list[threading.Thread]) -> None:
         """Nothing else runs meanwhile."""
@@ -337,13 +402,18 @@ class _Runner:
             self._stop.set()
 
     def _next(self, plans: deque[tuple[Column, Plan]]) -> tuple[Column, Plan] | None:
-        with self._lock:
+        with self._room:
             while plans and not self._stop.is_set():
-                column, plan = plans.popleft()
-                if column.gone:
+                together = plans[0][1].together
+                if together is None and len(self._running) >= self.at_once.now:
+                    self._room.wait(TICK)
                     continue
-                left = math.inf if self.within is None else self._began + self.within - now()
-                if left < _lasts(plan) and self._seen(plan):
+                column, plan = plans.popleft()
+                within = self._for_the_rest if together is None else self.within
+                left = math.inf if within is None else self._began + within - now()
+                if column.gone or (left < _lasts(plan) and self._seen(plan)):
+                    if together is not None:
+                        together.leave()
                     continue
                 self._running[plan.number] = plan
                 return column, plan
@@ -351,8 +421,7 @@ class _Runner:
 
     def _seen(self, plan: Plan) -> bool:
         """Whether its cell has a cycle already: each gets one, however short the time."""
-        key = plan.contestant, plan.scenario.name
-        return any((header["contestant"], header["scenario"]) == key for header, _ in self._verdicts)
+        return (plan.contestant, plan.scenario.name) in self._done
 
     def _play(self, column: Column, plan: Plan) -> None:
         a, b = self._mate(), self._mate()
@@ -361,8 +430,10 @@ class _Runner:
         finally:
             self._give_back(a)
             self._give_back(b)
-        with self._lock:
+        with self._room:
             del self._running[plan.number]
+            self.at_once.learn(events)
+            self._room.notify_all()
         end = events[-1]
         if end.get("stopped"):
             return
@@ -371,6 +442,7 @@ class _Runner:
         with self._lock:
             self._write(events)
             self._verdicts.append((events[0], judge_cycle(events)))
+            self._done.add((plan.contestant, plan.scenario.name))
 
     def _write(self, events: list[Event]) -> None:
         try:
@@ -430,7 +502,7 @@ class _Runner:
             "cycles": cycles,
             "planned": self._planned,
             "ttl": ttl,
-            "at_once": self.at_once,
+            "at_once": self.at_once.most,
             "seconds": round(now() - self._began, 3),
             "host": {
                 "system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count(),
@@ -459,6 +531,11 @@ def _redacted(word: str) -> str:
 def _lasts(plan: Plan) -> float:
     """Seconds, roughly, on a machine that is not busy."""
     return plan.bound + 3 * plan.ttl + 2.0
+
+
+def _shared_by(plan: Plan) -> int:
+    """So many cycles see one fault of their server."""
+    return SHARE if plan.scenario.shared else 1
 
 
 def _away(column: Column) -> str:

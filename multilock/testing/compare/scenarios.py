@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from multilock import now
 from multilock.testing.compare.mates import Mate
 from multilock.testing.compare.servers import ServerProcess
 from multilock.testing.network import Network
@@ -41,6 +43,9 @@ class Scene(Protocol):
 
     @property
     def server(self) -> ServerProcess: ...
+    def server_stopped(self, within: float) -> AbstractContextManager[None]:
+        """The fault begins, for all cycles that share it; the server stands still inside this block."""
+
     def is_silent(self) -> bool:
         """Whether the server answers nobody now. True too where we have nothing to ask it with."""
 
@@ -53,12 +58,13 @@ class Scene(Protocol):
 
     def pass_time(self, seconds: float) -> None: ...
     def until(self, look: Callable[[], object], within: float) -> bool: ...
-    def acquire_a(self) -> None: ...
-    def acquire_b(self) -> None: ...
-    def a_is_over(self) -> bool:
+    def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool: ...
+    def until_b_has_it(self) -> None: ...
+    def until_a_is_over(self) -> None:
         """It said that it does not believe in it any more, or never did."""
 
-    def b_has_it(self) -> bool: ...
+    def acquire_a(self) -> None: ...
+    def acquire_b(self) -> None: ...
     def take(self) -> bool:
         """As an operator does."""
 
@@ -84,6 +90,11 @@ class Scenario:
         """What it does is felt by all who use the server."""
         return "server" in self.needs
 
+    @property
+    def shared(self) -> bool:
+        """… and it may be done to several cycles at once."""
+        return self.act is _stop_server
+
 
 def tells_in_time(scenario: Scenario) -> bool:
     """Whether A runs, and can be told of a loss before the next holder is in."""
@@ -102,7 +113,7 @@ def _pause(scene: Scene) -> bool:
     scene.begin()
     scene.a.pause()
     try:
-        scene.until(scene.b_has_it, scene.bound + scene.ttl)
+        scene.until_b_has_it()
     finally:
         scene.end()
         scene.a.helper.resume()
@@ -111,14 +122,16 @@ def _pause(scene: Scene) -> bool:
 
 
 def _hog(scene: Scene) -> bool:
-    seconds = scene.bound + 0.5 * scene.ttl
     scene.begin()
-    scene.a.order("hog", seconds=seconds)
+    scene.a.order("hog", seconds=scene.bound + 1.5 * scene.ttl)
+    scene.until_b_has_it()
+    handed = now()
+    scene.a.order("go-on")
 
     def stalled() -> bool:
-        return any(each["what"] == "stall" and each["until"] - each["at"] > 0.9 * seconds for each in scene.a.events())
+        return any(each["what"] == "stall" and each["at"] < handed < each["until"] for each in scene.a.events())
 
-    took_place = scene.until(stalled, 2 * seconds + 10.0)
+    took_place = scene.until(stalled, scene.bound + scene.ttl + 10.0)
     scene.end()
     scene.pass_time(AFTERWARDS * scene.ttl)
     return took_place
@@ -128,7 +141,7 @@ def _block(scene: Scene) -> bool:
     seconds = 1.5 * scene.ttl
     scene.begin()
     scene.a.order("block", "A", seconds=seconds)
-    took_place = scene.until(lambda: scene.a.said("blocked", "A"), 2 * seconds + 10.0)
+    took_place = scene.until_said(scene.a, "blocked", "A", 2 * seconds + 10.0)
     scene.end()
     return took_place
 
@@ -137,7 +150,7 @@ def _partition(scene: Scene) -> bool:
     before = scene.net.traffic()
     scene.begin()
     scene.net.black_hole()
-    scene.until(scene.b_has_it, scene.bound + scene.ttl)
+    scene.until_b_has_it()
     scene.pass_time(AFTERWARDS * scene.ttl)
     after = scene.net.traffic()
     scene.end()
@@ -193,7 +206,7 @@ def _late_answer(scene: Scene) -> bool:
         unanswered = asked and scene.a.said("got", "A") is None
         scene.net.heal()  # it arrives, and nobody reads it
         scene.acquire_b()
-        scene.until(scene.b_has_it, scene.bound + scene.ttl)
+        scene.until_b_has_it()
     finally:
         scene.end()
         scene.a.helper.resume()
@@ -239,7 +252,7 @@ def _taken(scene: Scene) -> bool:
     scene.begin()
     took_place = scene.take()
     scene.end()
-    scene.until(scene.a_is_over, scene.bound + scene.ttl)
+    scene.until_a_is_over()
     return took_place
 
 
@@ -247,17 +260,16 @@ def _end_session(scene: Scene) -> bool:
     scene.begin()
     took_place = scene.end_session()
     scene.end()
-    scene.until(scene.a_is_over, scene.bound + scene.ttl)
+    scene.until_a_is_over()
     return took_place
 
 
 def _stop_server(scene: Scene) -> bool:
-    scene.begin()
-    with scene.server.stopped(4 * scene.ttl + 30.0):
+    with scene.server_stopped(4 * scene.ttl + 30.0):
         silent = scene.is_silent()
         scene.pass_time(STOPPED * scene.ttl)
     scene.end()
-    scene.until(scene.b_has_it, scene.bound + scene.ttl)
+    scene.until_b_has_it()
     scene.pass_time(AFTERWARDS * scene.ttl)
     return silent
 
@@ -279,7 +291,7 @@ def _restart_server(scene: Scene) -> bool:
 def _comes_back(scene: Scene, took_place: bool) -> bool:
     scene.until(lambda: not scene.is_silent(), BACK_WITHIN)
     scene.end()
-    scene.until(scene.b_has_it, scene.bound + scene.ttl)
+    scene.until_b_has_it()
     scene.pass_time(AFTERWARDS * scene.ttl)
     return took_place
 

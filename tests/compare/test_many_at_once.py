@@ -1,0 +1,195 @@
+"""How a long run is made of many cycles beside each other: what they share, and what is kept apart."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from multilock import ConfigurationError
+from multilock.testing import compare
+from multilock.testing.compare import worker
+from multilock.testing.compare.columns import columns_for
+from multilock.testing.compare.cycle import Plan, play
+from multilock.testing.compare.mates import Mate, Stopped
+from multilock.testing.compare.runner import _AtOnce, _Runner
+from multilock.testing.compare.scenarios import SCENARIOS
+from multilock.testing.compare.servers import ServerFault, ServerProcess
+from multilock.testing.compare.together import Together
+
+pytestmark = pytest.mark.timeout(60)
+
+ENDS = {"what": "end", "at": 10.0}
+
+
+class Server:
+    """Stands for one that can be stopped."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.stops = 0
+        self.down = False
+        self._fails = fails
+
+    @contextmanager
+    def stopped(self, within: float) -> Iterator[None]:
+        if self._fails:
+            raise ServerFault(self._fails)
+        self.stops += 1
+        self.down = True
+        yield
+        self.down = False
+
+
+class Said:
+    """A worker that has said this."""
+
+    pid = 7
+    returncode = None
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = [*lines]
+        self.told: list[str] = []
+
+    def _take(self, within: float) -> list[str]:
+        taken, self.lines = self.lines, []
+        return taken
+
+    def tell(self, line: str) -> None:
+        self.told.append(line)
+
+    def resume(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
+def mate_that_said(*lines: str, stop: threading.Event | None = None) -> Mate:
+    mate = Mate.__new__(Mate)
+    mate._stop, mate.fit, mate.helper = stop or threading.Event(), True, cast("Any", Said(*lines))
+    mate._events, mate._first = [], {}
+    return mate
+
+
+def play_together(together: Together, server: Server, cycles: int, also: Any = None) -> list[Any]:
+    """What each cycle saw: whether the server was down as its block began, or what it raised."""
+    saw: list[Any] = []
+    stop = threading.Event()
+    all_in = threading.Barrier(cycles)  # as a fault lasts longer than it takes to see it
+
+    def one() -> None:
+        try:
+            together.gather(stop)
+            with together.stopped(cast("ServerProcess", server), 9.0, lambda: None, stop):
+                saw.append(server.down)
+                all_in.wait(20)
+        except (ServerFault, Stopped) as error:
+            saw.append(str(error))
+        finally:
+            together.leave()
+
+    crew = [threading.Thread(target=one) for _ in range(cycles)]
+    for each in crew:
+        each.start()
+    if also is not None:
+        also(stop)
+    for each in crew:
+        each.join()
+    return saw
+
+
+def test_a_server_is_stopped_once_for_all_who_came_and_nobody_waits_for_who_left() -> None:
+    server, together = Server(), Together(5)
+    together.leave()
+    assert play_together(together, server, 4) == [True] * 4
+    assert server.stops == 1
+
+
+def test_a_server_that_could_not_be_stopped_is_no_fault_for_anybody() -> None:
+    saw = play_together(Together(3), Server("it is gone"), 3)
+    assert [("it is gone" in each) for each in saw] == [True] * 3
+
+
+def test_who_waits_for_the_others_hears_of_the_end_of_the_run() -> None:
+    saw = play_together(Together(3), Server(), 2, also=lambda stop: stop.set())
+    assert saw == ["the run was interrupted"] * 2
+
+
+@pytest.mark.parametrize(
+    ("stalls", "becomes"),
+    [
+        ([], 11),
+        ([(7, 1.0, 1.05)], 11),
+        ([(7, 1.0, 1.3)], 9),
+        ([(8, 5.1, 7.9)], 11),  # by its fault
+        ([(7, 5.1, 7.9)], 9),  # another one's
+    ],
+)
+def test_more_run_at_once_as_long_as_they_run_when_they_want_to(
+    stalls: list[tuple[int, float, float]], becomes: int
+) -> None:
+    said = [{"what": "stall", "pid": pid, "at": at, "until": until} for pid, at, until in stalls]
+    limit = _AtOnce(6, 40)
+    limit.now = 10
+    limit.learn([{"what": "cycle", "at": 0.0}, {"what": "fault", "pid": 8, "at": 5.0, "until": 8.0}, *said, ENDS])
+    assert limit.now == becomes
+
+
+def test_there_are_never_more_nor_fewer_at_once_than_was_said() -> None:
+    limit = _AtOnce(6, 7)
+    busy = {"what": "stall", "pid": 1, "at": 0.0, "until": 9.0}
+    seen = []
+    for events in ([], [], [busy], [busy]):
+        limit.learn([{"what": "cycle", "at": 0.0}, *events, ENDS])
+        seen.append(limit.now)
+    assert seen == [7, 7, 6, 6]
+
+
+def test_controls_have_as_many_cycles_as_was_said_from_the_first_round_to_the_last(tmp_path: Path) -> None:
+    columns = columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0)
+    runner = _Runner(columns, 1, None, _AtOnce(1, 1), io.StringIO(), None, "")
+    runner.plan(["kill", "pause"], 30, 3, all_of_controls=True)
+    cycles = Counter((plan.contestant, plan.scenario.name) for _, plan in runner._plans)
+    assert cycles == {
+        ("sqlite", "kill"): 30, ("sqlite", "pause"): 30, ("sqlite-flag", "kill"): 3, ("sqlite-flag", "pause"): 3,
+    }  # fmt: skip
+    rounds = [plan.number for _, plan in runner._plans if plan.contestant == "sqlite-flag"]
+    assert [sum(low < number <= low + 22 for number in rounds) for low in (0, 22, 44)] == [2, 2, 2]
+    blocking = Counter(plan.adapter.rpartition(":")[2] for _, plan in runner._plans if plan.contestant == "sqlite")
+    assert blocking == {"Blocking": 30, "Asyncio": 30}
+    with pytest.raises(ConfigurationError, match="0 of controls"):
+        compare.run(["memory://"], control_cycles=0)
+
+
+def test_what_a_worker_said_is_not_kept_once_its_cycle_is_over() -> None:
+    mate = mate_that_said("opened 1.0 A", 'wrong A "it hangs"', "held 2.0 A")
+    assert [event["what"] for event in mate.forget()] == ["opened", "wrong", "held"]
+    assert mate.said("opened", "A") is None
+    assert (mate.helper.lines, mate.forget()) == ([], [])
+
+
+def test_what_a_worker_says_late_is_not_of_the_next_cycle() -> None:
+    stop = threading.Event()
+    stop.set()
+    adapter = "multilock.testing.compare.controls:Kazoo"  # without an operator who would clean up
+    plan = Plan(3, "x", adapter, "memory://", SCENARIOS["kill"], "n", 2.0, 2.0, "1")
+    a, b = mate_that_said("lost 1.0 A lost 1.0", stop=stop), mate_that_said("lost 1.0 B lost 1.0", stop=stop)
+    events = play(plan, a, b, stop)
+    assert [event["what"] for event in events] == ["cycle", "end"]
+    assert events[-1]["stopped"]
+
+
+def test_a_callback_after_its_client_was_closed_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(worker, "note", lambda what, *_: told.append(what))
+    role = worker._Role("A", "adapter", "memory://", 2.0, "name")
+    role._tell_loss()
+    role.close()
+    role._tell_loss()
+    assert told == ["lost", "closed"]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from multilock.errors import CapabilityMissing, ConfigurationError
-from multilock.model import Capabilities
+from multilock.model import Capabilities, at_most
 from multilock.names import check_identity, check_prefix, check_seconds, default_identity
 from multilock.registry import open_backend
 from multilock.urls import redact, split_url
@@ -164,9 +164,9 @@ def open_configured(settings: Settings) -> Backend:
             "choose another backend, or do without it in requires=",
             backend=settings.scheme,
         )
-    if settings.ttl > (longest := backend.capabilities.ttl_max):
+    if settings.ttl > backend.capabilities.ttl_max:
         raise ConfigurationError(
-            f"ttl is {settings.ttl:g} s: {settings.scheme}:// grants {longest:.10g} s at most with these options",
+            f"ttl is {settings.ttl:g} s: {settings.scheme}:// grants {at_most(backend.capabilities)}",
             backend=settings.scheme,
         )
     return backend

@@ -34,6 +34,7 @@ __all__ = [
     "Loss",
     "LossReason",
     "Returned",
+    "at_most",
     "owner_text",
     "parse_owner",
 ]
@@ -150,6 +151,13 @@ class Capabilities:
     read_write: bool = False  #: many readers, or one writer, can hold a name
     semaphore: bool = False  #: a given number can hold a name
     why_one: str = ""  #: why one alone can hold a name, where that cannot be otherwise
+    why_ttl_max: str = ""  #: why ``ttl_max`` is no more, where that is an option of the user's
+
+
+def at_most(can: Capabilities) -> str:
+    """The end of a message that says what is too long."""
+    why = f", since {can.why_ttl_max}" if can.why_ttl_max else " with these options"
+    return f"{can.ttl_max:.10g} s at most{why}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from multilock.errors import CapabilityMissing
-from multilock.model import Claim, Granted, Loss
+from multilock.model import Claim, Granted, Loss, at_most
 from multilock.names import check_identity, check_name, check_seconds, check_timeout
 
 if TYPE_CHECKING:
@@ -153,10 +153,7 @@ def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:
             backend=backend.scheme,
         )
     if checked > can.ttl_max:
-        raise ValueError(
-            f"hold_at_least is {checked:g} s: {backend.scheme} keeps a name for {can.ttl_max:.10g} s at most "
-            "with these options"
-        )
+        raise ValueError(f"hold_at_least is {checked:g} s: {backend.scheme} keeps a name for {at_most(can)}")
     return checked
 
 
@@ -167,5 +164,5 @@ def _grantable(ttl: float, can: Capabilities, scheme: str) -> float:
     if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001, whatever floats say
         granted = math.ceil(steps) * can.ttl_step
     if granted > can.ttl_max:
-        raise ValueError(f"ttl is {ttl:g} s: {scheme} grants {can.ttl_max:.10g} s at most with these options")
+        raise ValueError(f"ttl is {ttl:g} s: {scheme} grants {at_most(can)}")
     return granted

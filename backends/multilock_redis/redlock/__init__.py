@@ -41,12 +41,15 @@ from multilock_redis.wire import pack
 
 __all__ = ["RedlockBackend", "open_redlock"]
 
+TTL_MIN = 0.1  # seconds
+
 
 def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> RedlockBackend:
     """The backend of ``redlock://h1,h2,h3[/db]`` or ``redlocks://…``; ``client`` is a list of ``redis.Redis``.
 
     Own options besides those of ``redis://``: ``token`` (true; false saves a round trip, and leases have none) and
-    ``restart_guard`` (seconds for which a server that restarted does not count; the client's ttl, 0 for never).
+    ``restart_guard`` (seconds for which a server that restarted does not count, and the longest ttl; default: the
+    client's ttl; 0: it counts at once).
     """
     reject_unknown(options, (*OPTIONS, "client", "token", "restart_guard"), scheme)
     keys, ttl = keyspace(options, scheme), ttl_of(options)
@@ -92,8 +95,12 @@ class RedlockBackend:
             push_loss=True,
             cross_host=True,
             survives_failover=True,
-            ttl_min=0.1,
-            ttl_max=365 * 86400.0,
+            ttl_min=TTL_MIN,
+            # What ends later than the guard could be forgotten by a server that counts again.
+            ttl_max=max(TTL_MIN, math.ceil(guard * 1000) / 1000) if guard else 365 * 86400.0,
+            why_ttl_max=f"restart_guard is {guard:g} s: give all clients one as long as the longest ttl"
+            if guard
+            else "",
             ttl_step=0.001,
             takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
             hold_at_least=True,
@@ -105,6 +112,7 @@ class RedlockBackend:
 
     def open(self, notices: Notices) -> None:
         quorum = Quorum(len(self._endpoints))
+        Guarded.introduce(self._endpoints)
         self.places = Places(quorum.nodes, notices.now)
 
         def pushed(standing: Standing, which: int, granted: Granted) -> None:

@@ -1,22 +1,31 @@
-"""A server that restarted may have forgotten whom it let in: until every such lease is over its votes do not count."""
+"""A server that restarted may have forgotten whom it let in: until every such lease is over its votes do not count.
+Nor does a server count twice that has two names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 
 from multilock import BackendRejected
 from multilock_redis.transport import Endpoint, Wire
 from multilock_redis.wire import pack
 
-__all__ = ["Guarded"]
+__all__ = ["Guarded", "SameServer"]
 
 INFO = pack("INFO", "server")
 
 
+class SameServer(BackendRejected):
+    """Two of the names lead to one server, which would have two votes."""
+
+
 class Guarded(Endpoint):
-    """A server that is asked, on each new connection, for how long it has been up."""
+    """A server that is asked, on each new connection, who it is and for how long it has been up."""
 
     counts_from = 0.0  #: on our clock; before that it may have forgotten what it granted
+    run = b""  #: of the server that it leads to: chosen at random when that started
+    others: Sequence[Guarded] = ()
+    _meeting = threading.Lock()  # of one client
 
     @classmethod
     def around(cls, endpoint: Endpoint, guard: float) -> Guarded:
@@ -25,6 +34,14 @@ class Guarded(Endpoint):
         return guarded
 
     guard: float
+
+    @staticmethod
+    def introduce(all_of_them: Sequence[Guarded]) -> None:
+        """To each other. Anew in a forked child, where nobody would open the lock."""
+        meeting = threading.Lock()
+        for one in all_of_them:
+            one._meeting = meeting
+            one.others = [other for other in all_of_them if other is not one]
 
     def _dial(self, within: float, now: Callable[[], float]) -> Wire:
         deadline = now() + within
@@ -38,13 +55,26 @@ class Guarded(Endpoint):
             raise BackendRejected(
                 f"{refused}: allow this user INFO, or give restart_guard=0: a server that restarted has to be known"
             ) from refused
-        if self.guard:
-            up = next((line for line in told.splitlines() if line.startswith(b"uptime_in_seconds:")), b"")
-            if not up:
-                wire.close()
-                raise BackendRejected(f"{self.name} does not say for how long it has been up: give restart_guard=0")
-            # It was up for so long at least when it said so, and no later than now. A second, since both clocks differ.
-            counts_from = now() - int(up.partition(b":")[2]) + self.guard + 1
-            if counts_from > now():
-                self.counts_from = max(self.counts_from, counts_from)
+        facts = dict(line.split(b":", 1) for line in told.splitlines() if b":" in line)
+        try:
+            self._meet(facts.get(b"run_id", b""))
+            if self.guard:
+                self._wait_for_those_before(facts.get(b"uptime_in_seconds"), now())
+        except BackendRejected:
+            wire.close()
+            raise
         return wire
+
+    def _meet(self, run: bytes) -> None:
+        with self._meeting:
+            if twin := next((other for other in self.others if run and other.run == run), None):
+                raise SameServer(f"{self.name} is the server that {twin.name} is: it has one vote, name it once")
+            self.run = run
+
+    def _wait_for_those_before(self, up: bytes | None, now: float) -> None:
+        if up is None:
+            raise BackendRejected(f"{self.name} does not say for how long it has been up: give restart_guard=0")
+        # It was up for so long at least when it said so, and no later than now. A second, since both clocks differ.
+        counts_from = now - int(up) + self.guard + 1
+        if counts_from > now:
+            self.counts_from = max(self.counts_from, counts_from)

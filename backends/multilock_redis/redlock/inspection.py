@@ -11,9 +11,12 @@ from multilock import BackendUnavailable
 from multilock.backend import Finding, LockInfo
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
+from multilock_redis.redlock.guard import SameServer
 from multilock_redis.redlock.servers import LEAST_LIMIT, Servers
 
 __all__ = ["Inspection"]
+
+FIRST_PAUSE = 0.002  # seconds before a name is asked for again; each is twice the last
 
 
 class Inspection:
@@ -28,12 +31,14 @@ class Inspection:
         since nothing pushes a token. So it is asked again for a moment."""
         deadline = self._now() + within
         settled = self._now() + min(within / 2, LEAST_LIMIT)
+        pause = FIRST_PAUSE
         while True:
             info = self._inspected(name, deadline)
             agreed = info is None or info.kind is None or info.token is not None or not self._token
             if agreed or self._now() >= settled:
                 return info
-            time.sleep(0.002)
+            time.sleep(pause)
+            pause *= 2
 
     def _inspected(self, name: str, deadline: float) -> LockInfo | None:
         def inspect(node: Node, within: float) -> LockInfo | None:
@@ -123,7 +128,9 @@ class Inspection:
             raise self._servers.silence(silences, "answer")
         for which, said in told:
             endpoint = self._servers.endpoints[which]
-            if isinstance(said, Exception):
+            if isinstance(said, SameServer):
+                said = [Finding("one-server", "error", str(said), "name another server, or none")]
+            elif isinstance(said, Exception):
                 said = [Finding("down", "warning", str(said), "start it: the others bear the loss of few")]
             if not self._servers.counts(which):
                 left = endpoint.counts_from - self._now()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from multilock import BackendUnavailable, ConfigurationError, LossReason, now
+import multilock
+from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Granted
 from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
@@ -518,6 +520,38 @@ def test_operators_are_told_what_a_majority_says(contend: Contend, servers: Redi
 def test_one_server_is_no_majority(url: str) -> None:
     with pytest.raises(ConfigurationError):
         open_backend(url, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "ttl", "fits"),
+    [({}, 30.0, True), ({}, 30.001, False), ({"restart_guard": 60}, 60.0, True), ({"restart_guard": 0}, 3600.0, True)],
+)
+def test_nothing_lasts_longer_than_the_guard_remembers(options: dict[str, Any], ttl: float, fits: bool) -> None:
+    refused = contextlib.nullcontext() if fits else pytest.raises(ValueError, match="restart_guard is 30 s: give all")
+    with multilock.connect("redlock://h1,h2,h3", **options) as client:
+        with refused:
+            client.lock("a", ttl=ttl)
+        with refused:
+            client.lock("a", hold_at_least=ttl)
+
+
+def test_a_guard_shorter_than_the_ttl_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="restart_guard is 10 s"):
+        multilock.connect("redlock://h1,h2,h3", ttl=30, restart_guard=10)
+
+
+def test_a_server_of_two_names_has_one_vote(contend: Contend, servers: RedisServers) -> None:
+    first, _, third = servers.members
+    twice = RedisServers(0)
+    twice.members = [first, first, third]
+    us = contend(twice)
+    claim, _ = us.take()
+    us.settle(claim)
+    assert "one-server" in [finding.code for finding in us.backend.diagnose(WITHIN)]
+    us.give_back(claim)
+    us.cut_off(2)
+    with pytest.raises((BackendUnavailable, BackendRejected), match="it has one vote"):
+        us.attempt(us.claim())
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Sweep:
 
         The second are keys that the token may not look at.
         """
-        held = {key for claim in claims for key in self._keys.places(claim, session.id)}
+        held = dict.fromkeys(key for claim in claims for key in self._keys.places(claim, session.id)).keys()
         keys = self._sessions.to_look_at(session, held)
         if len(held) == 1:  # it may be `Lease.renew()`, which asks whether the lock is still ours
             keys = dict.fromkeys(held, True) | keys

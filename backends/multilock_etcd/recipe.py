@@ -202,7 +202,7 @@ class Recipe:
         if not behind:
             return _granted(place)
         standing = self._standing(claim, place, last, said.header.revision)
-        if standing.to_go <= NEAR and self._crowd(claim, standing, last) <= NEAR:
+        if self._crowd(claim, standing, last) <= NEAR:
             self._watcher.count(self._keys.queue(claim.name), standing)
         else:
             self._watcher.wait(claim.id, [*behind, (self._keys.own(claim), b"")], said.header.revision + 1)
@@ -234,7 +234,8 @@ class Recipe:
         return Standing(claim, place, self._keys.own(claim), chain(*others), chain(*like), ahead.room, at)
 
     def _crowd(self, claim: Claim, standing: Standing, last: Sequence[Any]) -> int:
-        """How many at most, in its way or of its like, wait before it, as far as that matters: they count as well."""
+        """How many at most, in its way or of its like, wait before it, as far as that matters: they count as well.
+        Never less than have to go."""
         if not standing.others:
             return standing.to_go
         ahead = self._keys.ahead(claim)

@@ -147,9 +147,10 @@ def test_nothing_is_pushed_where_a_full_memory_refuses_the_hand_over(us: Ours, t
     finally:
         bare.config_set("maxmemory", 0)
     assert holder_of(bare) is None
-    us.release(held)  # it passes the free name on; the push of before would have come first
-    them.ear.hears("wake", waiter.id)
-    assert them.ear.heard == []
+    us.release(held)  # it passes the free name on
+    bare.publish(f"multilock:wake:{them.ear.client}", "after")
+    them.ear.hears("wake", "after")
+    assert them.ear.heard == [("wake", waiter.id)]
 
 
 @pytest.mark.parametrize(

@@ -52,25 +52,22 @@ def disguise(place: type[Place], kind: str) -> Place:
     return Disguised()
 
 
-class Alone:
+class Disguise:
     kind: ClassVar[str]
 
-    @pytest.fixture(params=WHOLE, ids=lambda place: place.scheme)
+    @pytest.fixture
     def place(self, request: pytest.FixtureRequest) -> Iterator[Place]:
         place = disguise(request.param, self.kind)
         yield place
         place.close()
 
 
-class Safety(conformance.Conformance):
-    kind: ClassVar[str]
+on_whole = pytest.mark.parametrize("place", WHOLE, indirect=True, ids=lambda place: place.scheme)
+on_others = pytest.mark.parametrize("place", OTHERS, indirect=True, ids=lambda place: place.scheme)
 
-    @pytest.fixture(params=OTHERS, ids=lambda place: place.scheme)
-    def place(self, request: pytest.FixtureRequest) -> Iterator[Place]:
-        place = disguise(request.param, self.kind)
-        yield place
-        place.close()
 
+@on_others
+class Safety(Disguise, conformance.Conformance):
     test_second_caller_is_refused_while_the_first_holds = (
         conformance.LockConformance.test_second_caller_is_refused_while_the_first_holds
     )
@@ -91,35 +88,43 @@ class TestSafetyByAPermit(Safety):
     kind = "permit"
 
 
-class TestLockByAWriter(Alone, conformance.LockConformance):
+@on_whole
+class TestLockByAWriter(Disguise, conformance.LockConformance):
     kind = "writer"
 
 
-class TestLossByAWriter(Alone, conformance.LossConformance):
+@on_whole
+class TestLossByAWriter(Disguise, conformance.LossConformance):
     kind = "writer"
 
 
-class TestWithByAWriter(Alone, conformance.WithConformance):
+@on_whole
+class TestWithByAWriter(Disguise, conformance.WithConformance):
     kind = "writer"
 
 
-class TestCancelByAWriter(Alone, conformance.CancelConformance):
+@on_whole
+class TestCancelByAWriter(Disguise, conformance.CancelConformance):
     kind = "writer"
 
 
-class TestLockByAPermit(Alone, conformance.LockConformance):
+@on_whole
+class TestLockByAPermit(Disguise, conformance.LockConformance):
     kind = "permit"
 
     test_one_of_many_waiters_at_a_time_stands_at_the_backend = None  # type: ignore[assignment]  # each permit waits there
 
 
-class TestLossByAPermit(Alone, conformance.LossConformance):
+@on_whole
+class TestLossByAPermit(Disguise, conformance.LossConformance):
     kind = "permit"
 
 
-class TestWithByAPermit(Alone, conformance.WithConformance):
+@on_whole
+class TestWithByAPermit(Disguise, conformance.WithConformance):
     kind = "permit"
 
 
-class TestCancelByAPermit(Alone, conformance.CancelConformance):
+@on_whole
+class TestCancelByAPermit(Disguise, conformance.CancelConformance):
     kind = "permit"

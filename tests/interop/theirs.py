@@ -8,21 +8,19 @@ import select
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Protocol, cast
 
 import redis
 from kazoo.client import KazooClient
 from kazoo.exceptions import LockTimeout
 
+from tests.backends.zookeeper.curator import Curator
 from tests.servers import RedisServer
 from tests.servers_consul import ConsulServer, program
 from tests.servers_etcd import EtcdServer
 from tests.servers_zookeeper import ZooKeeperServer
 
 __all__ = ["BACKENDS", "Refused", "Their"]
-
-CONTENDER = Path(__file__).parents[1] / "backends" / "zookeeper" / "Contender.java"
 
 
 class Refused(Exception):
@@ -111,18 +109,13 @@ class Kazoo:
         self._lock.release()
 
 
-class Curator:
+class Curators:
     """A recipe of Curator: "mutex", or the "read" or "write" lock of an InterProcessReadWriteLock."""
 
     def __init__(self, recipe: str, server: ZooKeeperServer, name: str, stack: ExitStack) -> None:
         self._recipe = recipe
-        jars = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
-        words = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", jars, str(CONTENDER), server.endpoint]
-        self._process = subprocess.Popen(
-            [*words, f"/multilock/{name}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        stack.callback(self._close)
-        assert self._line() == "ready"
+        self._curator = Curator(server, f"/multilock/{name}")
+        stack.callback(self._curator.close)
 
     def acquire(self, within: float) -> bool:
         return self._tell("try") == "held" or (within > 1 and self._tell("acquire") == "held")
@@ -131,18 +124,7 @@ class Curator:
         self._tell("release")
 
     def _tell(self, word: str) -> str:
-        assert self._process.stdin
-        self._process.stdin.write(f"{word} {self._recipe}\n".encode())
-        self._process.stdin.flush()
-        return self._line()
-
-    def _line(self) -> str:
-        assert self._process.stdout
-        return self._process.stdout.readline().decode().strip()
-
-    def _close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        return self._curator.tell(word, self._recipe).result()
 
 
 def _etcdctl(*words: str) -> Make:
@@ -178,9 +160,9 @@ BACKENDS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[Any]], 
     "zookeeper?node_style=curator": (
         ZooKeeperServer,
         {
-            "Curator `InterProcessMutex`": _recipe(Curator, "mutex"),
-            "Curator read lock": _recipe(Curator, "read"),
-            "Curator write lock": _recipe(Curator, "write"),
+            "Curator `InterProcessMutex`": _recipe(Curators, "mutex"),
+            "Curator read lock": _recipe(Curators, "read"),
+            "Curator write lock": _recipe(Curators, "write"),
         },
     ),
     "consul": (ConsulServer, {"`consul lock`": _consul_lock(), "`consul lock -n=3`": _consul_lock("-n=3")}),

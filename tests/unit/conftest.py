@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from multilock import Client
+from multilock.kernel.runtime import Threads
 from multilock.testing import HandRuntime
 from tests.unit.kit import Scripted, client_on
 
@@ -38,3 +39,18 @@ def make(runtime: HandRuntime) -> Iterator[Callable[..., Client]]:
 @pytest.fixture
 def client(make: Callable[..., Client], backend: Scripted) -> Client:
     return make(backend)
+
+
+# ---- on the real clock, with real threads
+
+
+@pytest.fixture
+def server() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def client_in_threads(server: Scripted) -> Iterator[Client]:
+    client = client_on(server, Threads(), ttl=25.0)
+    yield client
+    client.close()

@@ -35,11 +35,6 @@ from tests.unit.kit import Answer, Call, Scripted, client_on, ctrl_c, eventually
 
 
 @pytest.fixture
-def server() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
 def client(server: Scripted) -> Iterator[Client]:
     client = client_on(server, Threads(), ttl=5.0)
     yield client

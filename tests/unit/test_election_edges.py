@@ -20,15 +20,8 @@ from tests.unit.test_election import Diary, run, take, until
 
 
 @pytest.fixture
-def server() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
-def client(server: Scripted) -> Iterator[Client]:
-    client = client_on(server, Threads(), ttl=25.0)
-    yield client
-    client.close()
+def client(client_in_threads: Client) -> Client:
+    return client_in_threads
 
 
 def in_time(call: Callable[[], object]) -> None:

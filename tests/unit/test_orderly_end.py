@@ -23,15 +23,8 @@ from tests.unit.test_kernel_fork_exit import in_child
 
 
 @pytest.fixture
-def server() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
-def client(server: Scripted) -> Iterator[Client]:
-    client = client_on(server, Threads(), ttl=25.0)
-    yield client
-    client.close()
+def client(client_in_threads: Client) -> Client:
+    return client_in_threads
 
 
 class Job:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.backends.conftest import Connect
+from tests.backends.etcd.kit import Ours
 from tests.servers_etcd import EtcdCluster, EtcdServer
 
 __all__ = ["Connect"]
@@ -34,3 +35,29 @@ def server() -> Iterator[EtcdServer]:
 def cluster() -> Iterator[EtcdCluster]:
     with EtcdCluster() as cluster:
         yield cluster
+
+
+# ---- two clients of the shared one, without a kernel
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}/"
+
+
+@pytest.fixture
+def clients(shared: EtcdServer, prefix: str) -> Iterator[tuple[Ours, Ours]]:
+    both = Ours(shared.url, prefix), Ours(shared.url, prefix)
+    yield both
+    for ours in both:
+        ours.backend.close()
+
+
+@pytest.fixture
+def us(clients: tuple[Ours, Ours]) -> Ours:
+    return clients[0]
+
+
+@pytest.fixture
+def them(clients: tuple[Ours, Ours]) -> Ours:
+    return clients[1]

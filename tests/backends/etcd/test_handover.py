@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -27,29 +26,6 @@ from tests.backends.etcd.test_faults import Unsent, keys, sent
 from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
 
 START = 30.0  # seconds for processes to start on a busy machine
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}/"
-
-
-@pytest.fixture
-def clients(shared: EtcdServer, prefix: str) -> Iterator[tuple[Ours, Ours]]:
-    both = Ours(shared.url, prefix), Ours(shared.url, prefix)
-    yield both
-    for ours in both:
-        ours.backend.close()
-
-
-@pytest.fixture
-def us(clients: tuple[Ours, Ours]) -> Ours:
-    return clients[0]
-
-
-@pytest.fixture
-def them(clients: tuple[Ours, Ours]) -> Ours:
-    return clients[1]
 
 
 def pushed(ours: Ours, claim: Claim) -> Granted:

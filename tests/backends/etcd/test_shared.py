@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,29 +25,6 @@ each = pytest.mark.parametrize(
     "make", [Ours.reader, lambda ours: ours.permit(2), Ours.writer], ids=["reader", "permit", "writer"]
 )
 joining = pytest.mark.parametrize("join", [True, False], ids=["joins", "tries"])
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return f"{request.node.name}/"
-
-
-@pytest.fixture
-def clients(shared: EtcdServer, prefix: str) -> Iterator[tuple[Ours, Ours]]:
-    both = Ours(shared.url, prefix), Ours(shared.url, prefix)
-    yield both
-    for ours in both:
-        ours.backend.close()
-
-
-@pytest.fixture
-def us(clients: tuple[Ours, Ours]) -> Ours:
-    return clients[0]
-
-
-@pytest.fixture
-def them(clients: tuple[Ours, Ours]) -> Ours:
-    return clients[1]
 
 
 @pytest.fixture

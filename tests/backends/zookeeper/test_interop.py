@@ -3,11 +3,8 @@ of theirs that do not look at all of ours, or at all of their own: these limits 
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,41 +13,10 @@ from multilock import BackendRejected, Client, DistributedLock
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from tests.backends.zookeeper.conftest import Connect, Operator
+from tests.backends.zookeeper.curator import Curator
 from tests.servers_zookeeper import ZooKeeperServer
 
 WITHIN = 10.0
-
-
-class Curator:
-    """Locks of the real Curator in a process of its own: a "mutex" (InterProcessMutex), and the "read" and "write" lock
-    of an InterProcessReadWriteLock."""
-
-    def __init__(self, server: ZooKeeperServer, path: str) -> None:
-        jars = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
-        program = Path(__file__).parent / "Contender.java"
-        self._process = subprocess.Popen(
-            ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", jars, str(program), server.endpoint, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert background(self._line).result(30) == "ready"
-
-    def tell(self, word: str, lock: str = "mutex") -> Future[str]:
-        """What it answers."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word} {lock}\n")
-        self._process.stdin.flush()
-        return background(self._line)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
 
 
 @pytest.fixture

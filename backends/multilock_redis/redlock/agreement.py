@@ -22,9 +22,8 @@ def agree(servers: Servers, standing: Standing, deadline: float) -> Granted | No
     now, quorum = servers.now, servers.quorum
     votes = standing.votes(now())
     if standing.token and now() < standing.until:
-        # A server counts each time that it lets somebody in: where it has not, the name was ours all the time.
-        kept = [vote for vote in votes if (vote.token or 0) <= standing.token]
-        if (proof := quorum.proof(kept)) is not None:
+        proof = quorum.proof(standing.votes_of(standing.token, now()))
+        if proof is not None:  # the name was ours all the time
             return proof._replace(token=standing.token)
     highest = max(vote.token or 0 for vote in votes)
     while (proof := quorum.proof(standing.votes(now()))) is not None:

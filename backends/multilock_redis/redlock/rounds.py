@@ -39,9 +39,12 @@ class Rounds:
         standing = self._places.enter(claim)
         if standing is None:
             return Busy(liveness(claim.ttl) / 3, spent=True)
-        standing.asking, standing.held = True, False
+        with standing.lock:
+            # Who was told just now that it holds, and asks because it has not heard, will hear: it gives way later.
+            may_give_way = join and not standing.held
+            standing.asking, standing.held = True, False
         try:
-            answer = self._attempted(standing, join, deadline)
+            answer = self._attempted(standing, join, may_give_way, deadline)
         except (BackendUnavailable, BackendRejected) as error:
             if standing.anywhere():
                 vars(error)["unknown"] = True  # also of one that refuses: what the others have taken is given back
@@ -54,8 +57,8 @@ class Rounds:
             self._tell_if_held(standing)  # it came just now
         return answer
 
-    def _attempted(self, standing: Standing, join: bool, deadline: float) -> Granted | Busy:
-        silences = self._round(standing, join, deadline)
+    def _attempted(self, standing: Standing, join: bool, may_give_way: bool, deadline: float) -> Granted | Busy:
+        silences = self._round(standing, join, may_give_way, deadline)
         proof = self._quorum.proof(standing.votes(self._now()))
         if proof is not None and self._token:
             proof = agree(self._servers, standing, deadline)
@@ -66,11 +69,11 @@ class Rounds:
     def _holds(self, standing: Standing, proof: Granted) -> Granted:
         return standing.holds(proof, proof.token if self._token else None)
 
-    def _round(self, standing: Standing, join: bool, deadline: float) -> list[Exception]:
+    def _round(self, standing: Standing, join: bool, may_give_way: bool, deadline: float) -> list[Exception]:
         """Ask every server, until it is decided. Returns what was no answer."""
         now = self._now()
         votes = standing.votes(now)
-        gives_way = join and bool(votes) and len(votes) < self._quorum.needed
+        gives_way = may_give_way and bool(votes) and len(votes) < self._quorum.needed
         standing.woken.clear()
         until = min(deadline, now + limit(standing.claim, deadline - now))
         for which in range(self._quorum.nodes):
@@ -197,15 +200,22 @@ class Rounds:
             self._tell(standing, proof)
 
     def _tell(self, standing: Standing, proof: Granted | None) -> None:
-        """What pushes have proved; None: an attempt is to find out."""
+        """What pushes have proved; None: an attempt is to find out. Or where that is not so any more: since then a
+        server may have forgotten it, so that others were given away."""
+        granted = None
         with standing.lock:
             standing.agreeing = False
             if standing.asking or standing.leaving:
                 return
-        if proof is None:
+            now = self._now()
+            if proof is not None:
+                votes = standing.votes_of(proof.token or 0, now) if self._token else standing.votes(now)
+                if (proves := self._quorum.proof(votes)) is not None:
+                    granted = self._holds(standing, proves._replace(token=proof.token))
+        if granted is None:
             self._notices.wake(standing.claim.id)
         else:
-            self._notices.granted(standing.claim.id, self._holds(standing, proof))
+            self._notices.granted(standing.claim.id, granted)
 
 
 def _nobody(which: int, number: int, said: object) -> None:

@@ -111,14 +111,14 @@ class Standing:
 
     def __init__(self, claim: Claim, nodes: int) -> None:
         self.claim = claim
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.at = [At() for _ in range(nodes)]
         self.answers = Answers()
         self.agreeing = False  # on the token of what pushes have proved
         self.token: int | None = None  # as it was granted …
         self.until = 0.0  # … and until when a majority certainly is its
         self.asking = False  # an attempt is under way, and counts for itself
-        self.held = False
+        self.held = False  # the kernel was told so, or is told now
         self.short = False  # held for less than its ttl yet: renewed soon
         self.leaving = False  # nothing more is asked for it
         self.told_gone = False
@@ -130,6 +130,11 @@ class Standing:
             votes = [at.vote for at in self.at if at.vote and not at.void]
         share = 0.5 if fresh else 1.0
         return [vote for vote in votes if now - vote.sent_at < vote.valid_for * share]
+
+    def votes_of(self, token: int, now: float) -> list[Granted]:
+        """Those that came with no greater token. A server counts each time that it lets somebody in: where it has not,
+        the name was its all the time."""
+        return [vote for vote in self.votes(now) if (vote.token or 0) <= token]
 
     def anywhere(self) -> bool:
         return any(at.touched or at.under_way for at in self.at)

@@ -1,0 +1,98 @@
+"""What servers hand over, one after the other, is a lock only while a majority has it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from multilock import BackendUnavailable
+from multilock.backend import Busy, Claim, Granted
+from tests.backends.redis.kit import eventually
+from tests.backends.redlock.kit import WITHIN, Contender, holders
+from tests.servers_redlock import RedisServers
+
+Contend = Callable[..., Contender]
+
+
+class Waiting:
+    """``them`` came first and wait at the third server alone, ``us`` at the first and the second."""
+
+    def __init__(self, contend: Contend, servers: RedisServers) -> None:
+        self.former, self.us, self.them = contend(), contend(), contend()
+        self.servers = servers
+        self.held, _ = self.former.take()
+        self.former.settle(self.held)
+        self.first, self.second = self.them.claim(arrived=1), self.us.claim(arrived=2)
+        self.them.cut_off(0, 1)
+        with pytest.raises(BackendUnavailable):
+            self.them.attempt(self.first, join=True)
+        self.us.cut_off(2)
+        assert isinstance(self.us.attempt(self.second, join=True), Busy)
+
+    def hand_over(self) -> None:
+        self.former.give_back(self.held)
+        eventually(lambda: holders(self.servers) == [self.second.id, self.second.id, self.first.id], within=WITHIN)
+
+    def first_server_forgets(self) -> None:
+        with redis.Redis(port=self.servers.members[0].port) as bare:
+            bare.set("multilock/a", "somebody else", px=60_000)
+
+    def they_join_everywhere(self) -> None:
+        self.them.reach(0, 1)
+        assert isinstance(self.them.attempt(self.first, join=True), Busy)
+        self.them.settle(self.first)
+
+    def asks_again(self, claim: Claim) -> Any:
+        answer = self.us.attempt(claim, join=True)
+        self.us.settle(claim)
+        return answer
+
+
+@pytest.fixture
+def waiting(contend: Contend, servers: RedisServers) -> Waiting:
+    return Waiting(contend, servers)
+
+
+def test_a_token_kept_too_late_proves_nothing_that_was_given_away_meanwhile(waiting: Waiting) -> None:
+    us, them, second = waiting.us, waiting.them, waiting.second
+    kept, answered = threading.Event(), threading.Event()
+    agree = us.backend.servers.nodes[1].recipe.agree
+
+    def late(name: str, token: int, within: float) -> Any:
+        answer = agree(name, token, within)
+        kept.set()
+        answered.wait(WITHIN)
+        return answer
+
+    us.backend.servers.nodes[1].recipe.agree = late  # type: ignore[method-assign]
+    waiting.hand_over()
+    assert kept.wait(WITHIN)
+    waiting.first_server_forgets()
+    assert isinstance(waiting.asks_again(second), Busy)
+    waiting.they_join_everywhere()
+    assert isinstance(waiting.asks_again(second), Busy)  # it gives way at the second
+    assert isinstance(them.attempt(waiting.first, join=True), Granted)
+    answered.set()
+    standing = us.backend.places.standings[second.id]
+    eventually(lambda: not standing.agreeing, within=WITHIN)
+    us.ear.hears("wake", second.id, within=WITHIN)
+    assert second.id not in us.ear.pushed
+
+
+def test_who_was_told_just_now_that_it_holds_gives_nothing_away(waiting: Waiting) -> None:
+    """The kernel may ask just then, and hears of it after that request, which has not seen a majority any more."""
+    us, second = waiting.us, waiting.second
+    waiting.hand_over()
+    us.ear.hears("wake", second.id, within=WITHIN)
+    assert second.id in us.ear.pushed
+    waiting.first_server_forgets()
+    waiting.they_join_everywhere()
+    us.backend.places.standings[second.id].at[0].vote = None  # as by an answer that comes late
+    assert isinstance(waiting.asks_again(second), Busy)
+    assert holders(waiting.servers)[1] == second.id
+    assert isinstance(waiting.asks_again(second), Busy)
+    assert holders(waiting.servers)[1] == waiting.first.id

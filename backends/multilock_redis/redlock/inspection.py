@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from multilock import BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable
 from multilock.backend import Finding, LockInfo
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
@@ -73,7 +73,7 @@ class Inspection:
             try:
                 for info in node.inspection.inspect_all(prefix, within):
                     found.setdefault(info.name, []).append(info)
-            except BackendUnavailable as silence:
+            except (BackendUnavailable, BackendRejected) as silence:
                 silences.append(silence)
         if len(silences) > self._quorum.spare:
             raise self._servers.silence(silences, "tell what is held")

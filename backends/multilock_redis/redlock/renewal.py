@@ -45,6 +45,10 @@ class Renewal:
             kept = self._kept
             if kept is None:
                 self._answers.tell(which, said)
+        if isinstance(said, BackendUnavailable) and said.unknown:
+            for claim, _ in self._held:
+                if standing := self._places.get(claim.id):
+                    standing.may_keep(which, self._servers.now())
         if kept is not None and not isinstance(said, Exception):
             self._look_after(which, said, kept)
 

@@ -146,6 +146,12 @@ class Standing:
         self.until = proof.sent_at + 0.99 * proof.valid_for - 0.002  # clocks may differ in speed by 1 %
         return proof._replace(token=token, group=GROUP, key=claim.owner, short=short)
 
+    def may_keep(self, which: int, now: float) -> None:
+        """A renewal has no answer: that server may have executed it."""
+        at = self.at[which]
+        with self.lock:
+            at.asked = max(at.asked, now)
+
     def is_told(self, which: int, answer: Granted | None, now: float) -> None:
         """By a renewal, what that server says of it."""
         at = self.at[which]

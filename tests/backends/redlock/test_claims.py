@@ -177,6 +177,7 @@ def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -
 def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     held = us.take()
+    us.settle(held[0])
     for member, expected in zip(servers.members, (Granted, None, None), strict=True):
         with redis.Redis(port=member.port) as bare:
             bare.flushall()
@@ -394,6 +395,22 @@ def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(
     assert not us.backend.places.stays(us.backend.places.standings[claim.id].at[0], claim)
 
 
+def test_a_renewal_without_an_answer_is_undone(contend: Contend, servers: RedisServers) -> None:
+    """It may have been executed, however long ago that server has said a word."""
+    us = contend()
+    claim, granted = us.take(us.claim(ttl=10.0))
+    us.settle(claim)
+    standing = us.backend.places.standings[claim.id]
+    standing.at[0].asked = now() - 20  # longer than a ttl and a place in the queue
+    fault = us.proxies[0].drop_reply(claim.owner.encode())
+    us.renew((claim, granted))
+    fault.wait(WITHIN)
+    eventually(lambda: now() - standing.at[0].asked < 10, within=WITHIN)
+    us.reach(0)
+    us.give_back(claim)
+    assert holders(servers) == ["", "", ""]
+
+
 def test_who_waits_keeps_no_renewal_waiting(contend: Contend) -> None:
     us, gate = contend(), threading.Event()
     claim, granted = us.take()
@@ -488,6 +505,18 @@ def test_operators_are_not_told_what_a_silent_server_could_change(contend: Conte
     with pytest.raises(BackendUnavailable) as silence:
         operator.backend.force_release("b", WITHIN)
     assert silence.value.unknown
+
+
+def test_a_server_that_refuses_hides_nothing_from_operators(contend: Contend, servers: RedisServers) -> None:
+    us, operator = contend(), contend()
+    claim, _ = us.take()
+    us.settle(claim)
+    with redis.Redis(port=servers.members[0].port) as bare:
+        bare.execute_command("ACL", "SETUSER", "default", "-scan")
+        try:
+            assert [info.name for info in operator.backend.inspect_all("", WITHIN)] == ["a"]
+        finally:
+            bare.execute_command("ACL", "SETUSER", "default", "+scan")
 
 
 def test_a_name_rests_on_a_majority(contend: Contend) -> None:

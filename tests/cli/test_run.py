@@ -318,7 +318,7 @@ def test_all_of_the_commands_group_ends_with_the_lock(
     pid = int(line_of(process))
     assert client.force_release("job")
     assert process.wait(WITHIN) == 76
-    until(lambda: gone(pid), within=1)
+    until(lambda: gone(pid))
 
 
 def test_a_stopped_command_ends_with_the_lock(start: Start, url: str, client: multilock.Client) -> None:
@@ -442,7 +442,7 @@ def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
     pid = int(line_of(process))
     assert line_of(process) == "ready"
     process.kill()
-    until(lambda: gone(pid), within=2)
+    until(lambda: gone(pid))
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_all_of_the_commands_group_dies_with_multilock(start: Start, url: str, s
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", script.format(child))
     pid = int(line_of(process))
     process.kill()
-    until(lambda: gone(pid), within=2)
+    until(lambda: gone(pid))
 
 
 def test_what_has_left_the_group_escapes_as_the_docs_say(start: Start, sqlite_url: str) -> None:

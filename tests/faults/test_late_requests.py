@@ -67,7 +67,7 @@ def test_an_acquire_that_is_executed_after_its_cancel_takes_nothing(
     late.release()
     eventually(lambda: _calls(operator) > executed)
     assert operator.get(KEY) is None
-    with other.lock("n").acquire(timeout=1):
+    with other.lock("n").acquire(timeout=4):
         pass
 
 

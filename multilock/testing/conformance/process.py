@@ -87,7 +87,7 @@ class ProcessConformance(Conformance):
         holder = helper("hold_and_exit", 30)
         holder.wait_for("held", START)
         assert holder.wait(SOON) == 0
-        assert client.lock(NAME).try_acquire(timeout=1.0) is not None
+        assert client.lock(NAME).try_acquire(timeout=SOON) is not None
         assert not any(line.startswith("lost") for line in holder.lines)
 
     def test_what_a_process_gives_back_at_its_end_goes_to_no_waiter_of_its_own(
@@ -96,7 +96,7 @@ class ProcessConformance(Conformance):
         holder = helper("exit_with_waiters_of_its_own", 30)
         holder.wait_for("waiting", START)
         assert holder.wait(SOON) == 0
-        assert client.lock(NAME).try_acquire(timeout=2.0) is not None
+        assert client.lock(NAME).try_acquire(timeout=SOON) is not None
 
     @pytest.mark.parametrize("end", ["killed", "exited"])
     def test_a_name_rests_whatever_becomes_of_the_process_that_released_it(

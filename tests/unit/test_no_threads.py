@@ -104,8 +104,8 @@ def test_what_a_backend_raises_otherwise_is_not_taken_for_it(client: Client, bac
 def test_asyncio_waits_for_a_thread_too(backend: Scripted, threads: Refusing) -> None:
     async def main() -> None:
         client = AsyncClient.__new__(AsyncClient)
-        AsyncClient._begin(client, backend, settings_for(backend.scheme, {"ttl": 2.0}))
-        client._kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 2.0}), threads, LoopFace)
+        AsyncClient._begin(client, backend, settings_for(backend.scheme, {"ttl": 3.0}))
+        client._kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 3.0}), threads, LoopFace)
         async with client:
             threads.refusals.update({"multilock-watchdog": 2, "multilock-request": 2, "multilock-renew": 2})
             lease = await client.lock("n").acquire(timeout=10)

@@ -182,6 +182,10 @@ class RedisCluster(Cluster[ClusterNode]):
         except redis.ResponseError as error:  # it was its last one, and it has become a replica of who has it now
             if "only with masters" not in str(error):
                 raise
+        # Before 7.0 it is told to all by and by only. Whom it greets hears of it at once.
+        for member in self.members:
+            if member.alive and member is not to:
+                to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
         # Two who change something before they have heard of each other may do it under one epoch, and one is undone.
         until = time.monotonic() + AGREE_WITHIN
         while any(self._says(member, slot) != to.port for member in self.members if member.alive):

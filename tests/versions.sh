@@ -11,6 +11,8 @@ for which in "bullseye redis" "trixie redis" "trixie valkey"; do
     version=$("$program" --version)
     echo "== $which: $version"
     PATH=$(dirname "$program"):$PATH MULTILOCK_REQUIRE=redis \
-        "$python" -m pytest -q -n 4 tests/backends/redis tests/conformance/test_redis.py
+        "$python" -m pytest -q -n 4 tests/backends/redis tests/backends/redlock \
+        tests/conformance/test_redis.py tests/conformance/test_sentinel.py tests/conformance/test_cluster.py \
+        tests/conformance/test_redlock.py
     echo "== passed: $version"
 done

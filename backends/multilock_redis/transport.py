@@ -276,11 +276,13 @@ class Wire:
 
     def _hint(self, error: Exception) -> str:
         if who := who_answered(self._buffer[self._at :]):
-            return f" ({who}: {f'the URL is {other_scheme(self.where)}://' if 'TLS' in who else 'it is not Redis'})"
-        if not self._heard and isinstance(error, ConnectionError) and not speaks_tls(self.where):
-            secure = other_scheme(self.where)
-            return f" (it never said a word: is it a Redis? One that speaks TLS has a URL with {secure}://)"
-        return ""
+            return f" ({who}: {f'the URL is {other_schemes(self.where)}' if 'TLS' in who else 'it is not Redis'})"
+        if self._heard or not isinstance(error, (ConnectionError, ssl.SSLError)):
+            return ""
+        if speaks_tls(self.where):
+            return WANTS_CERTIFICATE
+        secure = other_schemes(self.where)
+        return f" (it never said a word: is it a Redis? One that speaks TLS has a URL with {secure})"
 
 
 class Endpoint:
@@ -393,6 +395,9 @@ class Endpoint:
                 raise TimeoutError("this process forks faster than a connection is made")
 
 
+WANTS_CERTIFICATE = " (does it ask its clients for a certificate? One that it trusts is given by cert= and key=)"
+
+
 def not_connected(error: BaseException, where: str) -> Exception:
     """What a connection that could not be made, or not be logged in to, means. ``where`` begins with the URL."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
@@ -413,21 +418,29 @@ def _hint(error: BaseException, where: str) -> str:
     if not speaks_tls(where):
         return ""
     if NO_TLS in str(error):
-        return f" (what listens there does not speak TLS: the URL is {other_scheme(where)}://)"
+        return f" (what listens there does not speak TLS: the URL is {other_schemes(where)})"
     # A Redis without TLS waits for the end of a line.
+    if "alert" in str(error):  # of a server that does
+        return WANTS_CERTIFICATE
     silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
     broken = isinstance(error.__context__, (ssl.SSLError, ConnectionResetError))
-    return f" (is it TLS that is spoken there? Else the URL is {other_scheme(where)}://)" if silent or broken else ""
+    return f" (is it TLS that is spoken there? Else the URL is {other_schemes(where)})" if silent or broken else ""
 
 
 def speaks_tls(where: str) -> bool:
     return where.startswith("rediss")
 
 
-def other_scheme(where: str) -> str:
-    """The scheme with TLS of a URL without, or the other way round."""
+def other_schemes(where: str) -> str:
+    """Those with TLS of a URL without, or the other way round. A server's own name does not tell whose it is one of."""
     scheme = where.partition("://")[0]
-    return scheme.replace("rediss", "redis", 1) if speaks_tls(where) else scheme.replace("redis", "rediss", 1)
+    if "+" not in scheme:
+        return (
+            "redis://, redlock:// or redis+cluster://"
+            if speaks_tls(where)
+            else ("rediss://, redlocks:// or rediss+cluster://")
+        )
+    return f"{scheme.replace('rediss', 'redis', 1) if speaks_tls(where) else scheme.replace('redis', 'rediss', 1)}://"
 
 
 def _never() -> bool:

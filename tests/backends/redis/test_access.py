@@ -1,0 +1,252 @@
+"""Who may ask the servers of each scheme, and how: certificates, passwords, rights; and what is said to who may not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import multilock
+from multilock.errors import BackendRejected, BackendUnavailable
+from tests.backends.redis.kit import eventually, since
+from tests.backends.redis.test_errors import RIGHTS
+from tests.servers import RedisServer, free_port
+from tests.servers_sentinel import SentinelServer
+
+SCHEMES = ["redis", "redlock", "redis+sentinel", "redis+cluster"]
+SECRET = "correct-horse"
+WITHIN = 20.0
+
+
+class Place:
+    """Servers of one scheme that listen with and without TLS, each on one port; or without TLS only."""
+
+    def __init__(self, scheme: str, *options: str, secure: bool = False) -> None:
+        self.scheme = scheme
+        self._stack = ExitStack()
+        count = 3 if scheme == "redlock" else 1
+        cluster = ("--cluster-enabled", "yes", *(("--tls-cluster", "yes") if secure else ()))
+        options = (*options, *(cluster if scheme == "redis+cluster" else ()))
+        self._secured = [str(free_port()) for _ in range(count + 1)] if secure else []
+        self.servers = [RedisServer(*options, *self._tls(n)) for n in range(count)]
+        self.guard = SentinelServer(lambda: self._monitor(options)) if scheme == "redis+sentinel" else None
+
+    def _tls(self, n: int) -> Sequence[str]:
+        return ("--tls-port", self._secured[n]) if self._secured else ()
+
+    def _monitor(self, options: Sequence[str]) -> list[str]:
+        primary = self._secured[0] if self._secured else self.servers[0].port
+        lines = [f"sentinel monitor m 127.0.0.1 {primary} 1"]
+        if self._secured:
+            files = [
+                f"{name.removeprefix('--')} {file}" for name, file in zip(options[::2], options[1::2], strict=True)
+            ]
+            lines += [*files, f"tls-port {self._secured[-1]}", "tls-replication yes"]
+        return lines
+
+    def connect(self, login: str = "", *, insecure: bool = False, **options: object) -> multilock.Client:
+        """``insecure``: without TLS where it is spoken."""
+        ports = self._secured or [str(each.port) for each in (*self.servers, *([self.guard] if self.guard else []))]
+        asked = ports[-1:] if self.guard else ports[: len(self.servers)]
+        each = login if self.scheme == "redlock" else ""
+        hosts = f",{each}".join(f"localhost:{port}" for port in asked)
+        scheme = secured(self.scheme) if self._secured and not insecure else self.scheme
+        # Each server has a tenth of the ttl to answer: a busy machine needs it.
+        fixed: dict[str, Any] = {"ttl": 60} | ({"restart_guard": 0} if self.scheme == "redlock" else {})
+        return multilock.connect(f"{scheme}://{login}{hosts}/{'m' if self.guard else '0'}", **(fixed | options))
+
+    def __enter__(self) -> Place:
+        for server in (*self.servers, *([self.guard] if self.guard else [])):
+            self._stack.enter_context(server)
+        if self.scheme == "redis+cluster":
+            with redis.Redis(port=self.servers[0].port) as bare:
+                bare.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+                eventually(lambda: "cluster_state:ok" in str(bare.execute_command("CLUSTER", "INFO")), within=WITHIN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def secured(scheme: str) -> str:
+    return {"redlock": "redlocks"}.get(scheme) or scheme.replace("redis", "rediss")
+
+
+def is_handed_over(us: multilock.Client, them: multilock.Client) -> None:
+    """A lock is taken, waited for, renewed, and given back to who waits."""
+    lease = us.lock("n").acquire(timeout=WITHIN)
+    them.ping()
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(them.lock("n").acquire, timeout=WITHIN)
+        eventually(lambda: (info := us.inspect("n")) and info.waiting, within=WITHIN)
+        lease.renew()
+        assert lease.release()
+        got = waits.result()
+    got.renew()
+    assert got.release()
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-days", "2"]
+    subprocess.run(
+        [*make, *subject, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
+    )
+    return folder
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def tls(request: pytest.FixtureRequest, certificates: Path) -> Iterator[Place]:
+    """They ask their clients for a certificate."""
+    files = {"cert-file": "cert.pem", "key-file": "key.pem", "ca-cert-file": "cert.pem"}
+    options = [part for name, file in files.items() for part in (f"--tls-{name}", str(certificates / file))]
+    with Place(request.param, *options, secure=True) as place:
+        yield place
+
+
+def files(certificates: Path, *names: str) -> dict[str, Any]:
+    return {name: str(certificates / ("key.pem" if name == "key" else "cert.pem")) for name in names}
+
+
+def says(client: multilock.Client, pattern: str, kind: type[multilock.MultilockError] = BackendRejected) -> None:
+    """Asked for a lock, it raises that in the end: a machine that stands still makes servers silent before."""
+
+    def refused() -> bool:
+        try:
+            client.lock("refused").try_acquire()
+        except multilock.MultilockError as error:
+            said.append(error)
+            return isinstance(error, kind) and re.search(pattern, str(error)) is not None
+        raise AssertionError("it was granted")
+
+    said: list[multilock.MultilockError] = []
+    with client:
+        eventually(refused, within=WITHIN)
+    assert SECRET not in str(said)
+
+
+def test_all_is_done_over_tls_with_a_client_certificate(tls: Place, certificates: Path) -> None:
+    ours = files(certificates, "ca", "cert", "key")
+    with tls.connect(**ours) as us, tls.connect(**ours) as them:
+        is_handed_over(us, them)
+        lease = them.lock("n").acquire(timeout=WITHIN)
+        assert us.force_release("n")
+        assert lease.wait_lost(WITHIN) is not None
+
+
+def test_a_server_that_is_not_trusted_is_rejected(tls: Place) -> None:
+    says(tls.connect(), r"not trusted.*ca=")
+
+
+def test_a_client_without_a_certificate_is_told_to_give_one(tls: Place, certificates: Path) -> None:
+    says(tls.connect(**files(certificates, "ca")), "cert= and key=", BackendUnavailable)
+
+
+def test_without_tls_the_scheme_with_it_is_named(tls: Place) -> None:
+    says(tls.connect(insecure=True), f"{re.escape(secured(tls.scheme))}://", BackendUnavailable)
+
+
+# passwords and rights
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Each server has a user with all rights, and wants a login."""
+    with Place(request.param) as place:
+        for server in place.servers:
+            with redis.Redis(port=server.port) as bare:
+                bare.execute_command(
+                    "ACL", "SETUSER", "app", "on", f">{SECRET}", "allcommands", "allkeys", "allchannels"
+                )
+                bare.config_set("requirepass", "of-operators")
+        if place.guard:  # it is led to the primary as before
+            with place.guard.client() as guard:
+                guard.execute_command("SENTINEL", "SET", "m", "auth-pass", "of-operators")
+        yield place
+
+
+def test_a_login_in_the_url_opens_all_servers(place: Place) -> None:
+    with place.connect(f"app:{SECRET}@") as us, place.connect(username="app", password=SECRET) as them:
+        is_handed_over(us, them)
+
+
+def test_a_password_that_is_asked_for_and_not_given_is_told(place: Place) -> None:
+    says(place.connect(), "give username= and password=")
+
+
+def test_a_wrong_password_is_told_and_not_shown(place: Place) -> None:
+    says(place.connect("app:battery-staple@"), r"check username=, password=")
+    says(place.connect(username="nobody", password=SECRET), r"check username=, password=")
+
+
+def test_a_certificate_without_tls_is_an_error(place: Place) -> None:
+    with pytest.raises(multilock.ConfigurationError, match=f"{re.escape(secured(place.scheme))}://"):
+        place.connect(ca="/etc/ssl/ca.pem")
+
+
+@pytest.fixture
+def three() -> Iterator[Place]:
+    with Place("redlock") as place:
+        for server in place.servers:
+            with redis.Redis(port=server.port) as bare:
+                since(bare, "6.2", "rights on channels")
+                bare.execute_command("ACL", "SETUSER", "app", "on", "nopass", *RIGHTS, "+info")
+        yield place
+
+
+def deny(place: Place, count: int, *rights: str) -> None:
+    """So many servers do not give the user what the others do."""
+    for server in place.servers[:count]:
+        with redis.Redis(port=server.port) as bare:
+            bare.execute_command("ACL", "SETUSER", "app", *rights)
+
+
+@pytest.mark.parametrize(
+    "rights", [("resetchannels",), ("-publish",), ("-client|tracking",), ("-info",), ("-evalsha",)]
+)
+def test_what_one_of_three_denies_costs_nothing_but_time(three: Place, rights: tuple[str, ...]) -> None:
+    deny(three, 1, *rights)
+    with three.connect("app:x@", restart_guard=0.001) as us, three.connect("app:x@", restart_guard=0.001) as them:
+        is_handed_over(us, them)
+
+
+@pytest.mark.parametrize("rights", [("resetchannels",), ("-publish",), ("-client|tracking",)])
+def test_without_channels_on_any_of_three_turns_come_by_timers(three: Place, rights: tuple[str, ...]) -> None:
+    deny(three, 3, *rights)
+    with three.connect("app:x@") as us, three.connect("app:x@") as them:
+        is_handed_over(us, them)
+
+
+def test_two_of_three_that_do_not_say_for_how_long_they_are_up_are_told_with_the_remedy(three: Place) -> None:
+    deny(three, 2, "-info")
+    says(three.connect("app:x@", restart_guard=0.001), "allow this user INFO, or give restart_guard=0")
+    with three.connect("app:x@") as us, three.connect("app:x@") as them:
+        is_handed_over(us, them)
+
+
+def test_a_login_of_its_own_opens_each_server(three: Place) -> None:
+    hosts = []
+    for n, server in enumerate(three.servers):
+        with redis.Redis(port=server.port) as bare:
+            bare.execute_command("ACL", "SETUSER", f"user{n}", "on", f">pw{n}", *RIGHTS, "+info")
+            bare.config_set("requirepass", "of-operators")
+        hosts.append(f"user{n}:pw{n}@localhost:{server.port}")
+    with multilock.connect(f"redlock://{','.join(hosts)}/0", ttl=30, restart_guard=0) as us:
+        us.lock("n").acquire(timeout=WITHIN).release()
+    hosts[1:] = [host.rpartition("@")[2] for host in hosts[1:]]
+    says(multilock.connect(f"redlock://{','.join(hosts)}/0", restart_guard=0), "give username= and password=")

@@ -72,7 +72,7 @@ alone: $(VENV)/.dev servers ## the suites of the lock on the writer and on the o
 
 # Two idle cores go through some 100 cycles a minute; 300 of each fault and contestant are 30,000.
 compare: $(VENV)/.dev servers ## six backends: CYCLES of each fault (controls: 30), or as many as begin in MINUTES; kept in OUT
-	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.all --cycles $(CYCLES) --control-cycles 30 --minutes $(MINUTES) --out $(OUT)
+	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.all --cycles $(CYCLES) --control-cycles 30 --minutes $(MINUTES) --out $(OUT) $(RESUME)
 
 interrupts: $(VENV)/.dev servers ## a comparison is interrupted a hundred times, and must leave nothing behind
 	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.interrupts

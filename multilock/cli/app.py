@@ -246,6 +246,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     compare.add_argument("--server-container", metavar="URL=NAME", dest="server_containers", action="append",
                          default=[], help="this container may be paused, killed, restarted (repeatable)")  # fmt: skip
     compare.add_argument("--out", metavar="DIR", help="keep the history, the report and its page there")
+    compare.add_argument("--resume", action="store_true", help="go on with the run that ended early in --out")
     compare.add_argument("--card", metavar="FILE", help="draw the grid and the worst cycles: an SVG of 1200 x 630")
     compare.add_argument("--against", metavar="FILE", help="an older report.json: show what changed")
     compare.add_argument("--verify", metavar="DIR", help="judge the history of that folder again, and run nothing")

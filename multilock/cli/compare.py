@@ -22,7 +22,7 @@ from multilock.cli.exits import say
 from multilock.testing import compare as comparison
 from multilock.testing.compare import SCENARIOS, Progress, Report, summary
 from multilock.testing.compare.loads import LOADS
-from multilock.testing.compare.report import HISTORY
+from multilock.testing.compare.report import HISTORY, pieces_of
 
 __all__ = ["Wanted", "compare", "show", "verify"]
 
@@ -54,6 +54,7 @@ class Wanted:
     quick: bool
     scale: bool
     out: str | None
+    resume: bool
     card: str | None
     against: str | None
     as_json: bool
@@ -86,6 +87,7 @@ def compare(wanted: Wanted) -> int:
             at_once=QUICK_AT_ONCE * (os.cpu_count() or 1) if wanted.quick else None,
             all_of_controls=not wanted.quick,
             out=folder,
+            resume=wanted.resume,
             progress=_progress(console, stack),
         )
         if folder is not None:
@@ -121,7 +123,9 @@ def verify(folder: str) -> int:
     for line in differences:
         say(line)
     if not differences:
-        print(f"{folder}: every verdict follows from the history")
+        pieces = len(pieces_of(comparison.read_report(Path(folder)).data))
+        made = f", made in {pieces} pieces" if pieces > 1 else ""
+        print(f"{folder}: every verdict follows from the history{made}")
     return DIFFERENT if differences else 0
 
 

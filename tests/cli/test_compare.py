@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,8 @@ import pytest
 from multilock.testing import compare
 from multilock.testing.compare import Report, summary
 from tests import chromium
+from tests.compare.test_run import DEFECTS
+from tests.servers import RedisServer
 
 PAUSE = ("--scenarios", "pause", "--cycles", "1")
 
@@ -39,6 +47,41 @@ def test_the_grid_says_who_broke_what(report: tuple[Path, str]) -> None:
     assert "nothing was broken" in said
     assert "sqlite-flag" in said
     assert "pause  0/1" in said
+
+
+def test_no_line_is_wider_than_a_terminal_of_60_columns(tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    words = [sys.executable, "-m", "multilock", "compare", f"sqlite://{tmp_path}/locks.db", *PAUSE]
+    bare = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    with subprocess.Popen(words, stdin=its, stdout=its, stderr=its, env={**bare, "TERM": "xterm"}) as running:
+        os.close(its)
+        said = bytearray()
+        with contextlib.suppress(OSError), os.fdopen(ours, "rb", 0) as terminal:  # EIO: it has ended
+            while more := terminal.read(4096):
+                said += more
+    assert running.returncode == 0
+    screen = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+    lines = [part.rstrip() for line in screen.splitlines() for part in line.split("\r")]
+    progress = [line for line in lines if " of " in line and "cycles" in line and " s" in line]
+    grid = [line for line in lines if line.startswith(("fault", "pause"))]
+    assert progress
+    assert [line.split()[0] for line in grid] == ["fault", "pause"]
+    assert max(map(len, [*progress, *grid])) <= 60
+
+
+def test_each_seeded_defect_is_found_from_the_command_line(tmp_path: Path) -> None:
+    with RedisServer() as server:
+        broken = [f"tests.compare.broken:{name}={server.url}" for name in DEFECTS]
+        adapters = [word for each in broken for word in ("--adapter", each)]
+        done = multilock(
+            server.url, *adapters, "--quick", "--scenarios", "pause,late-answer", "--ttl", "1", "--json", within=100
+        )
+    assert done.returncode == 1, done.stderr
+    cells = Report(json.loads(done.stdout)).cells
+    verdicts = {name: {cells[name, scenario]["verdict"] for scenario in ("pause", "late-answer")} for name in DEFECTS}
+    assert all("broken" in each for each in verdicts.values()), verdicts
+    assert cells["redis", "pause"]["violations"] == []
 
 
 def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -> None:

@@ -97,12 +97,14 @@ def test_an_adapter_that_hangs_is_undecided_and_its_processes_end(
     assert found.exit_code == 3
 
 
-def test_a_server_that_is_away_is_a_column_that_says_so(report: compare.Report) -> None:
+def test_a_server_that_is_away_is_a_column_that_says_so(report: compare.Report, server: RedisServer) -> None:
     columns = {column["name"]: column for column in report.data["columns"]}
     assert "BackendUnavailable" in columns["redis-2"]["gone"]
     assert columns["redis"]["gone"] is None
     assert "pause" in columns["memory"]["not_applicable"]
-    assert columns["redis"]["versions"] == {"client library": f"redis {redis.__version__}"}
+    with redis.Redis(port=server.port) as operator:
+        said = operator.info("server")["redis_version"]
+    assert columns["redis"]["versions"] == {"server": f"redis {said}", "client library": f"redis {redis.__version__}"}
 
 
 def test_the_history_gives_the_same_verdicts(report: compare.Report, folder: Path) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import packages_distributions, version
 from typing import Any
 
 import multilock
 from multilock import ConfigurationError, MultilockError
 from multilock.config import resolve
-from multilock.registry import OURS
 from multilock.testing.compare.contestants import ASYNCIO, BLOCKING, load
 from multilock.testing.compare.controls import CONTROLS
 from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
 from multilock.testing.compare.servers import Given, ServerProcess
+from multilock.testing.compare.versions import versions_of
 from multilock.testing.network import has_network
 from multilock.urls import redact
 
@@ -183,12 +181,13 @@ def _probe(column: Column) -> None:
         with multilock.connect(column.url, request_timeout=PROBE_WITHIN) as client:
             client.ping()
             findings = client.diagnose()
+            versions = versions_of(client, PROBE_WITHIN)
         with multilock.connect(column.url, ttl=column.ttl, outage_timeout=PROBE_WITHIN) as client:
             with client.lock("compare-probe").acquire(PROBE_WITHIN) as lease:
                 column.ttl = lease.ttl
             its = client.capabilities
         column.facts = {
-            "versions": _versions(column.url),
+            "versions": versions,
             "capabilities": {name: getattr(its, name) for name in type(its).__dataclass_fields__},
             "findings": [
                 {"level": each.level, "code": each.code, "message": each.message, "remedy": each.remedy}
@@ -200,13 +199,3 @@ def _probe(column: Column) -> None:
         raise
     except MultilockError as error:
         column.gone = f"{type(error).__name__}: {error}"
-
-
-def _versions(url: str) -> dict[str, str]:
-    """Of what speaks to it. No backend tells the version of its server, but what `diagnose` finds wrong with it."""
-    scheme = resolve(url).scheme
-    library = OURS[scheme].library if scheme in OURS else None
-    if library is not None:
-        names = packages_distributions().get(library, ())
-        return {"client library": ", ".join(f"{name} {version(name)}" for name in sorted(set(names)))}
-    return {"client library": f"sqlite {sqlite3.sqlite_version}"} if scheme == "sqlite" else {}

@@ -18,7 +18,7 @@ from multilock.testing.compare.history import read_cycles
 from multilock.testing.compare.loads import rows_of
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 
-__all__ = ["HISTORY", "REPORT", "SCHEMA", "Report", "against", "conclude", "read_report", "verify"]
+__all__ = ["HISTORY", "REPORT", "SCHEMA", "Report", "against", "conclude", "pieces_of", "read_report", "verify"]
 
 SCHEMA = 1
 HISTORY, REPORT = "history.jsonl", "report.json"
@@ -114,6 +114,12 @@ def _void(columns: list[dict[str, Any]], cells: list[dict[str, Any]], controls: 
             yield f"{name}: only {decided} of {cycles} cycles could be decided"
 
 
+def pieces_of(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was run in one go, each. A report that does not say so was."""
+    whole = {key: data[key] for key in ("made_at", "seconds", "command")}
+    return list(data.get("pieces", [{**whole, "cycles": sum(cell["cycles"] for cell in data["cells"])}]))
+
+
 def read_report(path: Path) -> Report:
     """The file, or the folder it is in. ConfigurationError where it is none, or of another version."""
     file = path / REPORT if path.is_dir() else path
@@ -145,6 +151,8 @@ def verify(folder: Path) -> list[str]:
         cells = json.loads(json.dumps(cells_of(cycles)))
         loads = json.loads(json.dumps(loads))
         again = {"cells": cells, "loads": loads, **conclude(told["columns"], cells, loads)}
+        if len(cycles) != (said := sum(piece["cycles"] for piece in pieces_of(told))):
+            return [f"report: its pieces have {said} cycles, and the history has {len(cycles)}"]
         return [*_cell_differences(told["cells"], cells), *_differences("report", told, again, again)]
     except OSError as error:
         raise ConfigurationError(f"cannot read {history}: {error.strerror or error}") from error

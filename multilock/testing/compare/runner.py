@@ -32,6 +32,7 @@ from multilock.testing.compare.cycle import Plan, play
 from multilock.testing.compare.history import Event, write_cycle
 from multilock.testing.compare.loads import LOADS, Load, play_load, rows_of
 from multilock.testing.compare.mates import Mate, Stopped
+from multilock.testing.compare.pieces import Before, done_before
 from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
 from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerProcess, given
@@ -91,6 +92,7 @@ def run(
     server_pids: Sequence[str] = (),
     server_containers: Sequence[str] = (),
     out: Path | None = None,
+    resume: bool = False,
     progress: Callable[[Progress], object] | None = None,
 ) -> Report:
     """Put every URL, and every ``package.module:Name=URL`` of ``adapters``, through the scenarios.
@@ -105,6 +107,9 @@ def run(
     as long as all processes run when they want to, up to 20 for each core and 40). ``locks``
     are held by one client in the scenario ``scale``.
 
+    ``resume`` goes on with a run that ended early in ``out``: with its seed, and settings that must be the same. It
+    runs what is left, and the report is of all pieces.
+
     Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is marked partial. Call it from a thread
     that outlives it: worker processes end with that.
 
@@ -118,9 +123,14 @@ def run(
     usual = _AtOnce(AT_ONCE * cores, min(MOST_AT_ONCE * cores, max(MOST_OF_ALL, AT_ONCE * cores)))
     if within is not None and not within > 0:
         raise ConfigurationError(f"the time for all cycles is {within} s: it must be more than 0")
-    seed = secrets.randbelow(10**6) if seed is None else seed
+    if resume and out is None:
+        raise ConfigurationError("a run is resumed in the folder that it was kept in: name it")
+    before = done_before(out) if resume and out else Before()
+    if seed is not None and seed != before.data.get("seed", seed):
+        raise ConfigurationError(f"the run that was begun there has seed {before.data['seed']}, not {seed}")
+    seed = before.data.get("seed", secrets.randbelow(10**6) if seed is None else seed)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_history(out))
+        file = stack.enter_context(_history(out, resume=resume))
         servers = given(server_pids, server_containers)
         columns = columns_for(urls, adapters, ttl, controls=controls, servers=servers)
         ledger = stack.enter_context(_ledger())
@@ -128,8 +138,9 @@ def run(
         runner = _Runner(columns, seed, within, limit, file, progress, ledger)
         runner.plan(chosen, cycles, of_controls, all_of_controls=all_of_controls)
         runner.plan_loads(loads, locks, quick=not all_of_controls)
+        runner.go_on(before, {"cycles": cycles, "control_cycles": of_controls, "ttl": ttl})
         runner.run()
-    report = Report(runner.data(chosen, cycles, ttl))
+    report = Report(runner.data(chosen, cycles, of_controls, ttl))
     if out is not None:
         report.write(out)
     return report
@@ -144,15 +155,18 @@ def _scenarios(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return [name for name in chosen if name in SCENARIOS], [name for name in chosen if name in LOADS]
 
 
-def _history(out: Path | None) -> TextIO:
+def _history(out: Path | None, *, resume: bool) -> TextIO:
     """Opened before anything runs: a folder that cannot be made, or a disk that is full, is told of then."""
     path = Path(os.devnull)
     try:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             path = out / HISTORY
-            path.write_bytes(b"\n" * DISK)
-        return path.open("w", encoding="utf-8")
+            trial = path if not resume else out / f"{HISTORY}.trial"
+            trial.write_bytes(b"\n" * DISK)
+            if resume:
+                trial.unlink()
+        return path.open("a" if resume else "w", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
 
@@ -214,7 +228,8 @@ class _Runner:
         self._loads: list[Load] = []
         self._rows: list[dict[str, Any]] = []
         self._verdicts: list[tuple[Event, Verdict]] = []
-        self._done: set[tuple[str, str]] = set()  # cells that have a cycle
+        self._before = Before()
+        self._begun: set[tuple[str, str]] = set()  # cells
         self._running: dict[int, Plan] = {}
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # for another cycle
@@ -285,6 +300,20 @@ class _Runner:
                         lasts, contenders, own, hold, locks if kind == "scale" else 1,
                     )
                 )  # fmt: skip
+
+    def go_on(self, before: Before, wanted: dict[str, Any]) -> None:
+        """Leave out what earlier pieces did. Raises ConfigurationError where they are not of this run."""
+        each = [plan for plans in (self._plans, *self._alone.values()) for _, plan in plans]
+        cycles = [(plan.number, plan.contestant, plan.adapter, plan.scenario.name) for plan in each]
+        loads = [(load.number, load.contestant, load.adapter, load.kind) for load in self._loads]
+        before.check([*cycles, *loads], {**wanted, "planned": self._planned})
+        self._before, self._verdicts, self._rows = before, [*before.verdicts], [*before.rows]
+        self._begun = {(header["contestant"], header["scenario"]) for header, _ in before.verdicts}
+        self._loads = [load for load in self._loads if load.number not in before.headers]
+        for plans in (self._plans, *self._alone.values()):
+            left = [(column, plan) for column, plan in plans if plan.number not in before.headers]
+            plans.clear()
+            plans.extend(left)
 
     def run(self) -> None:
         """On this thread worker processes are made, which end when it does."""
@@ -416,12 +445,13 @@ class _Runner:
                         together.leave()
                     continue
                 self._running[plan.number] = plan
+                self._begun.add((plan.contestant, plan.scenario.name))
                 return column, plan
         return None
 
     def _seen(self, plan: Plan) -> bool:
         """Whether its cell has a cycle already: each gets one, however short the time."""
-        return (plan.contestant, plan.scenario.name) in self._done
+        return (plan.contestant, plan.scenario.name) in self._begun
 
     def _play(self, column: Column, plan: Plan) -> None:
         a, b = self._mate(), self._mate()
@@ -442,7 +472,6 @@ class _Runner:
         with self._lock:
             self._write(events)
             self._verdicts.append((events[0], judge_cycle(events)))
-            self._done.add((plan.contestant, plan.scenario.name))
 
     def _write(self, events: list[Event]) -> None:
         try:
@@ -489,21 +518,31 @@ class _Runner:
     def _left(self, client: multilock.Client) -> list[str]:
         return sorted({info.name for info in client.inspect_all(f"compare-{self._id}-")})
 
-    def data(self, scenarios: Sequence[str], cycles: int, ttl: float) -> dict[str, Any]:
+    def data(self, scenarios: Sequence[str], cycles: int, of_controls: int, ttl: float) -> dict[str, Any]:
+        for column in self.columns:
+            column.leftovers = sorted({*column.leftovers, *self._before.left_behind(column.name)})
         columns = [column.data for column in self.columns]
         cells = cells_of(self._verdicts)
+        made_at, seconds = datetime.now(UTC).isoformat(timespec="seconds"), round(now() - self._began, 3)
+        command = [_program(), *map(_redacted, sys.argv[1:])]
+        did = len(self._verdicts) - len(self._before.verdicts)
+        pieces = [
+            *self._before.pieces, {"made_at": made_at, "seconds": seconds, "cycles": did, "command": command},
+        ]  # fmt: skip
         return {
             "schema": SCHEMA,
             "multilock": multilock.__version__,
-            "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "made_at": made_at,
             "partial": self.partial or None,
-            "command": [_program(), *map(_redacted, sys.argv[1:])],
+            "command": command,
+            "pieces": pieces,
             "seed": self.seed,
             "cycles": cycles,
+            "control_cycles": of_controls,
             "planned": self._planned,
             "ttl": ttl,
             "at_once": self.at_once.most,
-            "seconds": round(now() - self._began, 3),
+            "seconds": round(sum(piece["seconds"] for piece in pieces), 3),
             "host": {
                 "system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count(),
                 "machine": platform.machine(),

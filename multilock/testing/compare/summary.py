@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from multilock.testing.compare.report import Report
+from multilock.testing.compare.report import Report, pieces_of
 from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 
 __all__ = ["LEGEND", "Mark", "figures", "grid", "headline", "loads", "markdown", "notes"]
@@ -134,10 +134,19 @@ def _of(spread: dict[str, Any]) -> str:
     return f"p50 {p50:.2f}, p99 {p99:.2f}, max {most:.2f} ms"
 
 
+def servers(report: Report) -> Iterator[tuple[str, str]]:
+    """What each that is no control said of its server, and is asked with."""
+    for column in report.data["columns"]:
+        its = column.get("versions") or {}
+        if its and not column["control"]:
+            yield column["name"], ", ".join(f"{what} {said}" for what, said in its.items())
+
+
 def markdown(report: Report) -> str:
     """``report.md``: for a design record."""
     names, rows = grid(report)
-    host = report.data["host"]
+    host, pieces = report.data["host"], pieces_of(report.data)
+    made = f", run in {len(pieces)} pieces" if len(pieces) > 1 else ""
     lines = [
         f"# Lock backends compared, {report.data['made_at'][:10]}",
         "",
@@ -153,9 +162,10 @@ def markdown(report: Report) -> str:
         lines += ["", f"{LEGEND[0].upper()}{LEGEND[1:]}.", ""]
     lines += [f"- {text}" for text, _ in notes(report)]
     lines += [f"- {line}" for line in (*figures(report), *loads(report))]
+    lines += [f"- {name}: {said}" for name, said in servers(report)]
     lines += [
         "",
         f"multilock {report.data['multilock']}, Python {host['python']}, {host['system']}, {host['cores']} cores, seed "
-        f"{report.data['seed']}. One host, one clock, short ttls: see report.json and history.jsonl.",
+        f"{report.data['seed']}{made}. One host, one clock, short ttls: see report.json and history.jsonl.",
     ]
     return "\n".join(lines) + "\n"

@@ -39,11 +39,15 @@ class Crew(Generic[Subject]):
         self._silences = 0
         self._again_at = 0.0
         self._trying = False
+        self._closed = False
 
     def ask(
         self, question: Callable[[Subject, float], Said], deadline: float, tell: Callable[[Said | Exception], None]
     ) -> None:
-        """``tell`` gets the answer, or the exception, on a thread of the crew."""
+        """``tell`` gets the answer, or the exception, on a thread of the crew; after `close` at once."""
+        if self._closed:  # a push may come that late: no thread would end that was made for it
+            tell(BackendUnavailable(f"the client that asks {self._name} was closed", unknown=False))
+            return
 
         def job() -> None:
             try:
@@ -63,6 +67,7 @@ class Crew(Generic[Subject]):
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             for _ in range(self._threads):
                 self._jobs.put(None)
 

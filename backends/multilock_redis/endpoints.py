@@ -112,9 +112,10 @@ def database(options: Mapping[str, object], path: str) -> int:
 
 
 def at(scheme: str, host: str, port: int, settings: Mapping[str, Any]) -> Endpoint:
-    """``scheme`` is ``redis``, or ``rediss`` for TLS. ``settings``: as redis-py's connections take them."""
+    """``scheme`` is that of the user's URL, and begins with ``rediss`` for TLS. ``settings``: as redis-py's connections
+    take them."""
     settings = {**settings, "host": host, "port": port}
-    kind = SSLConnection if scheme == "rediss" else Connection
+    kind = SSLConnection if scheme.startswith("rediss") else Connection
     return Endpoint(_place(scheme, host, port, settings.get("db", 0)), kind, settings)
 
 
@@ -216,7 +217,7 @@ def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Se
     if "password" not in theirs and "username" in theirs:
         raise ConfigurationError("sentinel_username= needs sentinel_password=")
     sentinels = [
-        Sentinel(kind, theirs | tls | {"host": host.strip("[]"), "port": int(port)})
+        Sentinel(scheme, kind, theirs | tls | {"host": host.strip("[]"), "port": int(port)})
         for host, _, port in (each.rpartition(":") for each in host_list(hosts, 26379, f"Sentinel of a {scheme} URL"))
     ]
     settings = {**user_info(login), **texts(options, LOGIN), **tls, "db": database(options, db)}
@@ -239,7 +240,7 @@ def sentinels_of_client(url: str, client: object, options: Mapping[str, object])
     if scheme == "rediss+sentinel" and not secure:
         raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis+sentinel://")
     pools = [each.connection_pool for each in pool.sentinel_manager.sentinels]
-    sentinels = [Sentinel(each.connection_class, _settings_of(each)) for each in pools]
+    sentinels = [Sentinel(scheme, each.connection_class, _settings_of(each)) for each in pools]
     kind = SSLConnection if secure else Connection
     endpoint = SentinelEndpoint(scheme, sentinels, pool.service_name, kind, _settings_of(pool))
     if rest and sentinels_of_url(url, scheme, {}).name != endpoint.name:
@@ -268,8 +269,7 @@ def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Node
     settings = {**user_info(login), **texts(options, LOGIN), **tls_settings(options, scheme, "rediss+cluster")}
     pairs = (each.rpartition(":") for each in host_list(hosts, 6379, f"node of a {scheme} URL"))
     seeds = [Address(host.strip("[]"), int(port)) for host, _, port in pairs]
-    kind = scheme.removesuffix("+cluster")
-    return seeds, lambda address: at(kind, *address, settings)
+    return seeds, lambda address: at(scheme, *address, settings)
 
 
 def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -> Nodes:
@@ -291,7 +291,7 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
     remap: Callable[[tuple[str, int]], tuple[str, int]] = cluster.nodes_manager.address_remap or Address._make
 
     def endpoint_at(address: Address) -> Endpoint:
-        return at("rediss" if secure else "redis", *remap((address.host, address.port)), settings)
+        return at("rediss+cluster" if secure else "redis+cluster", *remap((address.host, address.port)), settings)
 
     return [Address(node.host, node.port) for node in cluster.nodes_manager.startup_nodes.values()], endpoint_at
 

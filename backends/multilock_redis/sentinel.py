@@ -46,15 +46,16 @@ _REMEDIES = {
 _CHECK_LOGIN = "check sentinel_username= and sentinel_password="
 
 
-class Sentinel(NamedTuple):
-    kind: Callable[..., Any]  #: of connection
-    settings: Mapping[str, Any]  #: of it; secrets are among them
+class Sentinel(Endpoint):
+    """One of them. It is connected to on threads of its own: one whose name hangs in its look-up keeps nobody from
+    asking the others."""
+
+    def __init__(self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+        self._place = place(settings.get("host", "localhost"), settings.get("port", 26379))
+        super().__init__(f"{scheme}://{self._place} (a Sentinel)", kind, settings)
 
     def __str__(self) -> str:
-        return place(self.settings.get("host", "localhost"), self.settings.get("port", 26379))
-
-    def __repr__(self) -> str:
-        return f"<Sentinel {self}>"
+        return self._place
 
 
 class Told(NamedTuple):
@@ -81,7 +82,6 @@ class SentinelEndpoint(Endpoint):
         super().__init__(f"{scheme}://{hosts}/{primary}/{settings.get('db') or 0}", kind, settings)
         self.sentinels = tuple(sentinels)  #: the first one answered last
         self.primary = primary
-        self._scheme = scheme
         self._begin()
 
     def _begin(self) -> None:
@@ -93,6 +93,8 @@ class SentinelEndpoint(Endpoint):
 
     def forget(self) -> None:
         super().forget()
+        for sentinel in self.sentinels:
+            sentinel.forget()
         self._begin()
 
     def close(self) -> None:
@@ -166,13 +168,10 @@ class SentinelEndpoint(Endpoint):
             raise self._silence(f"{sentinel} gave no answer of a Sentinel: {error!r}") from error
 
     def _call_on(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> Wire:
-        where = f"{self._scheme}://{sentinel} (a Sentinel)"
-        within = max(within, 0.001)
         try:
-            return self._open_wire(sentinel.kind, sentinel.settings, where, within, now)
-        except Exception as error:
-            told = not_connected(error, where)
-            raise (self._refused(told) if isinstance(told, BackendRejected) else told) from error
+            return sentinel.connect(within, now)
+        except BackendRejected as error:
+            raise self._refused(error) from error
 
     def _refused(self, error: BackendRejected) -> BackendRejected:
         said, _, remedy = str(error).rpartition(" (")

@@ -115,7 +115,7 @@ def test_a_waiter_follows_a_moved_slot_and_listens_there(us: Ours, them: Ours, m
     us.release(held)
     them.ear.hears("wake", waiting.id)
     granted = them.attempt(waiting, join=True)
-    assert granted.group == f"redis://{moving.there.endpoint}/0"
+    assert granted.group == f"redis+cluster://{moving.there.endpoint}/0"
 
 
 def test_a_burst_of_redirections_asks_for_the_table_once(us: Ours, cluster: RedisCluster) -> None:

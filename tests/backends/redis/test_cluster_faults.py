@@ -135,6 +135,20 @@ def test_a_holder_whose_lock_the_new_primary_does_not_have_is_told(client: Clien
     assert not lease.is_held()
 
 
+def test_a_release_that_a_failover_swallowed_is_made_at_the_new_primary(cluster: RedisCluster) -> None:
+    primary = cluster.primaries()[0]
+    name = cluster.name_on(primary)
+    replica = cluster.replica_of(primary)
+    with multilock.connect(cluster.url, ttl=60, request_timeout=1) as client:
+        lease = client.lock(name).acquire()
+        replicated(primary)
+        with primary.paused():
+            lease.release()
+            assert not lease.is_held()
+            replica.bare.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
+            eventually(lambda: holder_of(replica.bare, name) is None, within=20)
+
+
 def test_a_client_finds_a_cluster_of_which_its_url_names_no_living_node(
     connect: Connect, cluster: RedisCluster
 ) -> None:
@@ -237,7 +251,7 @@ def test_a_cluster_of_one_shard_gets_another_one_and_loses_it_again() -> None:
         assert "alone" in [finding.code for finding in ours.backend.diagnose(2)]
         cluster.migrate(cluster.slot_of("a"), new)
         renewed = ours.renew(held, more)
-        assert [each.group for each in renewed] == [f"redis://{node.endpoint}/0" for node in (new, old)]
+        assert [each.group for each in renewed] == [f"redis+cluster://{node.endpoint}/0" for node in (new, old)]
         assert sorted(info.name for info in ours.backend.inspect_all("", 2)) == ["a", "b"]
         cluster.migrate(cluster.slot_of("a"), old)
         new.kill()
@@ -262,6 +276,13 @@ def test_a_cluster_of_one_shard_gets_another_one_and_loses_it_again() -> None:
 def test_what_cannot_work_is_refused_before_any_request(url: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_backend(url, options)
+
+
+def test_tls_where_none_is_spoken_is_told_with_the_scheme_of_a_cluster(cluster: RedisCluster) -> None:
+    ours = Ours(cluster.url.replace("redis", "rediss", 1))
+    with pytest.raises(BackendUnavailable, match=r"the URL is redis\+cluster://"):
+        ours.take()
+    ours.close()
 
 
 def test_secrets_are_not_shown() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 import redis
@@ -88,6 +90,35 @@ def test_a_sentinel_that_is_away_costs_nothing_but_a_moment(guarded: Guarded, co
         connect(guarded.url).take(ours.claim("b"))
     names = [str(each) for each in ours.backend._endpoint.sentinels]  # type: ignore[attr-defined]
     assert names == [guarded.guards[0].endpoint, nobody.endpoint], "who answered is asked first"
+
+
+def test_a_sentinel_whose_name_hangs_in_its_look_up_keeps_nobody_from_asking_another_one(
+    server: RedisServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def hangs(host: str, *how: Any, **more: Any) -> Any:
+        return look_up(host, *how, **more) if host != "slow.example" else over.wait(30) and []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    with SentinelServer(list) as guard, guard.client() as client:
+        client.execute_command("SENTINEL", "MONITOR", "m", server.host, server.port, 1)
+        ours = connect(f"redis+sentinel://slow.example:1,{guard.endpoint}/m", within=6.0)
+        endpoint = ours.backend._endpoint
+        assert isinstance(endpoint, SentinelEndpoint)
+        try:
+            claim, _ = ours.take()
+            assert on(server) == claim.owner
+            assert str(endpoint.sentinels[0]) == guard.endpoint
+            eventually(lambda: client.client_list(_type="pubsub"), within=WITHIN)
+            endpoint.sentinels = endpoint.sentinels[::-1]  # it listens to the other one first, and to this one then
+            client.client_kill_filter(_type="pubsub")
+            with pytest.raises(BackendUnavailable, match=r"slow\.example.*not connected"):
+                endpoint.ask(endpoint.sentinels[0], 0.1, now)
+            eventually(lambda: client.client_list(_type="pubsub"), within=WITHIN)
+        finally:
+            over.set()
 
 
 def test_who_is_named_and_is_a_replica_is_not_believed(guarded: Guarded, connect: Connect) -> None:

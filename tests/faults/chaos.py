@@ -97,6 +97,7 @@ class Arena:
     scheme: ClassVar[str]
     ttl: ClassVar[float] = 0.75
     url: str
+    asked_again: ClassVar[float] = 0.0  # seconds for which a server that was away is not asked yet
     taken: dict[str, float]
     """Sessions that an operator ends, and when: see `Record.taken`."""
 
@@ -834,7 +835,7 @@ def run(
             time.sleep(0.005)
         lasted = now() - started
         if not violations:
-            bound = _bound(chaos.arena)
+            bound = _bound(chaos.arena) + chaos.arena.asked_again
             violations += chaos.calm(bound, within=15.0)
             violations += record.overlaps()
             violations += (f"O2 {lost}" for lost in ledger.lost)

@@ -29,6 +29,7 @@ from multilock.model import LockInfo, parse_owner
 from multilock.testing.beliefs import Fault, LedgerServer
 from multilock.testing.conformance.faces import background
 from multilock.testing.proxy import Direction
+from multilock_redis.redlock.crew import LONGEST_PAUSE
 from tests.faults.chaos import (
     FOR_A_WHILE,
     KEYS,
@@ -70,6 +71,7 @@ class RedlockArena(RemoteArena):
 
     scheme = "redlock"
     ttl = 1.0
+    asked_again = LONGEST_PAUSE
 
     def __init__(self, stack: ExitStack) -> None:
         self.servers = stack.enter_context(RedisServers(SERVERS))

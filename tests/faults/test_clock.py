@@ -12,10 +12,13 @@ import pytest
 import redis
 
 from multilock import Loss, LossReason
+from multilock.backend import Busy, Granted
 from multilock.testing.conformance.base import Recorder, eventually, queued
 from multilock.testing.conformance.faces import background
+from tests.backends.redlock.kit import Contender, holders
 from tests.faults.conftest import Connect
 from tests.servers import RedisServer
+from tests.servers_redlock import RedisServers
 
 HOUR = 3600.0
 
@@ -103,3 +106,70 @@ def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
     assert not lease.is_held()
     assert following.fence() > (lease.token or 0)
     following.renew()
+
+
+# ---- one of several servers
+
+
+@pytest.fixture
+def three(redis_server: SteppedRedis) -> Iterator[RedisServers]:
+    """The clock of the first can be stepped."""
+    with RedisServer() as second, RedisServer() as third:
+        servers = RedisServers(0)
+        servers.members = [redis_server, second, third]
+        yield servers
+
+
+@pytest.fixture
+def contenders(three: RedisServers) -> Iterator[tuple[Contender, Contender]]:
+    both = Contender(three), Contender(three)
+    yield both
+    for each in both:
+        each.close()
+
+
+def test_the_clock_of_one_of_three_lets_in_nobody(
+    contenders: tuple[Contender, Contender], three: RedisServers, redis_server: SteppedRedis
+) -> None:
+    us, them = contenders
+    claim, granted = us.take()
+    us.settle(claim)
+    redis_server.step(HOUR)
+    tried = them.claim()
+    refused = them.attempt(tried)
+    assert isinstance(refused, Busy)
+    them.settle(tried)
+    assert holders(three) == [tried.id, claim.id, claim.id]
+    [renewed] = us.renew((claim, granted))
+    assert isinstance(renewed, Granted)
+    them.give_back(tried)
+    us.give_back(claim)
+    _, following = them.take()
+    assert (following.token or 0) > (granted.token or 0)
+
+
+@pytest.mark.parametrize("steps", [(HOUR, 0.0), (-HOUR, HOUR)])
+def test_tokens_of_a_majority_grow_whatever_the_clock_of_one_does(
+    contenders: tuple[Contender, Contender], redis_server: SteppedRedis, steps: tuple[float, ...]
+) -> None:
+    tokens = []
+    for step in (0.0, *steps):
+        redis_server.step(step)
+        for each in contenders:
+            claim, granted = each.take()
+            each.settle(claim)
+            tokens.append(granted.token or 0)
+            each.give_back(claim)
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_clock_stepped_beside_a_bare_majority_lets_in_a_second_whose_token_is_greater(
+    contenders: tuple[Contender, Contender], redis_server: SteppedRedis
+) -> None:
+    """No client can prevent it: the server takes the ttl for over, and the third never knew of the first holder."""
+    us, them = contenders
+    us.cut_off(2)
+    _, granted = us.take()
+    redis_server.step(HOUR)
+    _, following = them.take()
+    assert (following.token or 0) > (granted.token or 0)

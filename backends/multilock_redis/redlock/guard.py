@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from multilock import BackendRejected
+from multilock import BackendRejected, BackendUnavailable
 from multilock_redis.transport import Endpoint, Wire
 from multilock_redis.wire import pack
 
@@ -48,6 +48,9 @@ class Guarded(Endpoint):
         wire = super()._dial(within, now)
         try:
             told = wire.call(INFO, deadline - now())
+        except BackendUnavailable as silence:
+            wire.close()
+            raise BackendUnavailable(str(silence), unknown=False, backend="redis") from silence
         except BackendRejected as refused:
             if not self.guard:
                 return wire

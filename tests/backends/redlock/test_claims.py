@@ -174,6 +174,91 @@ def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -
     assert isinstance(silence, BackendUnavailable)
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_answers_to_a_renewal_take_nothing_away(contend: Contend, servers: RedisServers, lost: int) -> None:
+    us = contend()
+    us.teach()
+    claim, granted = us.take()
+    us.settle(claim)
+    faults = [proxy.drop_reply(claim.id.encode()) for proxy in us.proxies[:lost]]
+    [renewed] = us.renew((claim, granted))
+    for fault in faults:
+        fault.wait(WITHIN)
+    assert isinstance(renewed, Granted if lost == 1 else BackendUnavailable)
+    assert holders(servers) == [claim.id] * 3
+    us.reach(0, 1, 2)
+    [again] = us.renew((claim, granted))
+    assert isinstance(again, Granted)
+    assert again.token == granted.token
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_answers_to_a_release_leave_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
+    us = contend()
+    us.teach()
+    claim, _ = us.take()
+    us.settle(claim)
+    faults = [proxy.drop_reply(claim.id.encode()) for proxy in us.proxies[:lost]]
+    if lost == 1:
+        assert us.release(claim).ours
+    else:
+        with pytest.raises(BackendUnavailable) as silence:
+            us.release(claim)
+        assert silence.value.unknown
+    for fault in faults:
+        fault.wait(WITHIN)
+    assert holders(servers) == ["", "", ""]
+    us.reach(0, 1, 2)
+    us.give_back(claim, unsure=True)
+    assert not us.backend.places.standings
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_lost_answers_about_a_token_leave_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
+    us = contend()
+    us.teach()
+    claim = us.claim()
+    faults = [proxy.drop_reply(b"}:token\r\n$16") for proxy in us.proxies[:lost]]
+    if lost == 1:
+        us.take(claim)
+    else:
+        with pytest.raises(BackendUnavailable) as silence:
+            us.attempt(claim)
+        assert silence.value.unknown
+    for fault in faults:
+        fault.wait(WITHIN)
+    us.reach(0, 1, 2)
+    us.give_back(claim, unsure=True)
+    assert holders(servers) == ["", "", ""]
+    _, granted = us.take()
+    assert granted.token
+
+
+def test_a_server_that_is_silent_for_hours_leaves_nothing_to_do(contend: Contend, servers: RedisServers) -> None:
+    """A request on a connection from before has no answer, and is undone; on those after it nothing is asked."""
+    us = contend()
+    for _ in range(3):
+        us.give_back(us.take(us.claim(ttl=2.5))[0])
+    us.proxies[2].black_hole()
+    left = []
+    for _ in range(8):
+        us.reach(2)
+        claim, _ = us.take(us.claim(ttl=2.5))
+        us.settle(claim)
+        left.append(us.release(claim).again)
+    assert not any(left[-3:])
+    assert len(us.backend.places.standings) == sum(left)
+
+
+def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Contend) -> None:
+    """Else a claim would be undone there for minutes, and the kernel would warn of each."""
+    us = contend()
+    us.proxies[0].black_hole()
+    with pytest.raises(BackendUnavailable) as silence:
+        us.backend.servers.endpoints[0]._dial(0.1, now)
+    assert not silence.value.unknown
+
+
 def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     held = us.take()

@@ -116,6 +116,7 @@ class RedlockArena(RemoteArena):
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         for which, operator in enumerate(self.operators):
+            operator.connection_pool.disconnect()  # a flush beside a look at what is held needed a second one
             while (clients := len(operator.client_list())) > 1 and now() < until:
                 time.sleep(0.05)
             if clients > 1:

@@ -23,8 +23,7 @@ __all__ = ["Bare", "Ear", "Ours", "busy", "eventually", "holder_of", "since", "w
 Bare = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
 
-WITHIN = 2.0  # seconds, for a request
-SOON = 5.0  # … and for what is told or done without being asked, half a ttl
+WITHIN = 2.0  # seconds; what takes longer may have been found by the tending of connections, which looks that often
 
 
 class Ear:
@@ -64,7 +63,7 @@ class Ear:
     def silent(self, group: Hashable) -> None:
         self._hear("silent", group)
 
-    def hears(self, *what: Any, within: float = SOON) -> float:
+    def hears(self, *what: Any, within: float = WITHIN) -> float:
         """Wait until this was heard; on the clock, when. Each thing is heard once."""
         with self._changed:
             assert self._changed.wait_for(lambda: what in self.heard, within), f"{what} not in {self.heard}"
@@ -127,7 +126,7 @@ class Ours:
         self.backend.close()
 
 
-def eventually(condition: Callable[[], object], within: float = SOON) -> None:
+def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
     """Wait for what no event tells: something on the server."""
     pause = threading.Event()
     until = now() + within

@@ -15,7 +15,9 @@ from multilock.testing import compare
 
 pytestmark = pytest.mark.timeout(120)
 
-WANTED: dict[str, Any] = {"scenarios": ["kill", "cost"], "cycles": 2, "control_cycles": 1, "ttl": 1.0}
+WANTED: dict[str, Any] = {
+    "scenarios": ["taken", "cost"], "cycles": 2, "control_cycles": 1, "ttl": 1.0, "all_of_controls": False,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +55,8 @@ def test_what_is_left_is_run_and_the_report_is_of_all_pieces(folder: Path, tmp_p
         ({"cycles": 3}, "cycles was 2"),
         ({"control_cycles": 2}, "control_cycles was 1"),
         ({"ttl": 2.0}, "ttl was 1.0"),
-        ({"scenarios": ["pause", "cost"]}, "kill"),
-        ({"scenarios": ["kill"]}, "cost"),
+        ({"scenarios": ["pause", "cost"]}, "taken"),
+        ({"scenarios": ["taken"]}, "cost"),
         ({"out": None}, "name it"),
         ({"out": Path("/nowhere")}, "cannot read"),
     ],

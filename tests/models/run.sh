@@ -152,9 +152,10 @@ holds lock 2 0 1 1 1
 holds lock 2 1 0 1 1
 holds token 1 1
 
-for mistake in minority receipt ackedonly notombstone countson; do
+for mistake in minority ackedonly notombstone countson; do
     found lock 2 1 0 1 1 $mistake
 done
+found lock 2 0 0 2 1 receipt
 found lock 2 0 0 2 2 pushreceipt
 found lock 2 0 1 2 1 noguard
 for mistake in blind nowrite onewrite addsup; do

@@ -8,6 +8,7 @@ from multilock import LossReason
 from multilock.backend import Granted, Notices
 from multilock_redis.redlock.places import Places
 from multilock_redis.redlock.quorum import Quorum
+from multilock_redis.redlock.servers import limit
 from multilock_redis.redlock.standing import Standing
 
 __all__ = ["Ear"]
@@ -49,9 +50,12 @@ class Ear:
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         if standing := self._places.get(claim_id):
+            now, claim = self.now(), standing.claim
             with standing.lock:
-                standing.at[self._which].gone = True
-                lost = self._quorum.lost(sum(at.gone for at in standing.at)) and not standing.told_gone
+                at = standing.at[self._which]
+                at.gone, at.taken = True, now
+                lacking = sum(at.lacks(now, limit(claim, claim.ttl)) for at in standing.at)
+                lost = self._quorum.lost(lacking) and not standing.told_gone
                 standing.told_gone |= lost
             if lost:
                 self._notices.gone(claim_id, reason, f"{message}, on a majority")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 from multilock import BackendRejected
@@ -26,6 +27,7 @@ class At:
         "number",
         "push",
         "released",
+        "taken",
         "touched",
         "under_way",
         "unsure",
@@ -46,11 +48,17 @@ class At:
         self.asked = 0.0  # when the last request was sent, or later
         self.ends: float | None = None  # when what it told us of can be over
         self.gone = False  # it has said that this claim does not hold the name
+        self.taken = -math.inf  # when it pushed that: an operator comes to one server after the other
         self.released: bool | None = None  # whether it was ours; None: not told, or no answer
 
     def vouches(self, sent_at: float) -> bool:
         """Whether what it said of a request sent then still is so: nothing can have given it away since."""
         return not self.void and sent_at > self.cleared
+
+    def lacks(self, now: float, operator: float) -> bool:
+        """Whether it has not the name for this claim, or had not within so many seconds: what is taken back there
+        meanwhile, by a renewal between two servers' answers to an operator, is taken all the same."""
+        return self.gone or now - self.taken < operator
 
     def spends(self) -> bool:
         """Whether the claim has to go on as another: nothing else undoes a request without an answer. Nor can it give

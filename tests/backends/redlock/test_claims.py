@@ -297,6 +297,23 @@ def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: R
     us.ear.hears("gone", claim.id, LossReason.TAKEN, within=WITHIN)
 
 
+def test_what_an_operator_takes_is_lost_though_a_renewal_comes_between_two_servers(
+    contend: Contend, servers: RedisServers
+) -> None:
+    us = contend()
+    held = us.take(us.claim(ttl=100.0))
+    us.backend.watch("redlock", [held], WITHIN)
+    us.settle(held[0])
+    nodes = us.backend.servers.nodes
+    assert nodes[0].inspection.force_release("a", WITHIN)
+    eventually(lambda: us.backend.places.standings[held[0].id].at[0].gone, within=WITHIN)
+    [renewed] = us.renew(held)
+    assert isinstance(renewed, Granted)
+    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)  # the first has it again
+    assert nodes[1].inspection.force_release("a", WITHIN)
+    us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
+
+
 def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> None:
     first, second, third = contend(), contend(), contend()
     arrived = 10**6 * int(time.time())

@@ -92,7 +92,7 @@ def test_the_client_was_closed_at_once_and_the_loop_is_still_the_threads():
 
 def run(folder: Path, *arguments: str, test: str = TEST) -> str:
     (folder / "test_user.py").write_text(test)
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-v", "-rP", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:asyncio", "-v", "-rP", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

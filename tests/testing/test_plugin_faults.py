@@ -10,7 +10,7 @@ from tests.servers import RedisServer
 
 pytest_plugins = ["pytester"]
 
-QUIET = ("-p", "no:randomly", "-p", "no:cacheprovider")
+QUIET = ("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:asyncio")
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
@@ -239,6 +239,27 @@ def test_of_nobody(multilock_async_client, multilock_believers):
 def test_asyncio_tests_of_a_plugin_and_of_none(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(ANYIO)
     run(pytester, "-W", "error").assert_outcomes(passed=3)
+
+
+PYTEST_ASYNCIO = """
+import pytest
+
+@pytest.mark.asyncio
+async def test_one_loop(multilock_async_client, multilock_believers):
+    async with multilock_async_client.lock("n"):
+        pass
+    await multilock_async_client.lock("held at the end").acquire()
+
+@pytest.mark.asyncio
+async def test_another_loop(multilock_async_client):
+    assert await multilock_async_client.lock("held at the end").try_acquire()
+"""
+
+
+def test_asyncio_tests_of_pytest_asyncio(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(PYTEST_ASYNCIO)
+    scope = "asyncio_default_fixture_loop_scope=function"
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", scope, "-W", "error").assert_outcomes(passed=2)
 
 
 HYPOTHESIS = """

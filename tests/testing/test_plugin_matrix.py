@@ -21,7 +21,7 @@ from tests.compare.test_run import unfit
 
 pytest_plugins = ["pytester"]
 
-QUIET = ("-p", "no:randomly", "-p", "no:cacheprovider")
+QUIET = ("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:asyncio")
 TWO = ("--multilock-url", "memory://one", "--multilock-url", "memory://two")
 NOBODY = "redis://user:hush-hush@127.0.0.1:{}/0"
 

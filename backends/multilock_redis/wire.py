@@ -47,6 +47,7 @@ _REFUSED = {
     "DENIED": "it runs in protected mode: see its configuration",
     "ERR": "see the server's message",
 }
+_IN_NO_CLUSTER = "it is not a node of a cluster: give redis://host:port"
 _UNKNOWN = "is it a Sentinel? Then give redis+sentinel://host:port/NAME; else it must not be renamed or disabled there"
 # Before 7.0 a server wraps what a command in a script said: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
@@ -144,7 +145,12 @@ def refusal(text: str, where: str) -> Exception:
     if word == "NOSCRIPT":
         return ScriptMissing()
     if word in _REFUSED:
-        told = f"{where} refused: {text} ({_UNKNOWN if 'unknown command' in text else _REFUSED[word]})"
+        hint = _REFUSED[word]
+        if "unknown command" in text:
+            hint = _UNKNOWN
+        elif "cluster support disabled" in text:
+            hint = _IN_NO_CLUSTER
+        told = f"{where} refused: {text} ({hint})"
         return Redirected(told, text) if word in ("MOVED", "ASK") else BackendRejected(told, backend="redis")
     if word in SILENT:
         return BackendUnavailable(f"{where}: {text} ({SILENT[word]})", unknown=False, backend="redis")

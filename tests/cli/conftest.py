@@ -17,6 +17,7 @@ import pytest
 import multilock
 
 ROOT = Path(__file__).parents[2]
+TTL = 30.0  # seconds; of who holds locks beside the command, and is not to lose them as a machine stands still
 WITHIN = 45.0  # seconds; what is waited for takes a fraction of one, and a demo some ten, on an idle machine
 
 Start = Callable[..., Popen[str]]
@@ -105,5 +106,5 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def client(url: str) -> Iterator[multilock.Client]:
     """Somebody else at the same place."""
-    with multilock.connect(url, ttl=30) as client:
+    with multilock.connect(url, ttl=TTL) as client:
         yield client

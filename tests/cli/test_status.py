@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import multilock
-from tests.cli.conftest import WITHIN, Run, Start, environment, line_of
+from tests.cli.conftest import TTL, WITHIN, Run, Start, environment, line_of
 from tests.servers import free_port
 
 
@@ -25,8 +25,8 @@ def test_status_as_json_is_an_array_of_everything_known(run: Run, url: str, clie
     first = held[0]
     assert set(first) == {"name", "kind", "owner", "identity", "host", "pid", "token", "ttl", "since", "waiting",
                           "resting_until", "remaining", "holders", "permits", "others"}  # fmt: skip
-    assert 0 < first["remaining"] <= 3.0
-    assert (first["kind"], first["token"], first["ttl"]) == ("lock", lease.token, 3.0)
+    assert 0 < first["remaining"] <= TTL
+    assert (first["kind"], first["token"], first["ttl"]) == ("lock", lease.token, TTL)
     assert datetime.fromisoformat(first["since"]).tzinfo is not None
 
 

@@ -38,6 +38,7 @@ class Crew(Generic[Subject]):
         self._pause = 0.0  # 0: it is up
         self._silences = 0
         self._again_at = 0.0
+        self._why: BaseException | None = None  # it was silent for
         self._trying = False
         self._closed = False
 
@@ -96,27 +97,28 @@ class Crew(Generic[Subject]):
             raise BackendUnavailable(f"{self._name} has too many questions to answer", unknown=False)
         with self._lock:
             if self._pause and (self._trying or now < self._again_at):
-                raise BackendUnavailable(f"{self._name} was down just now", unknown=False)
+                raise BackendUnavailable(f"{self._name} was down just now", unknown=False) from self._why
             tries = self._trying = bool(self._pause)
-        silent = None
+        silent = why = None
         try:
             said = question(self._subject, deadline - now)
             silent = False
             return said
-        except BackendUnavailable:
-            silent = True
+        except BackendUnavailable as error:
+            silent, why = True, error.__cause__
             raise
         finally:
             with self._lock:
                 if tries:
                     self._trying = False
-                self._note(silent, self._now() - now)
+                self._note(silent, why, self._now() - now)
 
-    def _note(self, silent: bool | None, took: float) -> None:
+    def _note(self, silent: bool | None, why: BaseException | None, took: float) -> None:
         if silent is False:
-            self._silences, self._pause = 0, 0.0
+            self._silences, self._pause, self._why = 0, 0.0, None
         elif silent:
             self._silences += 1
+            self._why = why
             if self._pause or took < QUICK or self._silences >= SILENCES:
                 self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
                 self._again_at = self._now() + self._pause

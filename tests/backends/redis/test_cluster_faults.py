@@ -238,7 +238,7 @@ def test_no_node_that_answers_is_silence() -> None:
 
 def test_a_server_that_is_in_no_cluster_is_refused_with_the_way_out(server: RedisServer) -> None:
     ours = Ours(f"redis+cluster://{server.endpoint}")
-    with pytest.raises(BackendRejected, match="redis://"):
+    with pytest.raises(BackendRejected, match="give redis://"):
         ours.take()
     ours.close()
 

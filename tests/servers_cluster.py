@@ -186,12 +186,23 @@ class RedisCluster(Cluster[ClusterNode]):
         for member in self.members:
             if member.alive and member is not to:
                 to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
-        # Two who change something before they have heard of each other may do it under one epoch, and one is undone.
+        # Two who change something before they have heard of each other do it under one epoch: then one is undone, or
+        # never believed. Whom the slot was taken from has been told of that, which tells it no epoch.
         until = time.monotonic() + AGREE_WITHIN
-        while any(self._says(member, slot) != to.port for member in self.members if member.alive):
+        while any(
+            self._says(member, slot) != to.port or self._epochs(member)[to.id] < self._epochs(to)[to.id]
+            for member in self.members
+            if member.alive
+        ):
             if time.monotonic() > until:
                 raise TimeoutError(f"not all have heard that slot {slot} has moved")
             time.sleep(0.005)
+
+    @staticmethod
+    def _epochs(member: ClusterNode) -> dict[str, int]:
+        """Under which epoch each node changed something last, as far as this one has heard."""
+        lines = member.bare.execute_command("CLUSTER", "NODES").decode().splitlines()
+        return {each[0]: int(each[6]) for each in (line.split() for line in lines)}
 
     @staticmethod
     def _says(member: ClusterNode, slot: int) -> int:

@@ -207,7 +207,7 @@ def test_a_waiter_whose_place_was_moved_is_passed_over_only_until_its_heartbeat(
 
 def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, moving: Moving) -> None:
     """The deadline of a waiter was written by the clock of one node, and after a move another one hands over: what that
-    publishes is heard at both."""
+    publishes is heard at both, unless it is lost between them."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     other = moving.cluster.name_on(moving.there)
@@ -215,8 +215,7 @@ def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, mo
     them.wait(them.claim(other))  # so that it listens there too
     moving.whole()
     us.release(held)
-    for _ in range(2):
-        them.ear.hears("wake", waiting.id)
+    them.ear.hears("wake", waiting.id)
     assert moving.holder(moving.there) == waiting.owner
     assert waiting.id not in them.ear.pushed
     assert isinstance(them.attempt(waiting, join=True), Granted)

@@ -23,11 +23,12 @@ elseif shared_as(text) then
   forget_ended()
   local _, now = clock()
   local ends = redis.call('ZSCORE', KEYS[5], resting)
-  held, again = redis.call('ZREM', KEYS[5], owner) == 1, ends
+  held, again = redis.call('ZSCORE', KEYS[5], owner), ends
   if held or again and now + left < tonumber(ends) then
-    redis.call('ZADD', KEYS[5], now + left, resting)
+    redis.call('ZADD', KEYS[5], now + left, resting) -- before the owner leaves: the last one takes the set's end along
     put_off(left)
   end
+  redis.call('ZREM', KEYS[5], owner)
   text = if_anybody(text)
 end
 if held then

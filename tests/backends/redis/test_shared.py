@@ -488,6 +488,13 @@ def test_a_permit_s_rest_that_comes_again_only_ends_earlier_and_then_the_permit_
     them.take(waiter)
 
 
+def test_the_last_one_that_rests_leaves_no_key_without_an_end(us: Ours, bare: Bare) -> None:
+    held = us.take(us.permit(1))
+    assert us.backend.rest(*held, False, 1, 1).ours
+    assert keys(bare) == {LOCK, TOKEN, HOLDERS}
+    assert [key for key in keys(bare) if bare.pttl(key) < 0] == []
+
+
 def test_a_permit_that_was_lost_does_not_rest(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take(us.permit(1))
     end_lease(bare, held[0])

@@ -9,7 +9,8 @@ Sentinel that leads the failover says ``+switch-master``, and describes the new 
 followed it, which may take minutes.
 
 A Sentinel that was cut off itself knows less than the others. The number of the failover that it knows of (its
-``config-epoch``) shows that: an answer older than one that was heard before is not believed.
+``config-epoch``) shows that: an answer older than one that was heard before is not believed. So the others are asked
+too, one after the other, though nobody needs a connection: else who listens to that one would hear of no failover.
 
 What a failover forgets is not found again here: Redis replicates after it has answered.
 """
@@ -21,6 +22,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import count
 from typing import Any, NamedTuple
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
@@ -236,11 +238,13 @@ class SentinelEndpoint(Endpoint):
     def _watch_from_now_on(self, now: Callable[[], float]) -> None:
         if not self._unwatched:
             return
+        watches = (self._watch, self._compare) if len(self.sentinels) > 1 else (self._watch,)
         try:
             self._unwatched.pop()
-            threading.Thread(
-                target=self._watch, args=(self._closed, now), name="multilock-redis-sentinel", daemon=True
-            ).start()
+            for watch in watches:
+                threading.Thread(
+                    target=watch, args=(self._closed, now), name="multilock-redis-sentinel", daemon=True
+                ).start()
         except (IndexError, RuntimeError):  # another thread was first, or the interpreter is exiting
             pass
 
@@ -261,6 +265,20 @@ class SentinelEndpoint(Endpoint):
                 )
             turn += 1
             closed.wait(LONGEST_PAUSE * random.uniform(0.1, 1.0))
+
+    def _compare(self, closed: threading.Event, now: Callable[[], float]) -> None:
+        """The thread: asks one Sentinel after the other, and heeds who has heard of a later failover than those before.
+        Of two that differ about the same one nobody knows more."""
+        sentinels = self.sentinels
+        for turn in count(1):
+            try:
+                told = self.ask(sentinels[turn % len(sentinels)], ASK_WITHIN, now)
+                if self._newest is not None and told.epoch > self._newest.epoch:
+                    self._lead_to(told)
+            except MultilockError as error:
+                logger.debug("what the Sentinels know is not compared at the moment: %s", error)
+            if closed.wait(TEND_EVERY):
+                return
 
     def _listen_to(self, sentinel: Sentinel, closed: threading.Event, now: Callable[[], float]) -> None:
         with ExitStack() as stack:

@@ -152,6 +152,31 @@ def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guar
         assert on(guarded.primary()) == claim.owner
 
 
+def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_another_one(
+    server: RedisServer, connect: Connect
+) -> None:
+    def knows(primary: RedisServer, epoch: int) -> SentinelServer:
+        monitor = f"sentinel monitor {NAME} {primary.host} {primary.port} 1"
+        return SentinelServer(lambda: [monitor, f"sentinel config-epoch {NAME} {epoch}"])
+
+    with RedisServer() as new, knows(server, 1) as cut_off, knows(new, 2) as other:
+        ours = connect(f"redis+sentinel://{cut_off.endpoint},{other.endpoint}/{NAME}", within=WITHIN)
+        with suppress(BackendUnavailable):  # it may be told during this
+            ours.take()
+        with redis.Redis(port=server.port) as bare:  # where the Sentinel stays
+
+            def is_left() -> bool:
+                others = [each for each in bare.client_list() if not each["name"].startswith("sentinel-")]
+                return led_to(ours, new) and len(others) == 1
+
+            eventually(is_left, within=WITHIN)
+        with suppress(BackendUnavailable):  # on the connection that was just ended
+            ours.backend.ping(1)
+        claim, _ = ours.take(ours.claim("b"))
+        assert on(new, "b") == claim.owner
+        assert on(server, "b") is None
+
+
 # a failover
 
 

@@ -153,7 +153,8 @@ def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Netw
     ``drop_reply_after(requests)``, ``heal()``.
 
     ``multilock_url`` and the clients lead through it, whatever number of hosts the URL names. It is healed at the end
-    of the test. Where there is no network (``memory://``, ``sqlite://``) the test is skipped.
+    of the test. Where there is no network (``memory://``, ``sqlite://``, ``unix://``) or a proxy would be passed by
+    (Sentinel, Cluster) the test is skipped.
     """
     network: Network | None = request.node.stash.get(_NETWORK, None)
     if network is None:

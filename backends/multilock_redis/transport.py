@@ -521,7 +521,11 @@ class Connections:
                 return wire, within
             wire.close()
         wire = self._endpoint.connect(within, self._now)
-        return wire, start + within - self._now()
+        left = start + within - self._now()
+        if left <= 0:  # it stood still: what it was to ask may have been called off, so long ago that no server knows
+            self._give(wire)
+            raise BackendUnavailable(f"{wire.where}: no time was left when it was connected", unknown=False)
+        return wire, left
 
     def _give(self, wire: Wire) -> None:
         if wire.alive:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from multilock import BackendUnavailable, now
 from multilock.model import Granted
 from multilock.testing import FaultProxy
 from tests.backends.redis.conftest import Connect
+from tests.backends.redis.kit import Bare, Ours
 
 SLOW = 0.3
 
@@ -31,3 +34,25 @@ def test_a_slow_answer_is_never_taken_for_that_of_the_next_request(connect: Conn
         us.backend.inspect(held.name, SLOW / 2)
     proxy.heal()
     assert us.release(us.claim("another")) is False
+
+
+def test_who_stood_still_until_it_was_connected_sends_nothing_any_more(
+    us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been called off meanwhile, and the server does not remember that for longer than a minute."""
+    connections = us.backend._node.connections
+    stood_still = [0.0]
+    connect = connections._endpoint.connect
+
+    def stands_still(*how: Any) -> Any:
+        wire = connect(*how)
+        stood_still.append(120.0)
+        return wire
+
+    monkeypatch.setattr(connections, "_now", lambda: now() + stood_still[-1])
+    monkeypatch.setattr(connections._endpoint, "connect", stands_still)
+    with pytest.raises(BackendUnavailable, match="no time was left") as caught:
+        us.attempt(us.claim())
+    assert caught.value.unknown is False
+    assert list(bare.scan_iter()) == []
+    us.take()  # on that connection

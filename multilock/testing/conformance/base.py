@@ -26,6 +26,7 @@ __all__ = [
     "by_the_clock",
     "eventually",
     "queued",
+    "until_renewed",
 ]
 
 T = TypeVar("T")
@@ -39,6 +40,13 @@ def eventually(ready: Callable[[], object], within: float = SOON) -> None:
     while not ready():
         assert now() < until, f"it did not become true within {within:g} s"
         time.sleep(0.003)
+
+
+def until_renewed(lease: Lease, within: float = SOON) -> None:
+    """Wait until it is held for longer than it was: a renewal was answered, however late."""
+    end = now() + lease.remaining()
+    eventually(lambda: not lease.is_held() or now() + lease.remaining() > end + 0.1, within)
+    assert lease.is_held(), "lost before it was renewed"
 
 
 def answers(client: Client) -> bool:

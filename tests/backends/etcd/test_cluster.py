@@ -7,7 +7,7 @@ import time
 import pytest
 
 from multilock import BackendRejected, BackendUnavailable, LeaseState, Loss
-from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually, queued
+from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, eventually, queued, until_renewed
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
 from tests.servers_etcd import EtcdCluster, EtcdProxy, EtcdServer, learner
@@ -32,8 +32,7 @@ def test_a_lock_survives_its_leader(cluster: EtcdCluster, connect: Connect, how:
     lease = client.lock("job", on_lost=lost).acquire()
     leader = cluster.leader()
     getattr(leader, how)()
-    before = lease.remaining()
-    eventually(lambda: lease.remaining() > before, within=6)
+    until_renewed(lease, within=6)
     assert lease.state is LeaseState.HELD
     assert other.lock("job").try_acquire(timeout=2) is None
     token = lease.fence()

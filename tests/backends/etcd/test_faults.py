@@ -17,7 +17,15 @@ from multilock import BackendRejected, BackendUnavailable, LeaseState, Loss, Los
 from multilock.errors import MultilockError
 from multilock.model import Busy, Claim, Granted
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Pulse, Recorder, believed_until, by_the_clock, eventually, queued
+from multilock.testing.conformance.base import (
+    Pulse,
+    Recorder,
+    believed_until,
+    by_the_clock,
+    eventually,
+    queued,
+    until_renewed,
+)
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear, take
 from multilock_etcd import open_backend
@@ -220,8 +228,7 @@ def test_a_lock_survives_a_restart_of_the_server(server: EtcdServer, connect: Co
     client = connect(server.url, ttl=6)
     lease = client.lock("job").acquire()
     server.restart()
-    before = lease.remaining()
-    eventually(lambda: lease.remaining() > before)
+    until_renewed(lease)
     assert lease.state is LeaseState.HELD
     assert connect(server.url).lock("job").try_acquire() is None
     token = lease.fence()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from multilock import LeaseState, Loss, LossReason
-from multilock.testing.conformance.base import Recorder, answers, eventually, queued
+from multilock.testing.conformance.base import Recorder, answers, eventually, queued, until_renewed
 from multilock.testing.conformance.faces import background
 from tests.backends.etcd.conftest import Connect
 from tests.backends.etcd.goaway import ENHANCE_YOUR_CALM, GoawayProxy
@@ -47,9 +47,9 @@ def test_a_held_lock_is_kept_over_a_new_connection_and_its_loss_is_still_pushed(
     lease = client.lock("kept", on_lost=lost).acquire()
     pushed = client.lock("job", ttl=60, on_lost=lost).acquire()  # no renewal finds its loss
     time.sleep(0.5)  # its watch is armed after a quarter of a second
-    before, made = lease.remaining(), polite.made
+    made = polite.made
     assert say_goodbye(polite) > 0
-    eventually(lambda: lease.remaining() > before, within=4)
+    until_renewed(lease, within=4)
     assert polite.made > made
     eventually(lambda: lease.state is pushed.state is LeaseState.HELD)
     assert lost.calls == []
@@ -120,8 +120,7 @@ def test_a_member_that_is_stopped_politely_costs_neither_a_lock_nor_a_place_in_t
     eventually(lambda: queued(waiter, "job") == 1)
     os.kill(first.pid, signal.SIGTERM)
     eventually(lambda: not first.alive, within=10)
-    before = lease.remaining()
-    eventually(lambda: lease.remaining() > before, within=6)
+    until_renewed(lease, within=6)
     assert lease.state is LeaseState.HELD
     eventually(lambda: answers(waiter), within=10)
     assert theirs.release()

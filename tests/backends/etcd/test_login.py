@@ -13,7 +13,7 @@ import pytest
 
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LeaseState, LossReason, now
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Pulse, eventually
+from multilock.testing.conformance.base import Pulse, eventually, until_renewed
 from multilock.testing.conformance.faces import background
 from multilock_etcd import wire
 from multilock_etcd.notices import Watcher
@@ -154,8 +154,7 @@ def test_a_restart_forgets_every_token_and_costs_no_lock(guarded: EtcdServer, co
     lease = client.lock("job").acquire()
     waits = background(lambda: other.lock("job").acquire(timeout=20))
     guarded.restart()
-    before = lease.remaining()
-    eventually(lambda: lease.remaining() > before)
+    until_renewed(lease)
     assert lease.state is LeaseState.HELD
     time.sleep(1.5)  # the watch stream is opened again
     assert lease.release()

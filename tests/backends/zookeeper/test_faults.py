@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from multilock import AtRisk, BackendUnavailable, Client, Event, LeaseState, LockLost, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, answers, by_the_clock, eventually, queued
+from multilock.testing.conformance.base import Recorder, answers, by_the_clock, eventually, queued, until_renewed
 from multilock.testing.conformance.faces import background
 from multilock.testing.conformance.spi import Ear
 from multilock_zookeeper import ZooKeeperBackend, open_backend
@@ -177,8 +177,7 @@ def test_a_lock_survives_a_restart_of_the_server(server: ZooKeeperServer, connec
     client = connect(server.url, ttl=30)
     lease = client.lock("job").acquire()
     server.restart()
-    before = lease.remaining()
-    eventually(lambda: lease.remaining() > before, within=15)
+    until_renewed(lease, within=15)
     assert lease.state is LeaseState.HELD
     assert connect(server.url, ttl=10).lock("job").try_acquire() is None
     token = lease.fence()

@@ -19,7 +19,7 @@ from kazoo.security import make_digest_acl
 
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LeaseState, Loss, LossReason
 from multilock.testing import FaultProxy
-from multilock.testing.conformance.base import Recorder, answers, eventually
+from multilock.testing.conformance.base import Recorder, answers, eventually, until_renewed
 from multilock.testing.conformance.faces import background
 from multilock_zookeeper import open_backend
 from tests.backends.zookeeper.conftest import Connect, Operator
@@ -238,8 +238,7 @@ def test_a_kazoo_client_that_reconnects_keeps_its_locks(connect: Connect, operat
         lease = connect("zookeeper://", client=theirs, ttl=6).lock("job").acquire()
         proxy.cut()
         eventually(lambda: theirs.connected)
-        before = lease.remaining()
-        eventually(lambda: lease.remaining() > before)
+        until_renewed(lease)
         assert lease.state is LeaseState.HELD
 
 

@@ -16,7 +16,10 @@ import pytest
 
 from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, hear, say
+from multilock.testing.compare.columns import Column
+from multilock.testing.compare.contestants import ASYNCIO, BLOCKING
 from multilock.testing.compare.keeper import states
+from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerFault, ServerProcess, given
 from multilock.testing.compare.sessions import close_kazoo
 from tests.servers import RedisServer
@@ -219,3 +222,13 @@ def test_a_session_has_ended_only_when_the_server_gives_another_one(
     given_out = iter(numbers)
     monkeypatch.setattr("multilock.testing.compare.sessions._close", lambda *_: next(given_out))
     assert close_kazoo(Client()) is ended
+
+
+# ---- its network
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redlock", "redis+sentinel", "redis+cluster", "sqlite"])
+def test_a_fault_of_the_network_applies_only_where_it_reaches_the_client(scheme: str) -> None:
+    column = Column("ours", f"{scheme}://127.0.0.1:1/name", [BLOCKING, ASYNCIO], 1.0)
+    faults = [each for each in SCENARIOS.values() if "network" in each.needs]
+    assert [bool(column.faces(each)) for each in faults] == [scheme in ("redis", "redlock")] * len(faults)

@@ -16,7 +16,7 @@ from multilock.testing.compare.controls import CONTROLS
 from multilock.testing.compare.scenarios import SCENARIOS, Need, Scenario
 from multilock.testing.compare.servers import Given, ServerProcess
 from multilock.testing.compare.versions import versions_of
-from multilock.testing.network import has_network
+from multilock.testing.network import has_network, why_no_network
 from multilock.urls import redact
 
 __all__ = ["Column", "columns_for"]
@@ -52,7 +52,7 @@ class Column:
         has: set[Need] = set()
         if not self.url.startswith("memory:"):  # which is one process's own
             has.add("processes")
-        if has_network(self.url):
+        if not why_no_network(self.url):
             has.add("network")
         if callable(getattr(adapter, "take", None)):
             has.add("operator")

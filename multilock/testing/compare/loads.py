@@ -17,7 +17,7 @@ from typing import Any
 from multilock import now
 from multilock.testing.compare.history import Event
 from multilock.testing.compare.mates import LOOK_EVERY, Mate, Stopped, Trouble
-from multilock.testing.network import Network, has_network
+from multilock.testing.network import Network, why_no_network
 
 __all__ = ["LOADS", "Load", "play_load", "rows_of"]
 
@@ -64,7 +64,7 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
     """Its events, and the workers that took part."""
     header, why = load.header, ""
     mates: list[Mate] = []
-    network = Network(load.url) if load.kind == "scale" and has_network(load.url) else None
+    network = Network(load.url) if load.kind == "scale" and not why_no_network(load.url) else None
     url = load.url if network is None else network.url
     counted: list[Event] = []
     try:

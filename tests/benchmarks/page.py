@@ -29,7 +29,8 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> None:
 
 def tables(part: str, found: Mapping[str, Any]) -> str:
     """What ``make bench`` prints and the page shows of these results."""
-    return "\n".join([_where(found), *PARTS[part](found)]) + "\n"
+    unit = "Seconds" if part == "failover" else "Microseconds"
+    return "\n".join([f"{_where(found)} {unit}, medians.\n", *PARTS[part](found)]) + "\n"
 
 
 def _where(found: Mapping[str, Any]) -> str:
@@ -38,7 +39,7 @@ def _where(found: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in where.items())
     return (
         f"{found['when'][:10]}, {cores} cores (load {load:.1f} before, {found['load after']:.1f} after the run), "
-        f"{versions}. Microseconds, medians.\n"
+        f"{versions}."
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter as Tally
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from multilock import events
+from multilock.contrib.figures import HELD, SLACK, WAITS, NameLabel, labeller, read
 
 if TYPE_CHECKING:
     from multilock.aio import AsyncClient
@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["instrument"]
 
 LABELS = ("backend", "name")
-# A lock on the same host takes 50 µs; who waits for another waits for as long as that one works.
-WAITS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-HELD = (0.001, 0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)
-# Of the ttl, since ttls differ: a healthy client renews with about two thirds of it left.
-SLACK = (0.0, 0.05, 0.1, 0.2, 0.3, 0.333, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-
-NameLabel = bool | Callable[[str], str]
-_ByLabels = Tally[tuple[str, ...]]
 
 
 def instrument(
@@ -65,19 +57,6 @@ def _metrics_of(registry: CollectorRegistry) -> _Metrics:
         if metrics is None:
             metrics = _all[registry] = _Metrics(registry)
         return metrics
-
-
-def _labeller(name_label: NameLabel) -> Callable[[str], str]:
-    if not callable(name_label):
-        return str if name_label else lambda name: ""
-
-    def label(name: str) -> str:
-        try:
-            return str(name_label(name))
-        except Exception:  # the user's function: a metric that is missing would be worse than one with this label
-            return "error"
-
-    return label
 
 
 class _Metrics:
@@ -112,7 +91,7 @@ class _Metrics:
         with _lock:
             if before := self._clients.get(client):
                 before.unsubscribe()
-            instrumented = self._clients[client] = _Instrumented(self, client, _labeller(name_label))
+            instrumented = self._clients[client] = _Instrumented(self, client, labeller(name_label))
 
         def remove() -> None:
             instrumented.unsubscribe()
@@ -164,24 +143,14 @@ class _Gauges:
         return [family() for family in (_held, _waiting, _late, _status)]
 
     def collect(self) -> list[Metric]:
-        held: _ByLabels = Tally()
-        waiting: _ByLabels = Tally()
-        late: dict[str, float] = {}
-        leads: dict[str, bool] = {}
         with _lock:
-            clients = [(client._kernel, instrumented.label) for client, instrumented in self._clients.items()]
-        for kernel, label in clients:
-            for values, names in ((held, kernel.held_names()), (waiting, kernel.waiting_names())):
-                values.update((kernel.scheme, label(name)) for name in names)
-                values[kernel.scheme, ""] += 0  # so that a graph shows a zero, and no gap
-            late[kernel.scheme] = max(late.get(kernel.scheme, 0.0), kernel.watchdog_late())
-            for name, leading in kernel.candidacies():
-                leads[name] = leads.get(name, False) or leading
+            clients = [(client, instrumented.label) for client, instrumented in self._clients.items()]
+        now = read(clients)
         return [
-            _filled(_held(), held),
-            _filled(_waiting(), waiting),
-            _filled(_late(), {(scheme,): seconds for scheme, seconds in late.items()}),
-            _filled(_status(), {(name,): leading for name, leading in leads.items()}),
+            _filled(_held(), now.held),
+            _filled(_waiting(), now.waiting),
+            _filled(_late(), {(scheme,): seconds for scheme, seconds in now.late.items()}),
+            _filled(_status(), {(name,): leading for name, leading in now.leads.items()}),
         ]
 
 

@@ -71,7 +71,7 @@ def test_a_lock_shows_in_every_figure(client: Client, registry: CollectorRegistr
     assert scrape("multilock_acquires_total", result="acquired", backend="memory", name="") == 1
     assert scrape("multilock_acquires_total", result="taken") == 2
     assert scrape("multilock_acquire_wait_seconds_count") == 1
-    assert scrape("multilock_watchdog_late_seconds", backend="memory") == 0
+    eventually(lambda: scrape("multilock_watchdog_late_seconds", backend="memory") == 0)  # it may be waking up
 
 
 def test_who_waits_is_counted_at_the_server_and_behind_the_gate(

@@ -23,6 +23,7 @@ from tests import chromium
 from tests.compare.test_run import DEFECTS
 from tests.servers import RedisServer
 
+pytestmark = pytest.mark.timeout(150)
 PAUSE = ("--scenarios", "pause", "--cycles", "1")
 
 

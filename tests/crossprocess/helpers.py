@@ -14,6 +14,7 @@ import multilock
 from multilock import Client, Lease, LeaseState, Loss, NotHeld
 from multilock.aio import AsyncClient
 from multilock.testing import hear, say
+from multilock.testing.conformance.base import until_renewed
 
 NAME = "n"
 
@@ -129,13 +130,13 @@ async def _count_on_loop(url: str, counter: Path, rounds: int) -> None:
 
 def serve(url: str, workers: str) -> None:
     """As gunicorn does with a preloaded application: the client is a global, used and holding, when workers fork."""
-    client = multilock.connect(url, ttl=1.0)
+    client = multilock.connect(url, ttl=6.0)
     losses: list[Loss] = []
     lease = client.lock("master", on_lost=losses.append).acquire(timeout=20)
     client.lock(NAME).acquire(timeout=20).release()
     children = [_fork(lambda: _work(client, lease, losses)) for _ in range(int(workers))]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    time.sleep(1.5 * lease.ttl)  # and whatever the children did, the master's lease is renewed
+    until_renewed(lease)  # whatever the children did
     say("master", lease.is_held(), lease.release(), len(losses), *codes)
 
 
@@ -153,7 +154,7 @@ def _work(client: Client, inherited: Lease, losses: list[Loss]) -> None:
 
 def serve_on_loops(url: str, workers: str) -> None:
     """The asyncio face: the loop ends before the fork, its client lives on in each worker's own loop."""
-    client = multilock.connect_async(url, ttl=1.0)
+    client = multilock.connect_async(url, ttl=6.0)
     asyncio.run(_use(client))
     children = [_fork(lambda: asyncio.run(_work_on_loop(client))) for _ in range(int(workers))]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

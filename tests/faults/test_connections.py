@@ -17,19 +17,20 @@ from tests.faults.conftest import Connect, Operator
 def test_a_connection_that_is_made_too_late_is_closed(redis_url: str) -> None:
     go_on = threading.Event()
     made: list[Connection] = []
+    dials: list[threading.Thread] = []
 
     class Slow(Connection):
         def connect(self) -> None:
-            assert go_on.wait(5)
+            dials.append(threading.current_thread())
+            assert go_on.wait(30)
             super().connect()  # type: ignore[no-untyped-call]
             made.append(self)
 
     port = int(redis_url.rpartition(":")[2].partition("/")[0])
     with pytest.raises(BackendUnavailable, match="within"):
         Endpoint("redis", Slow, {"port": port}).connect(0.05, now)
-    dial = next(thread for thread in threading.enumerate() if thread.name == "multilock-redis-connect")
     go_on.set()
-    dial.join(5)
+    dials[0].join(30)
     assert made[0]._sock is None
 
 

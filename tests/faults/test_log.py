@@ -73,4 +73,6 @@ def test_a_handler_that_blocks_or_raises_costs_no_lock_and_delays_no_callback(
         timeout=30,
         check=False,
     )
-    assert json.loads(done.stdout) == [True, ["expired", "taken"], False, True]
+    held, reasons, still_held, healthy = json.loads(done.stdout)
+    assert reasons in (["expired", "taken"], ["paused", "taken"])  # which of the two: whether the machine stood still
+    assert (held, still_held, healthy) == (True, False, True)

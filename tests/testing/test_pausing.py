@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_the_dead_are_dead_and_whoever_started_them_can_ask_how_they_ended(proce
 
 
 def test_a_process_of_multiprocessing_is_one() -> None:
-    process = multiprocessing.get_context("spawn").Process(target=print)
+    process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     with pytest.raises(ValueError, match="was not started"):
         kill(process)
     process.start()

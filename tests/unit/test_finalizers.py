@@ -172,7 +172,7 @@ def test_a_dropped_client_is_warned_of() -> None:
 
 def test_a_lease_keeps_the_client_that_was_dropped_until_it_ends() -> None:
     backend = Scripted()
-    lease = client_on(backend, Threads(), ttl=1.0).lock("n").acquire()
+    lease = client_on(backend, Threads(), ttl=2.0).lock("n").acquire()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

@@ -361,7 +361,7 @@ def test_exit_takes_two_seconds_at_most_however_silent_the_backend() -> None:
     )
     before = next(float(line.split()[1]) for line in lines if line.startswith("before"))
     assert time.monotonic() - before < 2.0 + 1.5
-    assert seconds < 6
+    assert seconds < 20  # the start of the interpreter is in it
     assert code == 0
 
 
@@ -381,7 +381,7 @@ def test_no_thread_keeps_the_process_alive() -> None:
         "time.sleep(0.5)\n"
     )
     assert "release m True" in lines
-    assert seconds < 8
+    assert seconds < 20  # what must not keep it takes 60
     assert code == 0
 
 

@@ -13,6 +13,7 @@ import pytest
 import multilock
 from multilock import Client, LeaseState, LockLost, Loss, LossReason
 from multilock.many import in_order
+from multilock.testing.conformance.base import Pulse
 from tests.unit.kit import Losses, Scripted, eventually, interrupted_at, silence
 
 
@@ -64,11 +65,11 @@ def test_silence_gives_back_what_was_held_and_raises(client: Client, backend: Sc
 
 
 def test_a_release_waits_for_one_request_however_many_do_not_answer(client: Client, backend: Scripted) -> None:
-    lease = client.lock_all([f"n{number}" for number in range(8)]).acquire()
+    lease = client.lock_all([f"n{number}" for number in range(20)]).acquire()
     backend.always("release", silence())
     started = time.monotonic()
     assert lease.release() is True
-    assert time.monotonic() - started < 4 * 0.2
+    assert time.monotonic() - started < 10 * 0.2
     assert lease.state is LeaseState.RELEASED
     backend.always("release", None)
     eventually(lambda: backend.holders == {}, 10)
@@ -97,11 +98,13 @@ def test_a_loss_that_the_release_finds_is_told(client: Client, backend: Scripted
 
 def test_without_renewal_it_lasts_as_long_as_its_first_part(client: Client) -> None:
     losses = Losses()
-    lease = client.lock_all(["a", "b"], ttl=0.4, renew=False, on_lost=losses).acquire()
-    loss = losses.wait()
+    with Pulse() as pulse:
+        lease = client.lock_all(["a", "b"], ttl=1.0, renew=False, on_lost=losses).acquire()
+        loss = losses.wait()
+        stopped = pulse.stopped()
     assert loss.lease is lease
     assert "part 'a'" in loss.message
-    assert losses.times[0] <= loss.valid_until
+    assert losses.times[0] <= loss.valid_until + stopped
 
 
 def test_a_callback_that_hangs_keeps_the_others_for_one_ttl(client: Client, backend: Scripted) -> None:

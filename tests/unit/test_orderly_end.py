@@ -376,7 +376,7 @@ def test_close_ends_a_resignation_in_the_grace_of_the_election(job: Job) -> None
 
 
 def test_close_waits_for_the_work_and_keeps_its_lease_renewed(client: Client, server: Scripted, job: Job) -> None:
-    election = client.election("e", ttl=1.0, grace=math.inf)
+    election = client.election("e", ttl=2.0, grace=math.inf)
     other = client.lock("other").acquire()
     running = leads(election, job)
     closing = Aside(client.close)

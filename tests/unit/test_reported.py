@@ -141,12 +141,12 @@ def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
     client: multilock.Client, function: str, after: str | None
 ) -> None:
     told: list[multilock.Loss] = []
-    lease = client.lock("a", ttl=0.5, renew=False, on_lost=told.append).acquire()
+    lease = client.lock("a", ttl=1.5, renew=False, on_lost=told.append).acquire()
     client._kernel.ticker.close()  # type: ignore[union-attr]  # it is our own look at the clock that finds out
     waiter = threading.Thread(target=lease.wait_lost)
     waiter.start()
     eventually(lambda: inner(lease)._hooks)
-    time.sleep(0.6)
+    time.sleep(1.6)
     with ctrl_c(function, after):
         lease.is_held()
     waiter.join(5)

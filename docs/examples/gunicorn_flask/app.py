@@ -46,5 +46,5 @@ def report() -> tuple[dict[str, object], int]:
     if lease is None:
         return {"error": "a report is being made"}, 409
     with lease:
-        time.sleep(0.5)  # make it
+        time.sleep(2)  # make it
         return {"report": lease.fence(), "pid": os.getpid()}, 200

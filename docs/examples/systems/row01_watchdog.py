@@ -11,9 +11,9 @@ import time
 import multilock
 
 with multilock.connect() as client, multilock.connect() as other:
-    lock = client.lock("stock", ttl=1.0)
+    lock = client.lock("stock", ttl=3.0)
     with lock.acquire(timeout=5) as lease:
-        time.sleep(1.5)  # longer than the ttl: the watchdog renews
+        time.sleep(4)  # longer than the ttl: the watchdog renews
         assert lease.is_held()
         assert other.lock("stock").try_acquire() is None
         print(f"held by {lease.owner} for longer than its ttl, and refused to another")

@@ -18,6 +18,6 @@ with multilock.connect() as client, multilock.connect() as other:
         assert not lease.is_held()
         print("another got it when its time was over")
 
-    with client.lock("watched", ttl=1.0) as watched:  # the default ttl is 30, renewed every 10
-        time.sleep(1.5)
+    with client.lock("watched", ttl=3.0) as watched:  # the default ttl is 30, renewed every 10
+        time.sleep(4)
         print("watched: held", watched.is_held())

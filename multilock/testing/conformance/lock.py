@@ -444,13 +444,13 @@ class LeaseConformance(Conformance):
                 assert lease.fence() == lease.token
 
     def test_it_is_renewed_until_released(self, client: Client, other: Client, place: Place) -> None:
-        with client.lock(NAME, ttl=place.quick_ttl) as lease:
+        with client.lock(NAME, ttl=place.steady_ttl) as lease:
             time.sleep(2.5 * lease.ttl)
             assert lease.is_held()
             assert other.lock(NAME).try_acquire() is None
 
     def test_it_is_renewed_even_if_nobody_refers_to_it(self, client: Client, other: Client, place: Place) -> None:
-        lease = client.lock(NAME, ttl=place.quick_ttl).acquire()
+        lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
         ttl, owner = lease.ttl, lease.owner
         del lease
         gc.collect(1)  # the young objects, of which it is one: all of them can take longer than a short ttl

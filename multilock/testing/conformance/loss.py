@@ -120,18 +120,18 @@ class LossConformance(Conformance):
         bad, good = Recorder[Loss](raises=True), Recorder[Loss]()
         lease = client.lock(NAME, ttl=3, on_lost=bad).acquire()
         lease.on_lost(good)
-        survivor = client.lock("survivor", ttl=place.quick_ttl).acquire()
+        survivor = client.lock("survivor", ttl=place.steady_ttl).acquire()
         time.sleep(0.3)
         place.delete(NAME)
         bad.wait()
         good.wait()
-        time.sleep(1.2 * place.quick_ttl)
+        time.sleep(1.2 * place.steady_ttl)
         assert survivor.is_held()
 
     def test_a_callback_that_hangs_delays_no_renewal(self, client: Client, place: Place, face: Face) -> None:
         end = threading.Event()
         hanging = face.function(lambda loss: end.wait(10), blocks=True)
-        survivor = client.lock("survivor", ttl=place.quick_ttl).acquire()
+        survivor = client.lock("survivor", ttl=place.steady_ttl).acquire()
         second = Recorder[Loss]()
         try:
             client.lock(NAME, ttl=3, on_lost=hanging).acquire()
@@ -141,7 +141,7 @@ class LossConformance(Conformance):
             time.sleep(0.3)
             place.delete("second")
             second.wait()
-            time.sleep(1.2 * place.quick_ttl)
+            time.sleep(1.2 * place.steady_ttl)
             assert survivor.is_held()
         finally:
             end.set()
@@ -476,9 +476,9 @@ class CancelConformance(Conformance):
     def test_a_blocked_loop_never_costs_a_lock(
         self, client: Client, other: Client, place: Place, face: AsyncioFace
     ) -> None:
-        lease = client.lock(NAME, ttl=place.quick_ttl).acquire()
-        face.loop.call_soon_threadsafe(time.sleep, 2.5 * place.quick_ttl)
-        time.sleep(2 * place.quick_ttl)
+        lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
+        face.loop.call_soon_threadsafe(time.sleep, 2.5 * place.steady_ttl)
+        time.sleep(2 * place.steady_ttl)
         assert other.lock(NAME).try_acquire() is None
         assert lease.is_held()
 

@@ -104,7 +104,7 @@ class LockAllConformance(Conformance):
             assert client.current_lease("a/2").owner == lease.leases[1].owner
 
     def test_each_part_is_renewed(self, client: Client, other: Client, place: Place) -> None:
-        with client.lock_all(NAMES, ttl=place.quick_ttl) as lease:
+        with client.lock_all(NAMES, ttl=place.steady_ttl) as lease:
             until = now() + 2 * lease.ttl
             while now() < until:
                 assert lease.is_held()

@@ -69,6 +69,11 @@ class Place:
         raise NotImplementedError
 
     @property
+    def steady_ttl(self) -> float:
+        """Seconds; of a lease that is to be kept although the machine stands still for half a second."""
+        return max(self.quick_ttl, self.calm_ttl)
+
+    @property
     def clean_url(self) -> str:
         """Where it is for bystanders, whom no fault concerns."""
         return self.url

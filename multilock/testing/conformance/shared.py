@@ -84,7 +84,7 @@ class ReadWriteConformance(Conformance):
 
     def test_each_reader_is_renewed_on_its_own(self, client: Client, place: Place) -> None:
         """The end of one of two leases of a name in one client is not the end of the other."""
-        lock = reader(client, ttl=place.quick_ttl)
+        lock = reader(client, ttl=place.steady_ttl)
         first, second = lock.acquire(), background(lock.acquire).result(SOON)
         first.release()
         until = now() + 2 * second.ttl
@@ -375,9 +375,9 @@ class SemaphoreConformance(Conformance):
         self, client: Client, other: Client, place: Place, make: Callable[..., Client]
     ) -> None:
         """And nobody else's: its neighbour goes on."""
-        dead = client.semaphore(NAME, 2, ttl=place.quick_ttl).acquire()
-        kept = other.semaphore(NAME, 2, ttl=place.quick_ttl).acquire()
+        dead = client.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
+        kept = other.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
         with place.silence():
-            assert make(bystander=True).semaphore(NAME, 2).acquire(timeout=place.quick_ttl * 4 + SOON)
+            assert make(bystander=True).semaphore(NAME, 2).acquire(timeout=place.steady_ttl * 4 + SOON)
             assert kept.is_held()
             assert not dead.is_held()

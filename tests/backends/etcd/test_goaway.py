@@ -113,14 +113,14 @@ def test_a_member_that_is_stopped_politely_costs_neither_a_lock_nor_a_place_in_t
     first, *rest = cluster.members
     url = "etcd://" + ",".join(member.endpoint for member in (first, *rest))
     lost = Recorder[Loss]()
-    lease = connect(url, ttl=6).lock("held", on_lost=lost).acquire()
+    lease = connect(url, ttl=15).lock("held", on_lost=lost).acquire()
     theirs = connect(f"etcd://{rest[0].endpoint},{rest[1].endpoint}", ttl=20).lock("job").acquire(timeout=10)
     waiter = connect(url, ttl=20)
     waits = background(lambda: waiter.lock("job").acquire(timeout=30))
     eventually(lambda: queued(waiter, "job") == 1)
     os.kill(first.pid, signal.SIGTERM)
     eventually(lambda: not first.alive, within=10)
-    until_renewed(lease, within=6)
+    until_renewed(lease, within=15)
     assert lease.state is LeaseState.HELD
     eventually(lambda: answers(waiter), within=10)
     assert theirs.release()

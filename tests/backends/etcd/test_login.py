@@ -150,11 +150,11 @@ def test_a_try_behind_a_login_that_hangs_takes_no_longer_than_it_may(guarded: Et
 
 
 def test_a_restart_forgets_every_token_and_costs_no_lock(guarded: EtcdServer, connect: Connect) -> None:
-    client, other = connect(login(guarded, "app:s3cret"), ttl=6), connect(login(guarded, "app:s3cret"), ttl=30)
+    client, other = connect(login(guarded, "app:s3cret"), ttl=12), connect(login(guarded, "app:s3cret"), ttl=30)
     lease = client.lock("job").acquire()
     waits = background(lambda: other.lock("job").acquire(timeout=20))
     guarded.restart()
-    until_renewed(lease)
+    until_renewed(lease, within=12)
     assert lease.state is LeaseState.HELD
     time.sleep(1.5)  # the watch stream is opened again
     assert lease.release()

@@ -21,13 +21,14 @@ LATE = 3.0  # by which somebody may be: the server looks twice a second, and the
 def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_lose_nothing(
     server: EtcdServer, connect: Connect
 ) -> None:
-    client, other = connect(server.url, ttl=TTL), connect(server.url, ttl=TTL)
+    client, other = connect(server.url, ttl=STEADY), connect(server.url, ttl=STEADY)
     with Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped:
         stopped.wait_for("held", START)
+        assert other.inspect(NAME)  # it is connected before it has little time
         readers = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused():
             began = now()
-            assert other.read_write_lock(NAME).writer().try_acquire(timeout=0.5) is None
+            assert other.read_write_lock(NAME).writer().try_acquire(timeout=2.0) is None
             assert [lease.state for lease in readers] == [LeaseState.HELD] * 9
             assert all(lease.release() for lease in readers)
             with other.read_write_lock(NAME).writer().acquire(timeout=START):

@@ -352,7 +352,7 @@ def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server:
     with redis.Redis(port=redis_server.port) as bare, redis.Redis(port=redis_server.port) as other:
         mine = {bare.client_id(), other.client_id()}
         with ThreadPoolExecutor(3) as pool:
-            bare.execute_command("CLIENT", "PAUSE", 200)  # so that each needs a connection of its own
+            bare.execute_command("CLIENT", "PAUSE", 1000)  # so that each needs a connection of its own
             list(pool.map(take, "abc"))
         assert len({client["id"] for client in bare.client_list()} - {str(each) for each in mine}) == 3
         bare.replicaof("127.0.0.1", free_port())

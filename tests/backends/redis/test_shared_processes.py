@@ -32,7 +32,7 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
         others = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused(), Pulse() as pulse:
             began = now()
-            assert writing.read_write_lock(NAME).writer().try_acquire(0.3) is None
+            assert writing.read_write_lock(NAME).writer().try_acquire(2.0) is None
             assert [lease.state for lease in others] == [LeaseState.HELD] * 9
             assert all(lease.release() for lease in others)
             with writing.read_write_lock(NAME).writer().acquire(timeout=START):

@@ -170,7 +170,8 @@ def test_waiting_for_longer_than_its_ttl_costs_nobody_the_turn(
     server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder = connect(server.url, ttl=30).lock("job").acquire()
-    second, third = connect(server.url, ttl=10), connect(server.url, ttl=10)
+    # A request has more time than a fifth of its ttl: it is the ttl that is short.
+    second, third = connect(server.url, ttl=10, request_timeout=2.0), connect(server.url, ttl=10)
     order: list[str] = []
 
     def stand(client: Any, who: str, **options: Any) -> None:
@@ -192,7 +193,7 @@ def test_waiting_for_longer_than_its_ttl_costs_nobody_the_turn(
 def test_a_lease_without_renewal_that_was_released_is_not_deleted_again(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
-    client = connect(server.url, ttl=60)
+    client = connect(server.url, ttl=60, request_timeout=10.0)  # what is asked again costs more
     client.lock("job", renew=False, ttl=1).acquire().release()
     before = packets(server)
     for _ in range(50):

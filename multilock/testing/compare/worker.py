@@ -176,7 +176,7 @@ class _Role:
         account = _Work(self.ledger, self.name, self.role, token) if self.ledger and token is not None else None
         if account is not None:
             account.write()
-        self._hold(holding, yes, valid)
+        self._hold(holding, yes, began, valid)
         self.release_now.wait()
         if account is not None:
             account.write()  # as one does whose request was under way: nobody asked whether it is still held
@@ -278,9 +278,10 @@ class _Role:
             note("valid", self.role, valid)
         return valid
 
-    def _hold(self, holding: Holding, yes: bool, valid: float) -> None:
-        """Until it is believed in no more, or is to be given back. The last yes before a pause or an end is noted."""
-        noted = last = now()
+    def _hold(self, holding: Holding, yes: bool, asked: float, valid: float) -> None:
+        """Until it is believed in no more, or is to be given back. The last yes before a pause or an end is noted;
+        ``yes`` is what it said when it was ``asked`` first, since when this process may have stood still."""
+        noted = last = asked
         while yes and not self.release_now.is_set():
             time.sleep(ASK_EVERY)  # a third of what it costs to wait for an event
             if self.release_now.is_set():

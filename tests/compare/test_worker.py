@@ -1,0 +1,64 @@
+"""A worker writes down what it was told, and when: never a yes at a time at which nobody asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from multilock import now
+from multilock.testing.beliefs import Record
+from multilock.testing.compare import worker
+
+
+class StandsStill:
+    """A holding whose process stands still after the first question, for longer than it lives."""
+
+    token = None
+
+    def __init__(self, role: worker._Role) -> None:
+        self._role = role
+        self.yes = True
+        self.last_yes = 0.0
+
+    def believes(self) -> bool:
+        if self.yes:
+            self.last_yes = now()
+        else:
+            self._role.release_now.set()
+        return self.yes
+
+    def on_lost(self, callback: Callable[[], object]) -> None:
+        time.sleep(0.2)
+        self.yes = False
+
+    def release(self) -> bool:
+        return False
+
+
+class Place:
+    def __init__(self, role: worker._Role) -> None:
+        self.holding = StandsStill(role)
+
+    def lock(self, name: str) -> Place:
+        return self
+
+    def acquire(self, timeout: float) -> StandsStill:
+        return self.holding
+
+
+def test_who_stood_still_before_the_second_question_is_believed_to_hold_until_the_first(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    role = worker._Role("A", "", "", 1.0, "n")
+    place = Place(role)
+    role.place = place  # type: ignore[assignment]
+    role.acquire(1.0)
+    record = Record()
+    for line in capfd.readouterr().out.splitlines():
+        record.feed(1, line)
+    belief = record.beliefs["A"]
+    assert belief.until <= place.holding.last_yes
+    assert belief.over_by is not None
+    assert belief.over_by >= place.holding.last_yes + 0.2

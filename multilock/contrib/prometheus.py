@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -147,10 +147,10 @@ class _Gauges:
             clients = [(client, instrumented.label) for client, instrumented in self._clients.items()]
         now = read(clients)
         return [
-            _filled(_held(), now.held),
-            _filled(_waiting(), now.waiting),
-            _filled(_late(), {(scheme,): seconds for scheme, seconds in now.late.items()}),
-            _filled(_status(), {(name,): leading for name, leading in now.leads.items()}),
+            _filled(_held(), now.held.items()),
+            _filled(_waiting(), now.waiting.items()),
+            _filled(_late(), (((scheme,), seconds) for scheme, seconds in now.late.items())),
+            _filled(_status(), (((name,), leading) for name, leading in now.leads.items())),
         ]
 
 
@@ -170,7 +170,7 @@ _status = partial(
 )
 
 
-def _filled(family: GaugeMetricFamily, values: Mapping[tuple[str, ...], float]) -> GaugeMetricFamily:
-    for labels, value in values.items():
+def _filled(family: GaugeMetricFamily, values: Iterable[tuple[Sequence[str], float]]) -> GaugeMetricFamily:
+    for labels, value in values:
         family.add_metric(labels, value)
     return family

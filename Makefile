@@ -70,7 +70,7 @@ mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 alone: $(VENV)/.dev servers ## the suites of the lock on the writer and on the only permit of every backend
 	MULTILOCK_ALONE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_alone.py
 
-# Two idle cores go through some 100 cycles a minute; 300 of each fault and contestant are 30,000.
+# Two cores go through some 250 cycles a minute, and measure a quarter of an hour after them.
 compare: $(VENV)/.dev servers ## six backends: CYCLES of each fault (controls: 30), or as many as begin in MINUTES; kept in OUT
 	MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m tests.compare.all --cycles $(CYCLES) --control-cycles 30 --minutes $(MINUTES) --out $(OUT) $(RESUME)
 

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from multilock import events
+from multilock.kernel.core import Kernel
 
 if TYPE_CHECKING:
     from multilock.aio import AsyncClient
     from multilock.client import Client
 
-__all__ = ["HELD", "SLACK", "WAITS", "Label", "NameLabel", "Reading", "labeller", "read"]
+__all__ = ["HELD", "SLACK", "WAITS", "Clients", "NameLabel"]
 
 # A lock on the same host takes 50 µs; who waits for another waits for as long as that one works.
+# fmt: off
 WAITS = (
-    0.0001,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
+    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 )
+# fmt: on
 HELD = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 # Of the ttl, since ttls differ: a healthy client renews with about two thirds of it left.
 SLACK = (0.0, 0.05, 0.1, 0.2, 0.3, 0.333, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -42,7 +31,7 @@ NameLabel = bool | Callable[[str], str]
 Label = Callable[[str], str]
 
 
-def labeller(name_label: NameLabel) -> Label:
+def _labeller(name_label: NameLabel) -> Label:
     """What stands for a lock's name; ``""`` for none."""
     if not callable(name_label):
         return str if name_label else lambda name: ""
@@ -56,25 +45,75 @@ def labeller(name_label: NameLabel) -> Label:
     return label
 
 
-@dataclass
-class Reading:
-    """Of several clients at one moment, by the clock and not from a flag."""
+class Clients:
+    """Those whose figures somebody wants. What they tell goes to ``hear``, with the backend and the label of the name;
+    what is true just now comes from the clock and not from a flag."""
 
-    held: Tally[tuple[str, str]] = field(default_factory=Tally)  #: leases, by backend and label
-    waiting: Tally[tuple[str, str]] = field(default_factory=Tally)  #: calls of acquire(), likewise
-    late: dict[str, float] = field(default_factory=dict)  #: seconds by which who renews is behind, by backend
-    leads: dict[str, bool] = field(default_factory=dict)  #: by the name of an election that is stood for
+    def __init__(self, hear: Callable[[str, str, events.Event], None]) -> None:
+        self._hear = hear
+        self._lock = threading.Lock()
+        self._all: weakref.WeakKeyDictionary[Client | AsyncClient, _Instrumented] = weakref.WeakKeyDictionary()
+
+    def add(self, client: Client | AsyncClient, name_label: NameLabel) -> Callable[[], None]:
+        """Until the function returned is called; a client that was added before is asked as it is said now."""
+        with self._lock:
+            if before := self._all.get(client):
+                before.unsubscribe()
+            instrumented = self._all[client] = _Instrumented(self._hear, client, name_label)
+
+        def remove() -> None:
+            instrumented.unsubscribe()
+            with self._lock:
+                if self._all.get(client) is instrumented:
+                    del self._all[client]
+
+        return remove
+
+    def held(self) -> Tally[tuple[str, str]]:
+        """Leases, by backend and label."""
+        return self._tally(Kernel.held_names)
+
+    def waiting(self) -> Tally[tuple[str, str]]:
+        """Calls of acquire() that wait, by backend and label."""
+        return self._tally(Kernel.waiting_names)
+
+    def late(self) -> dict[str, float]:
+        """Seconds by which who renews is behind, by backend."""
+        late: dict[str, float] = {}
+        for kernel, _ in self._kernels():
+            late[kernel.scheme] = max(late.get(kernel.scheme, 0.0), kernel.watchdog_late())
+        return late
+
+    def leads(self) -> dict[str, bool]:
+        """By the name of each election that is stood for."""
+        leads: dict[str, bool] = {}
+        for kernel, _ in self._kernels():
+            for name, leading in kernel.candidacies():
+                leads[name] = leads.get(name, False) or leading
+        return leads
+
+    def _tally(self, names: Callable[[Kernel], Iterable[str]]) -> Tally[tuple[str, str]]:
+        tally: Tally[tuple[str, str]] = Tally()
+        for kernel, label in self._kernels():
+            tally.update((kernel.scheme, label(name)) for name in names(kernel))
+            tally[kernel.scheme, ""] += 0  # so that a graph shows a zero, and no gap
+        return tally
+
+    def _kernels(self) -> list[tuple[Kernel, Label]]:
+        with self._lock:
+            return [(client._kernel, instrumented.label) for client, instrumented in self._all.items()]
 
 
-def read(clients: Iterable[tuple[Client | AsyncClient, Label]]) -> Reading:
-    """Of these clients, each with what its names are called."""
-    reading = Reading()
-    for client, label in clients:
-        kernel = client._kernel
-        for values, names in ((reading.held, kernel.held_names()), (reading.waiting, kernel.waiting_names())):
-            values.update((kernel.scheme, label(name)) for name in names)
-            values[kernel.scheme, ""] += 0  # so that a graph shows a zero, and no gap
-        reading.late[kernel.scheme] = max(reading.late.get(kernel.scheme, 0.0), kernel.watchdog_late())
-        for name, leading in kernel.candidacies():
-            reading.leads[name] = reading.leads.get(name, False) or leading
-    return reading
+class _Instrumented:
+    """One client."""
+
+    def __init__(
+        self, hear: Callable[[str, str, events.Event], None], client: Client | AsyncClient, name_label: NameLabel
+    ) -> None:
+        self._hear = hear
+        self._backend = client._kernel.scheme
+        self.label = _labeller(name_label)
+        self.unsubscribe = client.events.subscribe(self._tell)
+
+    def _tell(self, event: events.Event) -> None:
+        self._hear(self._backend, self.label(event.name), event)

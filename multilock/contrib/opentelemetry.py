@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
 from multilock import __version__, events
-from multilock.contrib.figures import HELD, SLACK, WAITS, Label, NameLabel, Reading, labeller, read
+from multilock.contrib.figures import HELD, SLACK, WAITS, Clients, NameLabel
 
 if TYPE_CHECKING:
     from multilock.aio import AsyncClient
@@ -41,7 +41,7 @@ def instrument(
     Several clients may share a provider: their figures are added. Instrumenting a client a second time for one provider
     replaces what was asked first. The buckets of the histograms are an advice, which a view of yours may overrule.
     """
-    return _metrics_of(meter_provider).add(client, name_label)
+    return _metrics_of(meter_provider).clients.add(client, name_label)
 
 
 _all: weakref.WeakKeyDictionary[MeterProvider, _Metrics] = weakref.WeakKeyDictionary()
@@ -67,8 +67,7 @@ class _Metrics:
     """All instruments of one provider, for all clients that are instrumented there."""
 
     def __init__(self, meter: Meter) -> None:
-        self._clients: weakref.WeakKeyDictionary[Client | AsyncClient, _Instrumented]
-        self._clients = weakref.WeakKeyDictionary()
+        self.clients = Clients(self._hear)
 
         def histogram(name: str, unit: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return meter.create_histogram(name, unit, text, explicit_bucket_boundaries_advisory=buckets)
@@ -111,66 +110,36 @@ class _Metrics:
             "Whether this process leads the election (1) or stands for it (0).",
         )
 
-    def add(self, client: Client | AsyncClient, name_label: NameLabel) -> Callable[[], None]:
-        with _lock:
-            if before := self._clients.get(client):
-                before.unsubscribe()
-            instrumented = self._clients[client] = _Instrumented(self, client, labeller(name_label))
-
-        def remove() -> None:
-            instrumented.unsubscribe()
-            with _lock:
-                if self._clients.get(client) is instrumented:
-                    del self._clients[client]
-
-        return remove
-
-    def _read(self) -> Reading:
-        with _lock:
-            clients = [(client, instrumented.label) for client, instrumented in self._clients.items()]
-        return read(clients)
-
     def _held(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(number, _attributes(*key)) for key, number in self._read().held.items()]
+        return [Observation(number, _attributes(*key)) for key, number in self.clients.held().items()]
 
     def _waiting(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(number, _attributes(*key)) for key, number in self._read().waiting.items()]
+        return [Observation(number, _attributes(*key)) for key, number in self.clients.waiting().items()]
 
     def _late(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(seconds, _attributes(scheme)) for scheme, seconds in self._read().late.items()]
+        return [Observation(seconds, _attributes(scheme)) for scheme, seconds in self.clients.late().items()]
 
     def _status(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(leading), {"name": name}) for name, leading in self._read().leads.items()]
+        return [Observation(int(leading), {"name": name}) for name, leading in self.clients.leads().items()]
 
-
-class _Instrumented:
-    """What one client tells, as figures."""
-
-    def __init__(self, metrics: _Metrics, client: Client | AsyncClient, label: Label) -> None:
-        self._metrics = metrics
-        self._backend = client._kernel.scheme
-        self.label = label
-        self.unsubscribe = client.events.subscribe(self._hear)
-
-    def _hear(self, event: events.Event) -> None:
-        metrics = self._metrics
-        attributes = _attributes(self._backend, self.label(event.name))
+    def _hear(self, backend: str, name: str, event: events.Event) -> None:
+        attributes = _attributes(backend, name)
         match event:
             case events.Acquired():
-                metrics.acquires.add(1, {**attributes, "result": "acquired"})
-                metrics.wait.record(event.waited, attributes)
+                self.acquires.add(1, {**attributes, "result": "acquired"})
+                self.wait.record(event.waited, attributes)
             case events.NotAcquired():
-                metrics.acquires.add(1, {**attributes, "result": event.result})
+                self.acquires.add(1, {**attributes, "result": event.result})
             case events.Renewed():
-                metrics.renew.record(event.took, attributes)
-                metrics.slack.record(event.slack / event.ttl, attributes)
+                self.renew.record(event.took, attributes)
+                self.slack.record(event.slack / event.ttl, attributes)
             case events.RenewFailed():
-                metrics.renew_failures.add(1, attributes)
+                self.renew_failures.add(1, attributes)
             case events.Released():
-                metrics.held.record(event.held_for, attributes)
+                self.held.record(event.held_for, attributes)
             case events.Lost():
-                metrics.losses.add(1, {**attributes, "reason": event.loss.reason.value})
-                metrics.held.record(event.held_for, attributes)
+                self.losses.add(1, {**attributes, "reason": event.loss.reason.value})
+                self.held.record(event.held_for, attributes)
 
 
 def _attributes(backend: str, name: str = "") -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from multilock import events
-from multilock.contrib.figures import HELD, SLACK, WAITS, NameLabel, labeller, read
+from multilock.contrib.figures import HELD, SLACK, WAITS, Clients, NameLabel
 
 if TYPE_CHECKING:
     from multilock.aio import AsyncClient
@@ -43,8 +43,7 @@ def instrument(
     replaces what was asked first. It costs, on the callback thread, about as much CPU as an acquire and a
     release of ``memory://`` do; in ``acquire()`` itself only the making of an event.
     """
-    metrics = _metrics_of(registry)
-    return metrics.add(client, name_label)
+    return _metrics_of(registry).clients.add(client, name_label)
 
 
 _all: weakref.WeakKeyDictionary[CollectorRegistry, _Metrics] = weakref.WeakKeyDictionary()
@@ -63,8 +62,7 @@ class _Metrics:
     """All metrics of one registry, of all clients that are instrumented there."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._clients: weakref.WeakKeyDictionary[Client | AsyncClient, _Instrumented]
-        self._clients = weakref.WeakKeyDictionary()
+        self.clients = Clients(self._hear)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, LABELS, buckets=buckets, registry=registry)
@@ -85,57 +83,32 @@ class _Metrics:
             "What was left of a lease when its renewal was acknowledged, as a share of its ttl. 0: it was nearly lost.",
             SLACK,
         )
-        registry.register(_Gauges(self._clients))
+        registry.register(_Gauges(self.clients))
 
-    def add(self, client: Client | AsyncClient, name_label: NameLabel) -> Callable[[], None]:
-        with _lock:
-            if before := self._clients.get(client):
-                before.unsubscribe()
-            instrumented = self._clients[client] = _Instrumented(self, client, labeller(name_label))
-
-        def remove() -> None:
-            instrumented.unsubscribe()
-            with _lock:
-                if self._clients.get(client) is instrumented:
-                    del self._clients[client]
-
-        return remove
-
-
-class _Instrumented:
-    """What one client tells, as figures."""
-
-    def __init__(self, metrics: _Metrics, client: Client | AsyncClient, label: Callable[[str], str]) -> None:
-        self._metrics = metrics
-        self._backend = client._kernel.scheme
-        self.label = label
-        self.unsubscribe = client.events.subscribe(self._hear)
-
-    def _hear(self, event: events.Event) -> None:
-        metrics = self._metrics
-        labels = (self._backend, self.label(event.name))
+    def _hear(self, backend: str, name: str, event: events.Event) -> None:
+        labels = (backend, name)
         match event:
             case events.Acquired():
-                metrics.acquires.labels(*labels, "acquired").inc()
-                metrics.wait.labels(*labels).observe(event.waited)
+                self.acquires.labels(*labels, "acquired").inc()
+                self.wait.labels(*labels).observe(event.waited)
             case events.NotAcquired():
-                metrics.acquires.labels(*labels, event.result).inc()
+                self.acquires.labels(*labels, event.result).inc()
             case events.Renewed():
-                metrics.renew.labels(*labels).observe(event.took)
-                metrics.slack.labels(*labels).observe(event.slack / event.ttl)
+                self.renew.labels(*labels).observe(event.took)
+                self.slack.labels(*labels).observe(event.slack / event.ttl)
             case events.RenewFailed():
-                metrics.renew_failures.labels(*labels).inc()
+                self.renew_failures.labels(*labels).inc()
             case events.Released():
-                metrics.held.labels(*labels).observe(event.held_for)
+                self.held.labels(*labels).observe(event.held_for)
             case events.Lost():
-                metrics.losses.labels(*labels, event.loss.reason.value).inc()
-                metrics.held.labels(*labels).observe(event.held_for)
+                self.losses.labels(*labels, event.loss.reason.value).inc()
+                self.held.labels(*labels).observe(event.held_for)
 
 
 class _Gauges:
     """What is true at the moment of a scrape."""
 
-    def __init__(self, clients: weakref.WeakKeyDictionary[Client | AsyncClient, _Instrumented]) -> None:
+    def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
     def describe(self) -> list[Metric]:
@@ -143,14 +116,11 @@ class _Gauges:
         return [family() for family in (_held, _waiting, _late, _status)]
 
     def collect(self) -> list[Metric]:
-        with _lock:
-            clients = [(client, instrumented.label) for client, instrumented in self._clients.items()]
-        now = read(clients)
         return [
-            _filled(_held(), now.held.items()),
-            _filled(_waiting(), now.waiting.items()),
-            _filled(_late(), (((scheme,), seconds) for scheme, seconds in now.late.items())),
-            _filled(_status(), (((name,), leading) for name, leading in now.leads.items())),
+            _filled(_held(), self._clients.held().items()),
+            _filled(_waiting(), self._clients.waiting().items()),
+            _filled(_late(), (((scheme,), seconds) for scheme, seconds in self._clients.late().items())),
+            _filled(_status(), (((name,), leading) for name, leading in self._clients.leads().items())),
         ]
 
 

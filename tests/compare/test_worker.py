@@ -62,3 +62,19 @@ def test_who_stood_still_before_the_second_question_is_believed_to_hold_until_th
     assert belief.until <= place.holding.last_yes
     assert belief.over_by is not None
     assert belief.over_by >= place.holding.last_yes + 0.2
+
+
+def test_what_went_wrong_is_told_without_the_folders_of_this_machine(capfd: pytest.CaptureFixture[str]) -> None:
+    role = worker._Role("A", "tests.compare.broken:Raising", "redis://127.0.0.1:1", 1.0, "n")
+
+    def raises() -> None:
+        raise RuntimeError("it is broken")
+
+    role.start(raises)
+    assert role._last is not None
+    role._last.join(10)
+    said = capfd.readouterr().out
+    assert "RuntimeError: it is broken" in said
+    assert "in raises" in said
+    assert "test_worker.py" in said
+    assert "/" not in said

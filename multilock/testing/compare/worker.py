@@ -118,8 +118,8 @@ class _Role:
                 before.join()
             try:
                 what(*arguments)
-            except Exception:
-                note("wrong", self.role, json.dumps(traceback.format_exc(limit=-3)[-TEXT:]))
+            except Exception as error:
+                note("wrong", self.role, json.dumps(_told(error)))
 
         self._last = threading.Thread(target=run, name=f"compare-{self.role}", daemon=True)
         self._last.start()
@@ -147,8 +147,8 @@ class _Role:
         try:
             ended = bool(self.place.end_session())  # type: ignore[union-attr]  # who says has_sessions has it
             note("ended", now(), self.role, int(ended))
-        except Exception:
-            note("wrong", self.role, json.dumps(traceback.format_exc(limit=-3)[-TEXT:]))
+        except Exception as error:
+            note("wrong", self.role, json.dumps(_told(error)))
 
     def acquire(self, timeout: float) -> None:
         assert self.place is not None, "it could not be opened"
@@ -316,6 +316,14 @@ class _Role:
             self.place.close()
         self.closed = True
         note("closed", now(), self.role)
+
+
+def _told(error: Exception) -> str:
+    """Where it came from and what it is, without the folders of this machine: reports are shared."""
+    trace = traceback.TracebackException.from_exception(error, limit=-3)
+    for frame in trace.stack:
+        frame.filename = Path(frame.filename).name
+    return "".join(trace.format())[-TEXT:]
 
 
 def hog(seconds: float) -> None:

@@ -7,12 +7,14 @@ import json
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.docker.smoke import WELL_WITHIN
 from tests.servers import unavailable
 
 __all__ = ["COMPOSE", "Project", "docker", "need_engine", "running"]
@@ -69,12 +71,30 @@ class Project:
     def down(self) -> None:
         self.compose("down", "--volumes", "--timeout", "1")
 
+    def containers(self, *services: str) -> list[dict[str, Any]]:
+        """What the engine says of these, or of all."""
+        said = self.compose("ps", "--all", "--format", "json", *services)
+        return [json.loads(line) for line in said.splitlines()]
+
+    def is_well(self, *services: str) -> None:
+        """Assert that these, or all, are healthy, or soon are.
+
+        The engine calls unhealthy what was paused, until the next check; ``up --wait`` gives up at that word.
+        """
+        until = time.monotonic() + WELL_WITHIN
+        while states := [
+            f"{each['Service']} is {each['State']}, {each['Health']}"
+            for each in self.containers(*services)
+            if (each["State"], each["Health"]) != ("running", "healthy")
+        ]:
+            assert time.monotonic() < until, "; ".join(states)
+            time.sleep(0.1)
+
     def is_healthy_and_local(self) -> None:
         """Assert that every service of the file is healthy, with ports on 127.0.0.1 only."""
-        said = self.compose("ps", "--all", "--format", "json")
-        containers = [json.loads(line) for line in said.splitlines()]
+        self.is_well()
+        containers = self.containers()
         assert sorted(each["Service"] for each in containers) == sorted(self.services())
-        assert {(each["State"], each["Health"]) for each in containers} == {("running", "healthy")}
         open_to = {port["URL"] for each in containers for port in each["Publishers"] if port["PublishedPort"]}
         assert open_to == {"127.0.0.1"}
 
@@ -86,6 +106,7 @@ class Project:
             yield
         finally:
             self.compose("unpause", *services)
+        self.is_well(*services)
 
     @contextlib.contextmanager
     def killed(self, *services: str) -> Iterator[None]:
@@ -105,6 +126,7 @@ class Project:
             yield
         finally:
             docker("network", "connect", *where)
+        self.is_well(service)
 
 
 @contextlib.contextmanager

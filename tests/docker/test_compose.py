@@ -36,6 +36,13 @@ class TestSmoke(Smoke):
         return Service(URLS[request.param])
 
 
+def test_what_was_paused_is_healthy_again_for_the_next_test(project: Project) -> None:
+    with project.paused("redis"):
+        pass
+    [again] = project.containers("redis")
+    assert again["Health"] == "healthy"
+
+
 @pytest.mark.parametrize("service", URLS)
 def test_a_holder_hears_in_time_of_a_paused_server(project: Project, service: str) -> None:
     with Holder(URLS[service], TTL) as holder:

@@ -310,7 +310,7 @@ class Endpoint:
         """In a forked child: what the parent had is not used here, and not kept open."""
         self._permits = _permits()  # the threads that have the others are not here
         inherited, self._open = self._open, set()
-        for wire in inherited:
+        for wire in list(inherited):  # where there is no fork, the threads that close them are here
             wire.drop()
 
     def __repr__(self) -> str:

@@ -194,6 +194,25 @@ def holder_of_name(us: Ours, name: str) -> str | None:
     return info.owner if info else None
 
 
+def test_a_backend_that_is_opened_again_beside_threads_that_close_its_connections_forgets_them_all(
+    us: Ours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wires = [us.backend._endpoint.connect(us.within, now) for _ in range(3)]
+    drop = transport.Wire.drop
+    dropped: list[transport.Wire] = []
+
+    def drop_while_another_closes_its_own(wire: transport.Wire) -> None:
+        for each in wires:
+            if each is not wire and each not in dropped:
+                each.close()
+        dropped.append(wire)
+        drop(wire)
+
+    monkeypatch.setattr(transport.Wire, "drop", drop_while_another_closes_its_own)
+    us.backend.open(Ear())
+    assert {*dropped} >= {*wires}
+
+
 def test_one_thread_keeps_to_one_connection(us: Ours) -> None:
     for _ in range(20):
         us.release(us.take()[0])

@@ -18,7 +18,7 @@ from multilock_redis import RedisBackend, open_backend
 from multilock_redis.wire import pack
 from tests.servers import RedisServer
 
-__all__ = ["Bare", "Ear", "Ours", "busy", "eventually", "holder_of", "since", "without"]
+__all__ = ["Bare", "Ear", "Ours", "busy", "connected", "eventually", "holder_of", "since", "without"]
 
 Bare = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
@@ -124,6 +124,11 @@ class Ours:
 
     def close(self) -> None:
         self.backend.close()
+
+
+def connected(bare: Bare) -> set[str]:
+    """The ids of all connections that the server has: other tests may have left some to the collector of garbage."""
+    return {client["id"] for client in bare.client_list()}
 
 
 def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:

@@ -21,7 +21,7 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import inner
 from multilock.testing.proxy import Fault
 from tests.backends.redis.descriptors import its_number_is_free
-from tests.backends.redis.kit import WITHIN, Bare, holder_of
+from tests.backends.redis.kit import WITHIN, Bare, connected, holder_of
 from tests.servers import RedisServer
 
 TTL = 2.0
@@ -478,11 +478,13 @@ def test_a_loop_that_cannot_watch_sockets_uses_threads(server: RedisServer, monk
 
 
 def test_closing_ends_the_connections(server: RedisServer, bare: Bare) -> None:
+    before = connected(bare)
+
     async def main() -> None:
         async with client(server.url) as ours:
             await ours.lock("a").acquire()
         assert not channels(ours).living
-        await until(lambda: bare.info("clients")["connected_clients"] == 1)
+        await until(lambda: connected(bare) <= before)
 
     run(main)
 

@@ -10,44 +10,75 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import multilock
 from multilock import now
 from tests.benchmarks.measure import sample
+from tests.servers import Server
 
-__all__ = ["ASYNCIO", "FAIR", "OURS", "SECONDS", "crowd", "ours", "turns_of"]
+__all__ = ["ASYNCIO", "FAIR", "KAZOO", "OURS", "SECONDS", "crowds", "ours", "turns_of"]
 
 PROCESSES = 4
 THREADS = 5
-SECONDS = 4.0
+ROUNDS = 5
+SECONDS = 4.0  # of a contender in a round
 TTL = 30.0
 NAME = "crowd"
-OURS, FAIR, ASYNCIO = "multilock", "multilock, fair=True", "multilock, asyncio"
+OURS, FAIR, ASYNCIO, KAZOO = "multilock", "multilock, fair=True", "multilock, asyncio", "kazoo.Lock"
 
 Turn = tuple[float, float, float]  # got, given back, asked for
 Count = Callable[[], Mapping[str, float]]
+Lock = Callable[[], AbstractContextManager[object]]  # one for each thread
+S = TypeVar("S", bound=Server)
 
 
-def ours(how: str, url: str) -> list[str]:
-    """The command of one of our processes."""
-    return [sys.executable, "-m", "tests.benchmarks.crowd", how, url, str(SECONDS)]
+def ours(how: str) -> Callable[[Server], list[str]]:
+    """The command of one of our processes, on this server."""
+    return lambda server: [sys.executable, "-m", "tests.benchmarks.crowd", how, server.url, str(SECONDS)]
 
 
-def crowd(command: Sequence[str], count: Count) -> dict[str, Any]:
-    """What the processes of this command did; ``count`` tells what their server has been asked until now."""
+class _Run(NamedTuple):
+    gaps: list[float]  #: from giving it back until one has it that was waiting then
+    turns: int
+    seconds: float
+    asked: float
+
+
+def crowds(
+    start: Callable[[], AbstractContextManager[S]],
+    commands: Mapping[str, Callable[[S], Sequence[str]]],
+    count: Callable[[S], Count],
+) -> dict[str, dict[str, Any]]:
+    """What the processes of each command did, which take turns: each time on a server of its own, that finds nothing of
+    those before. ``count`` tells what a server has been asked until now."""
+    runs: dict[str, list[_Run]] = {how: [] for how in commands}
+    for _ in range(ROUNDS):
+        for how, its in runs.items():
+            with start() as server:
+                its.append(_run(commands[how](server), count(server)))
+    return {how: _sum_up(its) for how, its in runs.items()}
+
+
+def _run(command: Sequence[str], count: Count) -> _Run:
     turns, asked = turns_of(command, lambda: sum(count().values()))
     gaps = [(got - back, asked_at < back) for (_, back, _), (got, _, asked_at) in itertools.pairwise(turns)]
+    return _Run([gap for gap, waited in gaps if waited], len(turns), turns[-1][1] - turns[0][0], asked)
+
+
+def _sum_up(runs: Sequence[_Run]) -> dict[str, Any]:
     return {
-        "hand-overs/s": round(len(turns) / (turns[-1][1] - turns[0][0]), 1),
-        **asdict(sample([gap for gap, waited in gaps if waited])),
-        "requests of one lock": round(asked / len(turns), 2),
+        "hand-overs/s": round(statistics.median(run.turns / run.seconds for run in runs), 1),
+        **asdict(sample([gap for run in runs for gap in run.gaps])),
+        "requests of one lock": round(statistics.median(run.asked / run.turns for run in runs), 2),
     }
 
 
@@ -85,17 +116,35 @@ def _line(process: subprocess.Popen[str]) -> str:
     return line
 
 
-# ---- what each process of ours does
+# ---- what each process does
 
 
-def _threads(url: str, fair: bool, seconds: float) -> list[Turn]:
-    client = multilock.connect(url, ttl=TTL)
+def _ours(url: str, fair: bool, seconds: float) -> list[Turn]:
+    with multilock.connect(url, ttl=TTL) as client:
+        client.ping()
+        return _threads(lambda: client.lock(NAME, fair=fair), seconds)
+
+
+def _kazoo(url: str, seconds: float) -> list[Turn]:
+    from kazoo.client import KazooClient
+
+    client = KazooClient(url.partition("//")[2], timeout=TTL)
+    client.start()
+    try:
+        return _threads(lambda: client.Lock(f"/{NAME}"), seconds)
+    finally:
+        client.stop()
+        client.close()
+
+
+def _threads(lock_of: Lock, seconds: float) -> list[Turn]:
     turns: list[Turn] = []
     until = _go() + seconds
 
     def work() -> None:
+        lock = lock_of()
         while (asked := now()) < until:
-            with client.lock(NAME, fair=fair).acquire():
+            with lock:
                 got = now()
             turns.append((got, got, asked))
 
@@ -104,18 +153,19 @@ def _threads(url: str, fair: bool, seconds: float) -> list[Turn]:
         thread.start()
     for thread in threads:
         thread.join()
-    client.close()
     return turns
 
 
 async def _tasks(url: str, seconds: float) -> list[Turn]:
     turns: list[Turn] = []
     async with multilock.connect_async(url, ttl=TTL) as client:
+        await client.ping()
         until = _go() + seconds
 
         async def work() -> None:
+            lock = client.lock(NAME)
             while (asked := now()) < until:
-                async with client.lock(NAME).acquire():
+                async with lock:
                     got = now()
                 turns.append((got, got, asked))
 
@@ -131,7 +181,10 @@ def _go() -> float:
 
 def main(how: str, url: str, seconds: str) -> None:
     within = float(seconds)
-    turns = asyncio.run(_tasks(url, within)) if how == ASYNCIO else _threads(url, how == FAIR, within)
+    if how == ASYNCIO:
+        turns = asyncio.run(_tasks(url, within))
+    else:
+        turns = _kazoo(url, within) if how == KAZOO else _ours(url, how == FAIR, within)
     print(json.dumps(turns), flush=True)
 
 

@@ -23,7 +23,7 @@ import multilock
 from multilock_etcd import wire as m
 from multilock_etcd.transport import Cluster, Transport, calls
 from tests.benchmarks import sessions
-from tests.benchmarks.crowd import ASYNCIO, FAIR, OURS, SECONDS, crowd, ours
+from tests.benchmarks.crowd import ASYNCIO, FAIR, OURS, SECONDS, crowds, ours
 from tests.benchmarks.measure import interleave, pin
 from tests.benchmarks.report import publish, with_ratios
 from tests.benchmarks.sessions import WITHIN, Contender
@@ -31,7 +31,6 @@ from tests.servers_etcd import EtcdServer
 
 RAW = "grpc alone, the same two calls"
 PEERS = ("etcd3", "etcd3gw")
-CROWD_PEER = "etcd3gw"  # who waits with etcd3 fails in a function of its own, as tenacity now calls it
 PEERS_PYTHON = Path(sys.prefix, "peers", "bin", "python")
 HISTORY = (0, 1000, 10_000)
 MEMORY = Path("/dev/shm")
@@ -144,16 +143,14 @@ def _compact(server: EtcdServer) -> None:
 
 
 def _crowd() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for how in (OURS, FAIR, ASYNCIO):
-        with EtcdServer(synced=True) as server:
-            found[how] = crowd(ours(how, server.url), _counter(server))
-    if PEERS_PYTHON.exists():
-        peer = str(Path(__file__).with_name("peer.py"))
-        with EtcdServer(synced=True) as server:
-            command = [str(PEERS_PYTHON), "-I", peer, CROWD_PEER, str(server.port), str(SECONDS)]
-            found[f"{CROWD_PEER} Lock"] = crowd(command, _counter(server))
-    return found
+    libraries = PEERS if PEERS_PYTHON.exists() else ()
+    commands = {how: ours(how) for how in (OURS, FAIR, ASYNCIO)} | {f"{each} Lock": _peer(each) for each in libraries}
+    return crowds(lambda: EtcdServer(synced=True), commands, _counter)
+
+
+def _peer(library: str) -> Callable[[EtcdServer], list[str]]:
+    script = str(Path(__file__).with_name("peer.py"))
+    return lambda server: [str(PEERS_PYTHON), "-I", script, library, str(server.port), str(SECONDS)]
 
 
 def _history() -> dict[str, Any]:

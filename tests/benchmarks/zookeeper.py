@@ -18,13 +18,13 @@ from kazoo.client import KazooClient
 import multilock
 from multilock_zookeeper import ZooKeeperBackend
 from tests.benchmarks import sessions
+from tests.benchmarks.crowd import ASYNCIO, FAIR, KAZOO, OURS, crowds, ours
 from tests.benchmarks.measure import interleave, pin
 from tests.benchmarks.report import publish, with_ratios
 from tests.benchmarks.sessions import Contender
 from tests.servers_zookeeper import ZooKeeperServer
 
 RAW = "kazoo's create and delete of a node"
-LOCK = "kazoo.Lock"
 
 
 def raw(kazoo: Any) -> Contender:
@@ -68,13 +68,13 @@ def _contenders() -> Iterator[tuple[ZooKeeperServer, dict[str, Contender]]]:
     with _server() as server, ExitStack() as stack:
         pin(server.pid, apart=True)
         kazoo = stack.enter_context(_kazoo(server))
-        yield server, {RAW: raw(kazoo), **sessions.faces(server.url, stack), LOCK: kazoo_lock(kazoo)}
+        yield server, {RAW: raw(kazoo), **sessions.faces(server.url, stack), KAZOO: kazoo_lock(kazoo)}
 
 
 def _uncontended() -> dict[str, Any]:
     with _contenders() as (_, contenders):
         samples = interleave({name: each.cycle for name, each in contenders.items()}, rounds=15, per_round=60)
-    return {"client and server on two cores": with_ratios(samples, (RAW, LOCK))}
+    return {"client and server on two cores": with_ratios(samples, (RAW, KAZOO))}
 
 
 def _requests() -> dict[str, Any]:
@@ -86,6 +86,10 @@ def _counter(server: ZooKeeperServer) -> sessions.Count:
     """Packets, pings among them; the server counts our question, too."""
     asked = itertools.count()
     return lambda: {"packets": server.metric("zk_packets_received") - next(asked)}
+
+
+def _crowd() -> dict[str, Any]:
+    return crowds(ZooKeeperServer, {how: ours(how) for how in (OURS, FAIR, ASYNCIO, KAZOO)}, _counter)
 
 
 def _notices() -> dict[str, Any]:
@@ -133,6 +137,7 @@ def _versions() -> dict[str, str]:
 BENCHMARKS: Mapping[str, Callable[[], object]] = {
     "uncontended": _uncontended,
     "requests": _requests,
+    "crowd": _crowd,
     "notice": _notices,
     "held locks": _held,
 }

@@ -16,11 +16,11 @@ import redis
 
 from multilock.testing.network import Network
 
-__all__ = ["Sample", "asked_of", "far", "interleave", "interleave_async", "pin", "sample"]
+__all__ = ["Sample", "asked_of", "far", "interleave", "interleave_async", "pin", "sample", "timed"]
 
 Cycle = Callable[[], object]
 AsyncCycle = Callable[[], Awaitable[object]]
-Elsewhere = Callable[[int], list[float]]  # so many cycles in another process, which takes the time of each
+Elsewhere = Callable[[int], list[float]]  # so many cycles in another process or on a loop, and the time of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def interleave(
     before_each_round: Cycle = lambda: None,
 ) -> dict[str, Sample]:
     """Each cycle ``rounds × per_round`` times, in turns; the first round warms up and does not count."""
-    turns: dict[str, Elsewhere] = {name: _timed(cycle) for name, cycle in cycles.items()} | dict(elsewhere or {})
+    turns: dict[str, Elsewhere] = {name: timed(cycle) for name, cycle in cycles.items()} | dict(elsewhere or {})
     times: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):
         before_each_round()
@@ -93,7 +93,7 @@ def interleave(
     return {name: sample(spent) for name, spent in times.items()}
 
 
-def _timed(cycle: Cycle) -> Elsewhere:
+def timed(cycle: Cycle) -> Elsewhere:
     clock = time.perf_counter
 
     def turn(count: int) -> list[float]:

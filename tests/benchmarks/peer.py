@@ -25,7 +25,7 @@ def client_of(library: str, port: int) -> Any:
 
 def lets_etcd3_wait() -> None:
     """It waits in a function of its own, which tenacity calls with one argument since version 6."""
-    tenacity = importlib.import_module("tenacity")
+    tenacity: Any = importlib.import_module("tenacity")
     retry = tenacity.retry
 
     def retry_as_before(*, wait: Any, **how: Any) -> Any:

@@ -1,27 +1,31 @@
 """Readers and permits, on every backend: ``python -m tests.benchmarks.shared``.
 
 What a reader pays beside many others, and how often three permits change hands among forty who want one; beside what
-there is in the field: kazoo's Semaphore.
+there is in the field: kazoo's ReadLock and Semaphore. Others that have readers keep no other machine out: fasteners'
+are of one process or one file, aiorwlock's of one loop; they are measured alone, beside memory:// and sqlite://.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import aiorwlock
+import fasteners
 from kazoo.client import KazooClient
 
 import multilock
-from tests.benchmarks.measure import interleave
+from tests.benchmarks.measure import Elsewhere, interleave, timed
 from tests.benchmarks.report import publish
 from tests.servers import RedisServer, Server
 from tests.servers_consul import ConsulServer
@@ -57,6 +61,90 @@ BACKENDS: Mapping[str, Callable[[], AbstractContextManager[str]]] = {
 }
 #: A listing is all that a ZooKeeper can be asked for: five thousand readers would each have read all before them.
 MOST_READERS = {"zookeeper": 1_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Taker:
+    """Who takes a lock alone, and as a reader, and gives each back at once: so many times, in seconds each."""
+
+    lock: Elsewhere
+    reader: Elsewhere
+    beside: bool = True  #: whether it sees our readers, beside which it is measured
+
+
+@contextlib.contextmanager
+def _ours(url: str) -> Iterator[Taker]:
+    with multilock.connect(url, ttl=TTL) as client:
+        lock, reader = client.lock("alone"), client.read_write_lock("read").reader()
+        yield Taker(timed(lambda: lock.acquire().release()), timed(lambda: reader.acquire().release()))
+
+
+@contextlib.contextmanager
+def _ours_on_a_loop(url: str) -> Iterator[Taker]:
+    with asyncio.Runner() as runner:
+        client = multilock.connect_async(url, ttl=TTL)
+        yield Taker(_on(runner, client.lock("alone")), _on(runner, client.read_write_lock("read").reader()))
+        runner.run(client.close())
+
+
+@contextlib.contextmanager
+def _aiorwlock(_: str) -> Iterator[Taker]:
+    with asyncio.Runner() as runner:
+        both = aiorwlock.RWLock()
+        yield Taker(_on(runner, both.writer), _on(runner, both.reader), beside=False)
+
+
+@contextlib.contextmanager
+def _fasteners(_: str) -> Iterator[Taker]:
+    both = fasteners.ReaderWriterLock()
+    yield Taker(timed(_entered(both.write_lock)), timed(_entered(both.read_lock)), beside=False)
+
+
+@contextlib.contextmanager
+def _fasteners_file(_: str) -> Iterator[Taker]:
+    with TemporaryDirectory() as folder:
+        both = fasteners.InterProcessReaderWriterLock(f"{folder}/lock")
+        yield Taker(timed(_entered(both.write_lock)), timed(_entered(both.read_lock)), beside=False)
+
+
+@contextlib.contextmanager
+def _kazoo_locks(url: str) -> Iterator[Taker]:
+    with _kazoo_client(url) as client:
+        lock, reader = client.WriteLock("/alone"), client.ReadLock("/multilock/read")
+        yield Taker(timed(_entered(lambda: lock)), timed(_entered(lambda: reader)))
+
+
+def _entered(enter: Callable[[], AbstractContextManager[object]]) -> Callable[[], None]:
+    def cycle() -> None:
+        with enter():
+            pass
+
+    return cycle
+
+
+def _on(runner: asyncio.Runner, lock: AbstractAsyncContextManager[object]) -> Elsewhere:
+    async def cycles(count: int) -> list[float]:
+        spent = []
+        for _ in range(count):
+            start = time.perf_counter()
+            async with lock:
+                pass
+            spent.append(time.perf_counter() - start)
+        return spent
+
+    return lambda count: runner.run(cycles(count))
+
+
+#: All take turns on one place, ours first.
+TAKERS: Mapping[str, Mapping[str, Callable[[str], AbstractContextManager[Taker]]]] = {
+    "memory": {
+        "asyncio": _ours_on_a_loop,
+        "fasteners.ReaderWriterLock of one process": _fasteners,
+        "aiorwlock of one loop": _aiorwlock,
+    },
+    "sqlite": {"fasteners.InterProcessReaderWriterLock on a file": _fasteners_file},
+    "zookeeper": {"kazoo WriteLock and ReadLock": _kazoo_locks},
+}
 
 
 class _Others:
@@ -97,25 +185,33 @@ def _readers() -> dict[str, dict[str, float | None]]:
     found: dict[str, dict[str, float | None]] = {}
     spawn = multiprocessing.get_context("spawn")
     for backend, place in BACKENDS.items():
-        with place() as url, multilock.connect(url, ttl=TTL) as ours, ProcessPoolExecutor(1, spawn) as process:
-            reader, lock = ours.read_write_lock("read").reader(), ours.lock("alone")
-            row: dict[str, float | None] = {}
+        with place() as url, ExitStack() as stack, ProcessPoolExecutor(1, spawn) as process:
+            takers = {backend: stack.enter_context(_ours(url))}
+            takers |= {f"{backend}, {who}": stack.enter_context(of(url)) for who, of in TAKERS.get(backend, {}).items()}
+            rows: dict[str, dict[str, float | None]] = {who: {} for who in takers}
             for count in BESIDE:
-                if count > MOST_READERS.get(backend, count):
-                    row[f"a reader beside {count:,}"] = None
-                    continue
-                if backend == "memory":
-                    _take(url, count)
+                if count <= MOST_READERS.get(backend, count):
+                    _take(url, count) if backend == "memory" else process.submit(_take, url, count).result()
+                    here = {who: taker for who, taker in takers.items() if taker.beside or not count}
+                    samples = _medians(here)
                 else:
-                    process.submit(_take, url, count).result()
-                cycles = {"lock": lambda: lock.acquire().release(), "reader": lambda: reader.acquire().release()}  # noqa: B023
-                samples = interleave(cycles, rounds=5, per_round=CYCLES)
-                row.setdefault("a lock", samples["lock"].median)
-                row[f"a reader beside {count:,}"] = samples["reader"].median
-            found[backend] = row
+                    samples = {}
+                for who, row in rows.items():
+                    alone, reading = samples.get(who, (None, None))
+                    row.setdefault("a lock", alone)
+                    row[f"a reader beside {count:,}"] = reading
+            found |= rows
             _end()
             process.submit(_end).result()
     return found
+
+
+def _medians(takers: Mapping[str, Taker]) -> dict[str, tuple[float, float]]:
+    """Of its lock and of its reader, for each."""
+    turns = {f"{who}: lock": taker.lock for who, taker in takers.items()}
+    turns |= {f"{who}: reader": taker.reader for who, taker in takers.items()}
+    samples = interleave({}, rounds=5, per_round=CYCLES, elsewhere=turns)
+    return {who: (samples[f"{who}: lock"].median, samples[f"{who}: reader"].median) for who in takers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +258,7 @@ def _permits() -> dict[str, Any]:
             semaphore = client.semaphore("permits", PERMITS)
             found[f"{backend}"] = asdict(_served(lambda _: lambda: _passed(semaphore)))  # noqa: B023
             if backend == "zookeeper":
-                found["zookeeper, kazoo Semaphore"] = asdict(_served(_kazoo(url.partition("//")[2])))
+                found["zookeeper, kazoo Semaphore"] = asdict(_served(_kazoo_semaphore(url)))
     return found
 
 
@@ -170,22 +266,28 @@ def _passed(semaphore: multilock.Semaphore) -> None:
     semaphore.acquire().release()
 
 
-def _kazoo(endpoint: str) -> Callable[[ExitStack], Callable[[], None]]:
+def _kazoo_semaphore(url: str) -> Callable[[ExitStack], Callable[[], None]]:
     def cycle_of(stack: ExitStack) -> Callable[[], None]:
-        client = KazooClient(endpoint.partition("/")[0])
-        client.start()
-        stack.callback(client.close)
-        stack.callback(client.stop)
-        semaphore = client.Semaphore("/kazoo", max_leases=PERMITS)
-
-        def cycle() -> None:
-            semaphore.acquire()
-            semaphore.release()
-
-        return cycle
+        semaphore = stack.enter_context(_kazoo_client(url)).Semaphore("/kazoo", max_leases=PERMITS)
+        return _entered(lambda: semaphore)
 
     return cycle_of
 
 
+@contextlib.contextmanager
+def _kazoo_client(url: str) -> Iterator[Any]:
+    client = KazooClient(url.partition("//")[2].partition("/")[0], timeout=TTL)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("kazoo", "fasteners", "aiorwlock")}
+
+
 if __name__ == "__main__":
-    publish("shared", lambda: {"kazoo": version("kazoo")}, {"readers": _readers, "permits": _permits})
+    publish("shared", _versions, {"readers": _readers, "permits": _permits})

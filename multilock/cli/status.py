@@ -54,20 +54,34 @@ def watch(client: Client, prefix: str, as_json: bool) -> None:
 def _watch_json(looks: Iterator[list[LockInfo]]) -> None:
     shown = None
     for locks in looks:
-        if locks != shown:
+        present = [_without_example(info) for info in locks]
+        if present != shown:
             print(_json(locks, indent=None), flush=True)
-        shown = locks
+        shown = present
 
 
 def _watch_lines(looks: Iterator[list[LockInfo]]) -> None:
-    """``+`` for a new holding, ``-`` for one that ended."""
-    shown: dict[tuple[str, str | None], LockInfo] = {}
+    """``+`` for a new holding, ``-`` for one that ended; both where more or fewer hold a name together."""
+    shown: dict[object, LockInfo] = {}
     for locks in looks:
-        present = {(info.name, info.owner): info for info in locks}
+        present = {_holding(info): info for info in locks}
         for sign, infos, others in (("-", shown, present), ("+", present, shown)):
-            for key in infos.keys() - others.keys():
-                print(f"{datetime.now():%H:%M:%S}\t{sign}\t{_line(infos[key])}", flush=True)
+            for holding in infos:
+                if holding not in others:
+                    print(f"{datetime.now():%H:%M:%S}\t{sign}\t{_line(infos[holding])}", flush=True)
         shown = present
+
+
+def _holding(info: LockInfo) -> object:
+    """What is told as a change when it differs."""
+    return info.name, info.kind, info.holders, info.permits, _without_example(info).owner
+
+
+def _without_example(info: LockInfo) -> LockInfo:
+    """Of several holders the backend shows one; on Redis each renewal may change which."""
+    if info.holders is None:
+        return info
+    return dataclasses.replace(info, owner=None, identity=None, host=None, pid=None, token=None, ttl=None, since=None)
 
 
 def _looks(client: Client, prefix: str) -> Iterator[list[LockInfo]]:

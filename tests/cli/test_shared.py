@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import multilock
+from multilock.cli.status import _held, _kind, _watch_json, _watch_lines
 from tests.cli.conftest import WITHIN, Run, Start, line_of
 
 READY = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done"
@@ -60,10 +62,62 @@ def test_what_cannot_be_is_a_mistake(run: Run, sqlite_url: str, arguments: list[
 
 
 def test_status_on_a_terminal_tells_how_many_hold_it() -> None:
-    from multilock.cli.status import _kind
-
     shown = [
         _kind(multilock.LockInfo("n", kind, holders=holders, permits=permits))
         for kind, holders, permits in (("read", 12, None), ("permit", 2, 3), ("write", None, None))
     ]
     assert shown == ["read ×12", "permit 2 of 3", "write"]
+
+
+def test_watch_tells_how_many_hold_a_name_and_not_which_of_them_is_shown(
+    url: str, client: multilock.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def looks() -> Iterator[list[multilock.LockInfo]]:
+        first, second = reads(), reads()
+        yield _held(client, "")
+        first.renew()  # on Redis the second ends first from now on
+        yield _held(client, "")
+        third = reads()
+        yield _held(client, "")
+        for lease in (first, second, third):
+            lease.release()
+        with client.lock("job"):
+            yield _held(client, "")
+        with client.lock("job"):
+            yield _held(client, "")
+        yield _held(client, "")
+
+    def told(watch: Callable[[Iterator[list[multilock.LockInfo]]], None]) -> list[str]:
+        watch(looks())
+        return capsys.readouterr().out.splitlines()
+
+    reads = client.read_write_lock("job").reader().acquire
+    told_as_lines = [line.split("\t")[1:4] for line in told(_watch_lines)]
+    assert told_as_lines == [
+        ["+", "job", "read ×2"],
+        ["-", "job", "read ×2"],
+        ["+", "job", "read ×3"],
+        ["-", "job", "read ×3"],
+        ["+", "job", "lock"],
+        ["-", "job", "lock"],
+        ["+", "job", "lock"],
+        ["-", "job", "lock"],
+    ]
+    told_as_json = [[info["holders"] for info in json.loads(line)] for line in told(_watch_json)]
+    assert told_as_json == [[2], [3], [None], [None], []]
+
+
+def test_watch_tells_how_many_permits_are_taken(client: multilock.Client, capsys: pytest.CaptureFixture[str]) -> None:
+    def looks() -> Iterator[list[multilock.LockInfo]]:
+        for _ in range(3):
+            client.semaphore("gpu", 3).acquire()
+            yield _held(client, "")
+
+    _watch_lines(looks())
+    assert [line.split("\t")[1:4] for line in capsys.readouterr().out.splitlines()] == [
+        ["+", "gpu", "permit 1 of 3"],
+        ["-", "gpu", "permit 1 of 3"],
+        ["+", "gpu", "permit 2 of 3"],
+        ["-", "gpu", "permit 2 of 3"],
+        ["+", "gpu", "permit 3 of 3"],
+    ]

@@ -495,6 +495,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Client.election": {
         "A contest for the lock of that name": (
             "ElectionConformance.test_an_election_is_a_contest_for_the_lock_of_that_name",
+            "ElectionConformance.test_nobody_leads_beside_readers_or_permits_of_that_name_nor_they_beside_a_leader",
         ),
         "Callbacks come in pairs and in order; any gap in leadership shows as a pair": (
             "ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",

@@ -121,6 +121,27 @@ class ElectionConformance(Conformance):
         with other.lock(NAME), pytest.raises(LockTimeout):
             client.election(NAME).campaign(timeout=1.0)
 
+    @pytest.mark.parametrize("kind", ["reader", "permit"])
+    def test_nobody_leads_beside_readers_or_permits_of_that_name_nor_they_beside_a_leader(
+        self, client: Client, other: Client, kind: str
+    ) -> None:
+        can = client.capabilities
+        if not (can.read_write if kind == "reader" else can.semaphore):
+            pytest.skip(f"declared: it has no {kind}s")
+        lock = other.read_write_lock(NAME).reader() if kind == "reader" else other.semaphore(NAME, 2)
+        election = client.election(NAME)
+        held = lock.acquire()
+        with pytest.raises(LockTimeout):
+            election.campaign(timeout=0)
+        waiting = background(lambda: election.campaign(timeout=SOON))
+        eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)  # None: there is no queue
+        assert not waiting.done()
+        assert held.release()
+        leadership = waiting.result(SOON)
+        assert lock.try_acquire() is None
+        assert leadership.release()
+        assert lock.acquire(timeout=SOON).release()
+
     def test_callbacks_of_a_campaign_come_in_a_pair(self, client: Client, diary: Diary) -> None:
         election = client.election(NAME, **diary.callbacks())
         leadership = election.campaign()

@@ -330,6 +330,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Neither is starved, and who gives up keeps nobody out": (
             "ReadWriteConformance.test_a_waiting_writer_is_not_starved_by_a_stream_of_readers",
             "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_come_in_at_once",
+            "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_are_pushed_in_and_no_timer_helps",
             "ReadWriteConformance.test_waiting_readers_come_in_together",
         ),
         "Each reader has a lease of its own": (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,13 +21,18 @@ from multilock import (
     LossReason,
     now,
 )
+from multilock.kernel.acquire import _Contender
+from multilock.model import Busy
 from multilock.testing.conformance.base import NAME, SOON, Conformance, Recorder, eventually, queued
-from multilock.testing.conformance.faces import Face, background
+from multilock.testing.conformance.faces import AsyncioFace, Face, background
 from multilock.testing.conformance.places import Place
 
 __all__ = ["ReadWriteConformance", "SemaphoreConformance"]
 
 QUICK = 2.0  # seconds within which waiters that are let in are in, though their backend may poll
+WAITS_FOR = 0.5  # seconds that a writer waits which gives up
+TIMERS = 1.0  # seconds; who looks again sooner does so because something was refused
+NEVER = 3600.0  # seconds
 
 
 def reader(client: Client, **options: object) -> DistributedLock:
@@ -124,6 +131,39 @@ class ReadWriteConformance(Conformance):
         assert first.is_held()
         for lease in leases:
             assert lease.release()
+
+    def test_readers_behind_a_writer_that_gives_up_are_pushed_in_and_no_timer_helps(
+        self, client: Client, other: Client, face: Face, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not client.capabilities.push_wait:
+            pytest.skip("declared: who waits polls")
+        by_the_timer = _Contender._look_again_in
+
+        def by_a_push(self: _Contender, busy: Busy) -> float:
+            seconds = by_the_timer(self, busy)
+            return seconds if seconds < TIMERS else NEVER
+
+        monkeypatch.setattr(_Contender, "_look_again_in", by_a_push)
+        lock: Any = writer(other, ttl=30)
+
+        async def cancelled() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(WAITS_FOR):
+                    await lock._target.acquire()
+
+        def gives_up() -> None:
+            if isinstance(face, AsyncioFace):
+                face.run(cancelled())
+            else:
+                assert lock.try_acquire(timeout=WAITS_FOR) is None
+
+        first = reader(client, ttl=30).acquire()
+        giving_up = background(gives_up)
+        eventually(lambda: queued(client, NAME))
+        behind = [background(lambda: reader(client, ttl=30).acquire(timeout=2 * SOON)) for _ in range(3)]
+        giving_up.result(SOON)
+        leases = [each.result(SOON) for each in behind]
+        assert all(lease.release() for lease in (first, *leases))
 
     def test_waiting_readers_come_in_together(self, client: Client, other: Client) -> None:
         held = writer(client).acquire()

@@ -4,6 +4,7 @@ Each time ``multilock compare`` runs on a Redis, an etcd, a Consul, a ZooKeeper 
 by SIGINT or SIGTERM, once or twice. Then there must be no process of it, no key, session, lease or node, no socket that
 listens, and no temporary file; it must have ended in time; and what it has kept must be judged again to the same
 verdicts. SIGKILL is among the signals too: then what holds locks dies with it, and its locks end with their ttl.
+That holds for the controls too, whose keys and nodes multilock does not list.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+
+import redis
+from kazoo.client import KazooClient
 
 import multilock
 from multilock import now
@@ -39,7 +43,7 @@ def main(times: int, within: float, seed: int) -> int:
     dice, bad = random.Random(seed), 0
     with ExitStack() as stack:
         etcd, consul = stack.enter_context(EtcdServer()), stack.enter_context(ConsulServer())
-        zookeeper = stack.enter_context(ZooKeeperServer())
+        zookeeper = stack.enter_context(ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=1000"]))
         urls = [stack.enter_context(RedisServer()).url, etcd.url, consul.url, zookeeper.url]
         for number in range(times):
             with tempfile.TemporaryDirectory() as folder:
@@ -125,8 +129,34 @@ def held_at(url: str) -> Iterator[str]:
             with contextlib.suppress(multilock.BackendUnavailable):
                 left = [info.name for info in client.inspect_all("compare-")]
             time.sleep(0.05)
+    look = {"redis": keys_at, "zookeeper": nodes_at}.get(url.partition(":")[0])
+    while look is not None and (left := look(url)) and now() < until:
+        time.sleep(0.1)
     if left:
         yield f"{url}: {left}"
+
+
+def keys_at(url: str) -> list[str]:
+    """But those that are a memory: the last token of a name."""
+    with redis.Redis.from_url(url) as operator:
+        return sorted(key.decode() for key in operator.scan_iter("*compare-*") if not key.startswith(b"{"))
+
+
+def nodes_at(url: str) -> list[str]:
+    client = KazooClient(url.partition("://")[2])
+    client.start(GONE_WITHIN)
+    try:
+        return nodes_below(client, "/")
+    finally:
+        client.stop()
+        client.close()
+
+
+def nodes_below(client: KazooClient, path: str) -> list[str]:
+    """But those without which no lock could be taken again: the directories."""
+    found = [f"{path.rstrip('/')}/{child}" for child in client.get_children(path) if child != "zookeeper"]
+    below = [node for child in found for node in nodes_below(client, child)]
+    return [*(node for node in found if "compare-" in node), *below]
 
 
 def sessions_of(etcd: EtcdServer, consul: ConsulServer, zookeeper: ZooKeeperServer) -> list[object]:

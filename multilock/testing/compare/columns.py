@@ -19,7 +19,7 @@ from multilock.testing.compare.versions import versions_of
 from multilock.testing.network import has_network, why_no_network
 from multilock.urls import redact
 
-__all__ = ["Column", "columns_for"]
+__all__ = ["Column", "columns_for", "is_ours"]
 
 CONTROLS_MODULE = "multilock.testing.compare.controls"
 LIBRARIES = {"naive": "redis", "redis-py": "redis", "kazoo": "kazoo"}
@@ -67,6 +67,11 @@ class Column:
             if self.server.restarts:
                 has.add("restart")
         return has
+
+    def sweep(self, begin: str) -> list[str] | None:
+        """Remove what there still is of names that begin so, and say what is left; None: it does not know how."""
+        sweep = getattr(load(self.adapters[0]), "sweep", None)
+        return None if sweep is None else sorted(map(str, sweep(self.url, begin)))
 
     @property
     def data(self) -> dict[str, Any]:
@@ -130,6 +135,11 @@ def _assign(servers: Given, columns: list[Column]) -> None:
         for column in columns:
             if column.url == url:
                 column.server = server
+
+
+def is_ours(url: str) -> bool:
+    """Whether multilock has a backend for it: else it is somebody else's, and there is nothing to ask it with."""
+    return bool(_scheme(url))
 
 
 def _scheme(url: str) -> str:

@@ -74,8 +74,9 @@ class Adapter(Protocol):
 
     It may have ``loop`` (True: its places have ``on_loop``); ``control``, the scenarios in which it must fail, or the
     report is void; ``bound(url, ttl)``, the seconds until another can have the lock of a holder that has gone;
-    ``take(url, name)``: an operator takes the lock away, True if somebody had it; and ``has_sessions(url)``, True if
-    its places have ``end_session``.
+    ``take(url, name)``: an operator takes the lock away, True if somebody had it; ``has_sessions(url)``, True if its
+    places have ``end_session``; and ``sweep(url, begin)``, which removes all that there still is of names that begin
+    so, and returns the names of what it could not remove.
     """
 
     def open(self, url: str, ttl: float) -> Place: ...

@@ -2,16 +2,22 @@
 
 `Naive`, `Flag` and `Kazoo` name the scenarios in which they must fail. `RedisPy` is there to be seen: it renews
 nothing, and asks the server whenever it is asked.
+
+They use the server as ours do: with the login, the TLS and the prefix of the URL, since a user may have no other
+rights.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import multilock
+from multilock.config import open_configured, resolve
+from multilock.options import LOGIN
 from multilock.testing.compare.contestants import Blocking, Holding, Lock, Place
 from multilock.testing.compare.sessions import close_kazoo
 
@@ -19,6 +25,8 @@ __all__ = ["CONTROLS", "Flag", "Kazoo", "Naive", "RedisPy"]
 
 WEAK = frozenset({"pause", "partition", "taken", "session"})
 SOCKET_TIMEOUT = 1.0
+START_WITHIN = 15.0  # seconds until kazoo has a session
+CONTAINER = 4  # the flag of a node that the server removes when it has been used and is empty
 
 
 class Flag(Blocking):
@@ -76,19 +84,23 @@ class Naive:
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
-        return _NaivePlace(_redis(url), ttl)
+        return _NaivePlace(_redis(url), ttl, _prefix(url))
 
     @staticmethod
     def take(url: str, name: str) -> bool:
         return _delete(url, name)
 
+    @staticmethod
+    def sweep(url: str, begin: str) -> list[str]:
+        return _sweep(url, begin)
+
 
 class _NaivePlace:
-    def __init__(self, client: Any, ttl: float) -> None:
-        self._client, self._ttl = client, ttl
+    def __init__(self, client: Any, ttl: float, prefix: str) -> None:
+        self._client, self._ttl, self._prefix = client, ttl, prefix
 
     def lock(self, name: str) -> Lock:
-        return _NaiveLock(self._client, name, self._ttl)
+        return _NaiveLock(self._client, self._prefix + name, self._ttl)
 
     def close(self) -> None:
         self._client.close()
@@ -153,19 +165,23 @@ class RedisPy:
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
-        return _RedisPyPlace(_redis(url), ttl)
+        return _RedisPyPlace(_redis(url), ttl, _prefix(url))
 
     @staticmethod
     def take(url: str, name: str) -> bool:
         return _delete(url, name)
 
+    @staticmethod
+    def sweep(url: str, begin: str) -> list[str]:
+        return _sweep(url, begin)
+
 
 class _RedisPyPlace:
-    def __init__(self, client: Any, ttl: float) -> None:
-        self._client, self._ttl = client, ttl
+    def __init__(self, client: Any, ttl: float, prefix: str) -> None:
+        self._client, self._ttl, self._prefix = client, ttl, prefix
 
     def lock(self, name: str) -> Lock:
-        return _RedisPyLock(self._client.lock(name, timeout=self._ttl, thread_local=False), self._ttl)
+        return _RedisPyLock(self._client.lock(self._prefix + name, timeout=self._ttl, thread_local=False), self._ttl)
 
     def close(self) -> None:
         self._client.close()
@@ -216,23 +232,35 @@ class Kazoo:
     def has_sessions(url: str) -> bool:
         return True
 
+    @staticmethod
+    def sweep(url: str, begin: str) -> list[str]:
+        """Also the empty parents: the server removes them by itself, but in a minute."""
+        from kazoo.exceptions import KazooException, NoNodeError
+
+        directory, _, first = _ours(url)._nodes.parent(begin).rpartition("/")
+        with _kazoo(url, START_WITHIN) as client:
+            for child in client.get_children(directory or "/"):
+                if child.startswith(first):
+                    with suppress(KazooException):
+                        client.delete(f"{directory}/{child}", recursive=True)
+            with suppress(NoNodeError):
+                return sorted(child for child in client.get_children(directory or "/") if child.startswith(first))
+        return []
+
 
 class _KazooPlace:
     def __init__(self, url: str, ttl: float) -> None:
-        from kazoo.client import KazooClient
-
-        parts = urlsplit(url)
-        retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
-        hosts = parts.netloc.rpartition("@")[2] + parts.path.rstrip("/")
-        self._client = KazooClient(hosts, timeout=ttl, connection_retry=retry)
-        self._client.start(timeout=15)
+        self._nodes = _ours(url)._nodes
+        self._tls = _ours(url)._ensemble.tls
+        self._client = _kazoo_client(url, ttl)
+        self._client.start(timeout=START_WITHIN)
         self._ttl = ttl
 
     def lock(self, name: str) -> Lock:
-        return _KazooLock(self._client.Lock(f"/{name}"), self._ttl)
+        return _KazooLock(self._client, self._nodes.parent(name), self._ttl)
 
     def end_session(self) -> bool:
-        return close_kazoo(self._client)
+        return close_kazoo(self._client, self._tls)
 
     def close(self) -> None:
         self._client.stop()
@@ -240,16 +268,25 @@ class _KazooPlace:
 
 
 class _KazooLock:
-    def __init__(self, lock: Any, ttl: float) -> None:
-        self._lock, self._ttl = lock, ttl
+    def __init__(self, client: Any, path: str, ttl: float) -> None:
+        self._client, self._path, self._ttl = client, path, ttl
+        self._lock = self._made()
+
+    def _made(self) -> Any:
+        """kazoo itself makes a parent that stays for ever; where there is one it makes none."""
+        _make_container(self._client, self._path)
+        return self._client.Lock(self._path)
 
     def acquire(self, timeout: float) -> Holding | None:
-        from kazoo.exceptions import LockTimeout
+        from kazoo.exceptions import LockTimeout, NoNodeError
 
         try:
             taken = self._lock.acquire(timeout=timeout)
         except LockTimeout:
             return None
+        except NoNodeError:  # the parent was empty for a moment, and the server removed it
+            self._lock = self._made()
+            return self.acquire(timeout)
         return _KazooHolding(self._lock, self._ttl) if taken else None
 
 
@@ -274,13 +311,70 @@ CONTROLS: dict[str, dict[str, type[Naive | RedisPy | Kazoo]]] = {
 """By the scheme of a URL, what is run beside ours; `Flag` where there is nothing else."""
 
 
+def _prefix(url: str) -> str:
+    return resolve(url).prefix
+
+
 def _redis(url: str) -> Any:
     import redis
 
-    bare = url.partition("?")[0]
-    return redis.Redis.from_url(bare, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=SOCKET_TIMEOUT)
+    settings = resolve(url)
+    client = redis.Redis.from_url(settings.url, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=SOCKET_TIMEOUT)
+    own = {name: value for name, value in settings.options.items() if name in (*LOGIN, "db")}
+    client.connection_pool.connection_kwargs.update(own)  # as with ours, they win over what stands before the host
+    return client
 
 
 def _delete(url: str, name: str) -> bool:
     with _redis(url) as client:
-        return bool(client.delete(name))
+        return bool(client.delete(_prefix(url) + name))
+
+
+def _sweep(url: str, begin: str) -> list[str]:
+    with _redis(url) as client:
+        keys = [*client.scan_iter(f"{_prefix(url)}{begin}*", count=1000)]
+        for key in keys:
+            client.delete(key)
+        return sorted(key.decode() for key in keys if client.exists(key))
+
+
+def _ours(url: str) -> Any:
+    """The backend of multilock, which is not opened: it has read the URL."""
+    return open_configured(resolve(url))
+
+
+def _kazoo_client(url: str, ttl: float) -> Any:
+    from kazoo.client import KazooClient
+
+    ensemble = _ours(url)._ensemble
+    retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
+    return KazooClient(
+        ensemble.hosts + ensemble.chroot, timeout=ttl, connection_retry=retry, auth_data=[*ensemble.auth],
+        default_acl=ensemble.acl, **ensemble.tls,
+    )  # fmt: skip
+
+
+@contextmanager
+def _kazoo(url: str, ttl: float) -> Iterator[Any]:
+    client = _kazoo_client(url, ttl)
+    client.start(timeout=START_WITHIN)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def _make_container(client: Any, path: str) -> None:
+    """And the directories above it."""
+    from kazoo.exceptions import NodeExistsError
+    from kazoo.protocol.serialization import Create2
+
+    class CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no such request
+        type = 19
+
+    client.ensure_path(path.rpartition("/")[0] or "/")
+    made = client.handler.async_result()
+    client._call(CreateContainer(client.chroot + path, b"", client.default_acl, CONTAINER), made)
+    with suppress(NodeExistsError):
+        made.get(timeout=START_WITHIN)

@@ -83,7 +83,7 @@ def _violations(columns: list[dict[str, Any]], cells: list[dict[str, Any]], cont
                 what = "; ".join(broken["what"])
                 yield f"{cell['contestant']}, {cell['scenario']}, cycle {broken['cycle']}: {what}"
     for column in columns:
-        if not column["control"] and column["leftovers"]:
+        if column["leftovers"]:  # also of a control: it is our own mess
             yield f"{column['name']}: left behind {', '.join(column['leftovers'])}"
 
 

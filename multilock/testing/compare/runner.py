@@ -27,7 +27,7 @@ from typing import Any, TextIO
 import multilock
 from multilock import ConfigurationError, MultilockError, now
 from multilock.testing.beliefs import LedgerServer
-from multilock.testing.compare.columns import Column, columns_for
+from multilock.testing.compare.columns import Column, columns_for, is_ours
 from multilock.testing.compare.cycle import Plan, play
 from multilock.testing.compare.history import Event, write_cycle
 from multilock.testing.compare.loads import LOADS, Load, play_load, rows_of
@@ -261,7 +261,7 @@ class _Runner:
                 number += 1
                 plan = Plan(
                     number, column.name, faces[turn % len(faces)], column.url, scenario,
-                    f"compare-{self._id}-{number}", column.ttl, column.bound, f"{self.seed}.{number}", column.server,
+                    f"{self._begin(column)}{number}", column.ttl, column.bound, f"{self.seed}.{number}", column.server,
                     self._ledger,
                 )  # fmt: skip
                 if scenario.alone and column.server is not None:
@@ -296,7 +296,7 @@ class _Runner:
                 own = 1 if column.url.startswith("memory:") else processes
                 self._loads.append(
                     Load(
-                        number, kind, column.name, path, column.url, f"compare-{self._id}-{number}", column.ttl,
+                        number, kind, column.name, path, column.url, f"{self._begin(column)}{number}", column.ttl,
                         lasts, contenders, own, hold, locks if kind == "scale" else 1,
                     )
                 )  # fmt: skip
@@ -501,22 +501,32 @@ class _Runner:
 
     # ---- after it
 
+    def _begin(self, column: Column) -> str:
+        """What all its names begin with."""
+        return f"compare-{self._id}-{self.columns.index(column)}-"
+
     def _look_for_leftovers(self) -> None:
-        """O7, of what multilock can list."""
+        """O7, of what multilock can list; and whoever knows how sweeps."""
         for column in self.columns:
-            if column.control or column.gone or column.url.startswith("memory:"):
+            if column.gone or column.url.startswith("memory:"):
                 continue
             try:
-                with multilock.connect(column.url) as client:
-                    until = now() + (LOOK_AROUND if self.partial == INTERRUPTED else column.bound + LOOK_AROUND)
-                    while (left := self._left(client)) and now() < until:
-                        time.sleep(TICK)
-                column.leftovers = left
-            except MultilockError as error:
+                if (left := column.sweep(self._begin(column))) is not None:
+                    column.leftovers = left
+                elif is_ours(column.url):
+                    column.leftovers = self._wait_until_nothing_is_left(column)
+            except Exception as error:  # anybody's
                 column.gone = f"{type(error).__name__}: {error}"
 
-    def _left(self, client: multilock.Client) -> list[str]:
-        return sorted({info.name for info in client.inspect_all(f"compare-{self._id}-")})
+    def _wait_until_nothing_is_left(self, column: Column) -> list[str]:
+        with multilock.connect(column.url) as client:
+            until = now() + (LOOK_AROUND if self.partial == INTERRUPTED else column.bound + LOOK_AROUND)
+            while (left := self._left(client, column)) and now() < until:
+                time.sleep(TICK)
+        return left
+
+    def _left(self, client: multilock.Client, column: Column) -> list[str]:
+        return sorted({info.name for info in client.inspect_all(self._begin(column))})
 
     def data(self, scenarios: Sequence[str], cycles: int, of_controls: int, ttl: float) -> dict[str, Any]:
         for column in self.columns:
@@ -578,7 +588,9 @@ def _shared_by(plan: Plan) -> int:
 
 
 def _away(column: Column) -> str:
-    """Why the server of this column does not answer; empty: it does."""
+    """Why the server of this column does not answer; empty: it does, or we have nothing to ask it with."""
+    if not is_ours(column.url):
+        return ""
     try:
         with multilock.connect(column.url, request_timeout=ALIVE_WITHIN) as client:
             client.ping()

@@ -1,0 +1,94 @@
+"""The controls on servers of their readers: they use what ours may use, and leave nothing behind either."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+from kazoo.client import KazooClient
+from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
+
+from multilock.testing import compare
+from multilock.testing.compare import controls
+from multilock.testing.compare.contestants import Adapter
+from tests.servers import RedisServer
+from tests.servers_zookeeper import ZooKeeperServer
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@contextmanager
+def zookeeper(url: str, **options: Any) -> Iterator[Any]:
+    client = KazooClient(url.partition("://")[2], **options)
+    client.start(timeout=30)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+def nodes_below(client: Any, path: str) -> list[str]:
+    found = [f"{path.rstrip('/')}/{child}" for child in client.get_children(path) if child != "zookeeper"]
+    return found + [node for child in found for node in nodes_below(client, child)]
+
+
+def test_kazoo_has_the_login_and_the_prefix_of_ours_and_leaves_no_node() -> None:
+    """It may write below one node alone; so without them it would hold nothing, and the run be void."""
+    with ZooKeeperServer() as server:
+        with zookeeper(server.url, auth_data=[("digest", "me:secret")]) as operator:
+            operator.create("/ours", acl=CREATOR_ALL_ACL + READ_ACL_UNSAFE)
+            operator.set_acls("/", READ_ACL_UNSAFE)
+        url = f"zookeeper://me:secret@{server.endpoint}?prefix=ours/"
+        found = compare.run([url], scenarios=["pause", "kill"], cycles=1, ttl=1.0, all_of_controls=True)
+        assert found.cells["kazoo", "pause"]["verdict"] == "broken", found.cells["kazoo", "pause"]["not_decided"]
+        assert found.void == []
+        number = [column["name"] for column in found.data["columns"]].index("kazoo")
+        with zookeeper(server.url) as operator:  # those of ours are containers, and go by themselves
+            of_kazoo = re.compile(rf"compare-\w+-{number}-")
+            assert [node for node in nodes_below(operator, "/") if of_kazoo.search(node)] == []
+
+
+def test_what_kazoo_leaves_is_removed_by_the_server_where_nobody_is_left_to_do_it() -> None:
+    with ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=100"]) as server, zookeeper(server.url) as operator:
+        place = controls.Kazoo.open(server.url, 1.0)
+        lock = place.lock("compare-1")
+        for _ in range(2):  # … and a lock that is kept for longer than its parent finds it again
+            holding = lock.acquire(20.0)
+            assert holding is not None
+            holding.release()
+            while operator.exists("/multilock/compare-1"):
+                pass
+        place.close()
+
+
+@pytest.mark.parametrize("control", [controls.Naive, controls.RedisPy])
+def test_a_control_on_redis_has_the_login_the_database_and_the_prefix_of_ours(
+    server: RedisServer, control: Adapter
+) -> None:
+    rules = ["~some/*", "+@all"]
+    with redis.Redis(port=server.port, db=1) as operator:
+        operator.execute_command("ACL", "SETUSER", "me", "on", ">secret", *rules)
+        url = f"{server.url}?username=me&password=secret&db=1&prefix=some/"
+        place = control.open(url, 20.0)
+        one, another, far = (place.lock(name).acquire(10.0) for name in ("compare-1", "compare-12", "compare-2"))
+        assert sorted(operator.keys()) == [b"some/compare-1", b"some/compare-12", b"some/compare-2"]
+        assert control.take(url, "compare-1")  # type: ignore[attr-defined]
+        assert control.sweep(url, "compare-1") == []  # type: ignore[attr-defined]
+        assert operator.keys() == [b"some/compare-2"]
+        assert far is not None
+        far.release()
+        assert operator.keys() == []
+        for each in (one, another):  # what was taken away: its timer ends
+            with suppress(redis.RedisError):
+                each.release()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A lock on Redis as somebody might write it, with nothing wrong; and five that differ from it in one defect each.
+"""A lock on Redis as somebody might write it, with nothing wrong; and others that differ from it in one defect each.
 
 They take part as ``tests.compare.broken:FromReceipt=redis://…``. A worker serves many contestants: a defect is a class
 of its own here, never a patch of what others use.
@@ -17,6 +17,7 @@ from typing import Any
 import redis
 
 from multilock import now
+from multilock.testing.compare.contestants import Blocking, Holding, Lock, Place
 
 __all__ = [
     "Boundless",
@@ -28,6 +29,7 @@ __all__ = [
     "Hanging",
     "LateCallback",
     "Liar",
+    "NoCallback",
     "NoControl",
     "PlainDelete",
     "Raising",
@@ -102,6 +104,34 @@ class LateCallback(Sound):
     def released(self, holding: _Holding) -> None:
         holding.done.set()
         holding.tell()
+
+
+class NoCallback(Blocking):
+    """Ours, but that it never calls."""
+
+    @staticmethod
+    def open(url: str, ttl: float) -> Place:
+        return _Deaf(Blocking.open(url, ttl))
+
+
+class _Deaf:
+    """A place, a lock and a holding of which callbacks are not passed on."""
+
+    def __init__(self, its: Any) -> None:
+        self._its = its
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._its, name)
+
+    def lock(self, name: str) -> Lock:
+        return _Deaf(self._its.lock(name))
+
+    def acquire(self, timeout: float) -> Holding | None:
+        holding = self._its.acquire(timeout)
+        return None if holding is None else _Deaf(holding)  # type: ignore[return-value]
+
+    def on_lost(self, callback: Callable[[], object]) -> None:
+        pass
 
 
 class RepeatedToken(Sound):

@@ -21,7 +21,7 @@ from tests.servers import RedisServer
 BROKEN = "tests.compare.broken"
 SOUND = ["Sound", "Chatty"]
 STRANGE = ["NoControl", "Raising", "Liar", "Dying", "Boundless", "Endless"]
-DEFECTS = ["FromReceipt", "Cached", "PlainDelete", "LateCallback", "RepeatedToken"]
+DEFECTS = ["FromReceipt", "Cached", "PlainDelete", "LateCallback", "NoCallback", "RepeatedToken"]
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,31 @@ def test_a_cycle_is_kept_broken_or_undecided(scenario: str, lines: list[str], ou
     assert (verdict.outcome, why in " ".join(verdict.why)) == (outcome, True)
 
 
+SILENT = [*HELD[:3], "1 listens 10 A"]  # it was asked to call, and did not
+LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome"),
+    [
+        ([*SILENT, *LATER], "broken"),
+        ([*HELD[:3], *LATER], "kept"),  # it has no callback, or was not asked
+        ([*SILENT, HELD[3], *LATER], "kept"),
+        ([*SILENT, "1 release 12.02 A", "1 closed 14 A"], "undecided"),  # given back before it could call
+        ([*SILENT, "1 release 13 A", "1 closed 14 A", "1 stall 12.02 13"], "undecided"),
+        ([*SILENT, "1 release 12.1 A", "1 closed 12.2 A"], "undecided"),  # closed before it must have called
+        ([*SILENT, "1 release 12.1 A", "1 closed 13 A", "1 stall 12.1 12.9"], "undecided"),
+        ([*SILENT, "1 release 12.9 A", "1 closed 14 A", "1 stall 12.1 12.6"], "broken"),  # it had time enough
+        ([*SILENT, "1 release 13 A"], "undecided"),
+        (["1 got 10 n A 1 0", "1 over 10 A 10", "1 listens 10 A", *LATER], "no-fault"),  # it was never one
+    ],
+)
+def test_a_loss_of_which_nobody_is_told_is_broken_where_there_was_time_to_tell(lines: list[str], outcome: str) -> None:
+    verdict = judge_cycle(cycle("partition", *lines, *NEXT, *LAST))
+    assert verdict.outcome == outcome, verdict.why
+    assert ("never told" in " ".join(verdict.why)) == (outcome == "broken")
+
+
 def test_a_fault_that_did_not_happen_shows_nothing() -> None:
     assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, took_place=False)).outcome == "no-fault"
     assert judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, fault=12.2)).outcome == "no-fault"
@@ -119,6 +144,7 @@ def test_the_exit_code_says_what_was_shown() -> None:
     assert concluded(kept, red, ours={}, weak=CONTROL) == 0
     assert concluded(("ours", "partition", "broken"), red, ours={}, weak=CONTROL) == 1
     assert concluded(kept, red, ours={"leftovers": ["key"]}, weak=CONTROL) == 1
+    assert concluded(kept, red, ours={}, weak={**CONTROL, "leftovers": ["key"]}) == 1
     assert concluded(kept, ("weak", "partition", "kept"), ours={}, weak=CONTROL) == 3
     assert concluded(kept, ("weak", "partition", "undecided"), ours={}, weak=CONTROL) == 3
     assert concluded(("ours", "partition", "undecided"), red, ours={}, weak=CONTROL) == 3

@@ -24,6 +24,7 @@ FIELDS = {
     "got": ("at", "name", "id", "token", "held"),
     "held": ("at", "id"),
     "over": ("at", "id", "by"),
+    "listens": ("at", "id"),
     "lost": ("at", "id", "reason", "due"),
     "release": ("at", "id"),
     "released": ("at", "id", "ours"),

@@ -14,6 +14,7 @@ from itertools import combinations, pairwise
 from typing import Any
 
 from multilock.testing.beliefs import Apart, Belief, Outcome, Record, judge
+from multilock.testing.beliefs.oracles import within
 from multilock.testing.compare.history import Event, record_of
 from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 
@@ -21,6 +22,9 @@ __all__ = ["Verdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # digits of a second
 UNSEEN = 0.05  # seconds: two standstills so short that a process does not note them, one before each event
+TOLD_WITHIN = (
+    0.25  # seconds for which a process has run since its loss: a callback that has not come by then never does
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,10 @@ class _Cycle:
     @property
     def writes(self) -> list[Event]:
         return [event for event in self.events if event["what"] == "wrote"]
+
+    def when(self, what: str, role: str) -> float | None:
+        """It said so first."""
+        return next((event["at"] for event in self.events if event["what"] == what and event["id"] == role), None)
 
     def spans(self, pid: int) -> list[tuple[float, float]]:
         """When a fault kept this process from running."""
@@ -166,6 +174,8 @@ def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
             yield f"{belief.id} released it, and was told of a loss too"
         if len(belief.losses) > 1:
             yield f"{belief.id} was told {len(belief.losses)} times of one loss"
+        if _untold(cycle, belief):
+            yield f"{belief.id} lost it, and was never told"
         if told_before and (late := _told_late(cycle, belief)) is not None and not late[1]:
             yield f"{belief.id} was told of its loss {late[0] * 1000:.0f} ms after the next one believed"
 
@@ -184,10 +194,29 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
     return late, late <= UNSEEN or stood_still
 
 
+def _untold(cycle: _Cycle, belief: Belief) -> bool | None:
+    """Whether it was certainly lost and, though there was time for it, no callback came. None: one is missing, and there
+    was no time: its process did not run, or it was given back at once, and what is given back need not be told of."""
+    lost_at = belief.over_by
+    if belief.losses or not belief.confirmed or lost_at is None or cycle.when("listens", belief.id) is None:
+        return False
+    closed = cycle.when("closed", belief.id)
+    if closed is None:
+        return None
+
+    def ran(until: float) -> float:
+        return until - lost_at - within(cycle.record.stalls[belief.pid], lost_at, until)
+
+    enough = ran(closed if belief.release is None else belief.release) >= UNSEEN and ran(closed) >= TOLD_WITHIN
+    return True if enough else None
+
+
 def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
     for belief in cycle.record.beliefs.values():
         if told_before and (late := _told_late(cycle, belief)) is not None and late[1]:
             yield f"the process of {belief.id} did not run as its callback was due"
+        if _untold(cycle, belief) is None:
+            yield f"{belief.id} lost it and was not told, but had too little time to be"
         if belief.id != "A" and belief.over is not None:  # A took it away, or its server or this machine stood still
             yield f"{belief.id} lost it after {belief.over - belief.began:.3f} s, and no fault was meant for it"
 

@@ -8,6 +8,7 @@ of a lease is the role that holds it, or one of::
     asking TIME ROLE NAME        acquire() is called
     ttl ID SECONDS               … and this was granted
     valid ID UNTIL               it says that it is valid until then, if nothing else happens
+    listens TIME ID              it was asked to call when it is lost
     refused TIME ROLE WHY        it came to nothing
     blocked FROM TO              its event loop did nothing else
     raised TIME ROLE WHY         release() raised an exception
@@ -173,6 +174,7 @@ class _Role:
         valid = self._note_validity(holding, 0.0)
         if on_lost := getattr(holding, "on_lost", None):
             on_lost(self._tell_loss)
+            note("listens", now(), self.role)
         account = _Work(self.ledger, self.name, self.role, token) if self.ledger and token is not None else None
         if account is not None:
             account.write()

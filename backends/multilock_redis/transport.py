@@ -25,9 +25,9 @@ from redis.retry import Retry
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.options import NO_TLS, who_answered
-from multilock_redis.wire import IS_REPLICA, SILENT, Incomplete, parse, refusal
+from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, parse, refusal
 
-__all__ = ["Answer", "Connections", "Endpoint", "Wire", "not_connected"]
+__all__ = ["Answer", "Connections", "Endpoint", "Wire", "is_down", "not_connected"]
 
 Answer = tuple[Any, float]
 """What the server said (or the exception that it became), and when the request was sent."""
@@ -412,6 +412,16 @@ def not_connected(error: BaseException, where: str) -> Exception:
         )
     why = f"{where} cannot be reached: {error}{_hint(error, where)}"
     return BackendUnavailable(why, unknown=False, backend="redis")
+
+
+def is_down(silence: BackendUnavailable) -> bool:
+    """Whether it is certain that there is no server at the moment: nobody listens, or it is loading its data."""
+    if IS_LOADING in str(silence):
+        return True
+    error: BaseException | None = silence
+    while error and not isinstance(error, (ConnectionRefusedError, theirs.BusyLoadingError)):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _hint(error: BaseException, where: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from multilock import BackendRejected, BackendUnavailable
 
 __all__ = [
+    "IS_LOADING",
     "IS_REPLICA",
     "SILENT",
     "Incomplete",
@@ -20,11 +21,12 @@ __all__ = [
     "refused",
 ]
 
-IS_REPLICA = "it is a replica"  #: in the message of each error that says so
+IS_LOADING = "it is loading its data"  #: in the message of each error that says so
+IS_REPLICA = "it is a replica"  #: as well
 
 # What these say was not executed, and the server may say something else soon.
 SILENT = {
-    "LOADING": "it is loading its data",
+    "LOADING": IS_LOADING,
     "BUSY": "it is busy with a script: SCRIPT KILL ends one that has written nothing",
     "READONLY": f"{IS_REPLICA}: give the address of the primary, or redis+sentinel:// with its Sentinels",
     "MASTERDOWN": f"{IS_REPLICA} without its primary: give the address of the primary",

@@ -88,11 +88,13 @@ class Agreement:
 def _ask(servers: Servers, token: int, name: str, tell: Callable[[int, Any], None], until: float) -> None:
     """Have every server keep this token; one that does not count says nothing."""
 
-    def question(which: int, node: Node, within: float) -> tuple[bool, int]:
-        answer = node.recipe.agree(name, token, within)
-        if not servers.counts(which):
-            raise BackendUnavailable(f"{servers.name_of(which)} has restarted just now")
-        return answer
+    def question(node: Node, within: float) -> tuple[bool, int]:
+        return node.recipe.agree(name, token, within)
+
+    def told(which: int, said: Any) -> None:
+        if not isinstance(said, Exception) and not servers.counts(which):
+            said = BackendUnavailable(f"{servers.name_of(which)} has restarted just now")
+        tell(which, said)
 
     for which, crew in enumerate(servers.crews):
-        crew.ask(partial(question, which), until, partial(tell, which))
+        crew.ask(question, until, partial(told, which))

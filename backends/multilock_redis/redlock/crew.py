@@ -2,7 +2,8 @@
 
 A thread is made when all others are busy, up to a limit, and kept: an idle one costs nothing. What a server that is
 down was to be asked is refused at once, but for one question now and then that finds out whether it is back. So what
-nobody answers makes no queue, however long the server is gone.
+nobody answers makes no queue, however long the server is gone. It is down if it says so, or has been silent for long:
+a limit that was short, a connection that was cut and a question that was called off say nothing of it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,24 @@ from typing import Generic, TypeVar
 
 from multilock import BackendUnavailable
 from multilock.telling import logger
+from multilock_redis.transport import is_down
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "NotAsked"]
 
 Subject = TypeVar("Subject")
 Said = TypeVar("Said")
 
 AT_ONCE = 16  # questions under way to one server
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between questions to a server that is down
-QUICK = 0.05  # seconds; who refuses in less is down, and who is slower may be busy …
-SILENCES = 3  # … until so many questions in a row had no answer
+SILENCES = 3  # in a row, and a server is down that does not say so …
+SILENT_FOR = 0.2  # … seconds each: a question that matters has 0.25 (`LEAST_LIMIT`), some of which it may wait here
+
+
+class NotAsked(BackendUnavailable):
+    """A question that we called off before the server was asked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, unknown=False)
 
 
 class Crew(Generic[Subject]):
@@ -47,7 +56,7 @@ class Crew(Generic[Subject]):
     ) -> None:
         """``tell`` gets the answer, or the exception, on a thread of the crew; after `close` at once."""
         if self._closed:  # a push may come that late: no thread would end that was made for it
-            tell(BackendUnavailable(f"the client that asks {self._name} was closed", unknown=False))
+            tell(NotAsked(f"the client that asks {self._name} was closed"))
             return
 
         def job() -> None:
@@ -94,31 +103,34 @@ class Crew(Generic[Subject]):
     def _answer(self, question: Callable[[Subject, float], Said], deadline: float) -> Said:
         now = self._now()
         if now >= deadline:
-            raise BackendUnavailable(f"{self._name} has too many questions to answer", unknown=False)
+            raise NotAsked(f"{self._name} has too many questions to answer")
         with self._lock:
             if self._pause and (self._trying or now < self._again_at):
-                raise BackendUnavailable(f"{self._name} was down just now", unknown=False) from self._why
+                raise NotAsked(f"{self._name} was down just now") from self._why
             tries = self._trying = bool(self._pause)
-        silent = why = None
         try:
             said = question(self._subject, deadline - now)
-            silent = False
-            return said
-        except BackendUnavailable as error:
-            silent, why = True, error.__cause__
+        except NotAsked:
             raise
+        except BackendUnavailable as silence:
+            self._is_silent(silence, self._now() - now)
+            raise
+        else:
+            self._answers()
+            return said
         finally:
-            with self._lock:
-                if tries:
-                    self._trying = False
-                self._note(silent, why, self._now() - now)
+            if tries:
+                self._trying = False
 
-    def _note(self, silent: bool | None, why: BaseException | None, took: float) -> None:
-        if silent is False:
+    def _answers(self) -> None:
+        with self._lock:
             self._silences, self._pause, self._why = 0, 0.0, None
-        elif silent:
-            self._silences += 1
-            self._why = why
-            if self._pause or took < QUICK or self._silences >= SILENCES:
+
+    def _is_silent(self, silence: BackendUnavailable, took: float) -> None:
+        with self._lock:
+            long = took >= SILENT_FOR
+            self._silences += long
+            if is_down(silence) or (long and self._silences >= SILENCES):
+                self._why = silence.__cause__
                 self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
                 self._again_at = self._now() + self._pause

@@ -15,6 +15,7 @@ from multilock.backend import Busy, Claim, Granted, Notices
 from multilock_redis.node import Node
 from multilock_redis.recipe import liveness
 from multilock_redis.redlock.agreement import Agreement, agree
+from multilock_redis.redlock.crew import NotAsked
 from multilock_redis.redlock.places import Places
 from multilock_redis.redlock.quorum import Verdict
 from multilock_redis.redlock.servers import Servers, limit
@@ -142,7 +143,7 @@ class Rounds:
 
         def stand(node: Node, within: float) -> Granted | Busy:
             if standing.leaving:
-                raise BackendUnavailable("the claim was given up", unknown=False)
+                raise NotAsked("the claim was given up")
             return node.stand(standing.claim, join, gives_way, within)
 
         def told(said: Granted | Busy | Exception) -> None:

@@ -117,6 +117,39 @@ def test_a_claim_that_was_given_up_is_not_asked_for_any_more(contend: Contend, s
     assert holders(servers) == ["", "", ""]
 
 
+def test_a_limit_that_was_short_and_spent_tells_nothing_of_the_servers(contend: Contend) -> None:
+    us = contend()
+    for proxy in us.proxies:
+        proxy.black_hole()
+    for _ in range(3):
+        with pytest.raises(BackendUnavailable):
+            us.attempt(us.claim(), within=0.01)
+    for proxy in us.proxies:
+        proxy.heal()
+    us.take(us.claim("b"))
+
+
+def test_a_server_that_has_restarted_is_asked_on_though_it_does_not_count(
+    contend: Contend, servers: RedisServers
+) -> None:
+    us, agreed = contend(guard=10**9), list[str]()
+    for endpoint in us.backend._endpoints[:2]:
+        endpoint.guard = 0.0  # these have been up for long
+    agree = us.backend.servers.nodes[2].recipe.agree
+
+    def answers(name: str, token: int, within: float) -> Any:
+        answer = agree(name, token, within)
+        agreed.append(name)
+        return answer
+
+    us.backend.servers.nodes[2].recipe.agree = answers  # type: ignore[method-assign]
+    for name in "abcdef":
+        claim, _ = us.take(us.claim(name))
+        us.settle(claim)
+        assert holders(servers, name)[2] == claim.id
+        eventually(lambda name=name: agreed[-1:] == [name], within=WITHIN)  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_lost_answer_to_the_first_request_leaves_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
     us = contend()
@@ -165,6 +198,7 @@ def test_a_lost_answer_to_a_release_is_told_again_where_it_was_lost(contend: Con
 def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -> None:
     us = contend()
     claim, granted = us.take(us.claim(ttl=10.0))
+    us.settle(claim)
     us.cut_off(0)
     [renewed] = us.renew((claim, granted))
     assert isinstance(renewed, Granted)
@@ -217,6 +251,10 @@ def test_lost_answers_to_a_release_leave_nothing(contend: Contend, servers: Redi
 def test_lost_answers_about_a_token_leave_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
     us = contend()
     us.teach()
+    with redis.Redis(
+        port=servers.members[0].port
+    ) as bare:  # whose answers are lost: the others keep what is named first
+        bare.set("{multilock/a}:token", time.time_ns() // 1000 + 10**9)
     claim = us.claim()
     faults = [proxy.drop_reply(b"}:token\r\n$16") for proxy in us.proxies[:lost]]
     if lost == 1:
@@ -342,9 +380,9 @@ def test_nobody_gives_way_to_who_called_later(contend: Contend, servers: RedisSe
             bare.set("multilock/a", "somebody else", px=60_000)
     arrived = 10**6 * int(time.time())
     claim, later = first.claim(arrived=arrived), second.claim(arrived=arrived + 1)
-    assert isinstance(first.attempt(claim, join=True), Busy)
-    assert isinstance(second.attempt(later, join=True), Busy)
-    assert isinstance(first.attempt(claim, join=True), Busy)  # it gives way on the one that it has
+    for each, its in ((first, claim), (second, later), (first, claim)):  # the first gives way on the one that it has
+        assert isinstance(each.attempt(its, join=True), Busy)
+        each.settle(its)
     with redis.Redis(port=servers.members[0].port) as bare:
         assert bare.zrange("{multilock/a}:queue", 0, -1) == [later.owner.encode()]
     assert holders(servers)[0] == claim.id

@@ -27,9 +27,10 @@ from multilock.telling import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
 from multilock_redis.transport import Answer, Connections, Endpoint, Wire
+from multilock_redis.watched import Watched
 from multilock_redis.wire import Redirected, pack
 
-__all__ = ["Listener", "Watched"]
+__all__ = ["Listener"]
 
 INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
@@ -42,14 +43,14 @@ LOOK_WITHIN = 1.0  # seconds; for as long a silent tracked connection may keep t
 UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
-Before = tuple[str, list[tuple[str, bytes]]]
+Before = tuple[str, dict[str, bytes]]
 """A name that is asked for, and which of our claims were watched then, each with what its key should hold."""
 
 Owner = bytes | Redirected | None
 """What a key holds; or that another node of a cluster serves it."""
 
-Watched = dict[str, tuple[str, bytes]]
-"""Claim id -> its name, and what the key holds as long as it is this claim's: several may share a name."""
+Moving = list[tuple[str, str, bytes]]
+"""Claims that another node is to watch: id, name, and what its key should hold."""
 
 
 class Listener:
@@ -75,7 +76,7 @@ class Listener:
         self._using_tracked = threading.Lock()
         self._tracked: Wire | None = None
         self._redirect = 0  # the subscriber that the tracked connection's changes go to
-        self._watched: Watched = {}
+        self._watched = Watched()
         self._followed: dict[str, object] = {}  # name -> owner as last read
         self._elsewhere: set[str] = set()  # names of these that another node of a cluster serves, as this one says
         #: In the thread, of such names, and of all after each connection that broke: has those looked after that
@@ -102,12 +103,12 @@ class Listener:
         """Report when one of these does not hold its name (any more)."""
         deadline = self._now() + within
         for claim, granted in held:
-            self._watched[claim.id] = claim.name, str(granted.key).encode()
+            self._watched.add(claim.id, claim.name, str(granted.key).encode())
         self.listen(within)
         self._look([claim.name for claim, _ in held], deadline - self._now())
 
     def unwatch(self, claim_id: str) -> None:
-        self._watched.pop(claim_id, None)
+        self._watched.take(claim_id)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         """Report changes of holder of exactly these names. False: this server does not push them."""
@@ -136,7 +137,7 @@ class Listener:
             if taken != [True] or not wire.alive or wire.stale():
                 return self._recipe.renew(held, self._connections.exchange, within)
             # By name: what one of its holders changes here is pushed to none of them.
-            before = self._before(self._watched_names() & {claim.name for claim, _ in held})
+            before = self._before({claim.name for claim, _ in held if self._watched.has_name(claim.name)})
             reads = self._reads(before, tracked=True)
 
             def exchange(requests: Sequence[bytes], within: float) -> list[Answer]:
@@ -159,24 +160,24 @@ class Listener:
         """All of that may be elsewhere by now: it is looked at soon."""
         self._elsewhere |= self._names()
 
-    def leave(self, names: Collection[str]) -> tuple[Watched, dict[str, object]]:
+    def leave(self, names: Collection[str]) -> tuple[Moving, dict[str, object]]:
         """What is watched and followed of these; from now on it is not, here: `take_over` it at another node."""
-        watched = {claim_id: entry for claim_id, entry in list(self._watched.items()) if entry[0] in names}
-        # What a release takes out meanwhile stays out.
-        watched = {claim_id: it for claim_id, it in watched.items() if self._watched.pop(claim_id, None) is not None}
+        watched = [(claim_id, name, owner) for name in names for claim_id, owner in self._watched.of_name(name).items()]
+        watched = [each for each in watched if self._watched.take(each[0])]  # what a release took out stays out
         followed = {name: owner for name, owner in self._followed.items() if name in names}
         self._followed = {name: owner for name, owner in self._followed.items() if name not in names}
         return watched, followed
 
-    def take_over(self, watched: Watched, followed: dict[str, object], wanted: Container[str], within: float) -> None:
+    def take_over(self, watched: Moving, followed: dict[str, object], wanted: Container[str], within: float) -> None:
         """What another node was left with; ``wanted``: the claims that were not released meanwhile."""
         deadline = self._now() + within
-        self._watched.update(watched)
-        for claim_id in watched:
+        for each in watched:
+            self._watched.add(*each)
+        for claim_id, _, _ in watched:
             if claim_id not in wanted:
-                self._watched.pop(claim_id, None)
+                self._watched.take(claim_id)
         self._followed = followed | self._followed
-        names = {name for name, _ in watched.values()} | followed.keys()
+        names = {name for _, name, _ in watched} | followed.keys()
         self._elsewhere |= names  # looked at again until an answer comes
         self.listen(within)
         self._look(names, deadline - self._now())
@@ -260,7 +261,7 @@ class Listener:
                 changed |= self._understand(message)
                 # After a wake-up it is the woken thread that needs the interpreter.
                 message = wire.receive(0.0) if 0 < len(changed) < READ_AT_ONCE else None
-            if changed and (changed := changed & self._names()):
+            if changed := {name for name in changed if self._matters(name)}:
                 self._look_again(changed)
                 self._hand_on()
             if self._now() >= tend_at:
@@ -281,7 +282,7 @@ class Listener:
         with suppress(KeyError):  # other threads add to it
             while True:
                 names.add(self._elsewhere.pop())
-        return names & self._names()
+        return {name for name in names if self._matters(name)}
 
     def _understand(self, message: list[Any]) -> set[str]:
         """Wake who is meant; return the names that may have changed."""
@@ -293,12 +294,12 @@ class Listener:
                 else:
                     self._notices.wake(claim_id)
                 if "changes" in self.refused:  # force_release tells the former holder so
-                    watched = self._watched.get(claim_id)
-                    return {watched[0]} if watched else set()
+                    name = self._watched.name(claim_id)
+                    return {name} if name is not None else set()
             case [b"message", channel, None] if channel == INVALIDATED:  # the whole database
                 return self._names()
             case [b"message", channel, [*keys]] if channel == INVALIDATED:
-                return {name for key in keys if (name := self._keys.name(key)) is not None}
+                return {known for key in keys if (known := self._keys.name(key)) is not None}
         return set()
 
     # ---- the tracked connection
@@ -344,19 +345,14 @@ class Listener:
 
     def _names(self) -> set[str]:
         """All that are of interest."""
-        return self._followed.keys() | self._watched_names()
+        return self._followed.keys() | self._watched.names()
 
-    def _watched_names(self) -> set[str]:
-        return {name for name, _ in list(self._watched.values())}
+    def _matters(self, name: str) -> bool:
+        return name in self._followed or self._watched.has_name(name)
 
     def _before(self, names: Iterable[str]) -> list[Before]:
         """Who of us has these names, before it is asked who has them."""
-        before: dict[str, list[tuple[str, bytes]]] = {name: [] for name in names}
-        if before:
-            for claim_id, (name, owner) in list(self._watched.items()):
-                if name in before:
-                    before[name].append((claim_id, owner))
-        return list(before.items())
+        return [(name, self._watched.of_name(name)) for name in dict.fromkeys(names)]
 
     def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
         """Requests for the owners of these names. Without a name it is a ping."""
@@ -386,9 +382,9 @@ class Listener:
                 self._elsewhere.add(name)
                 continue
             message = "its key was deleted or has expired" if owner is None else "its key has another owner"
-            for claim_id, its_owner in watched:
+            for claim_id in [claim_id for claim_id, its_owner in watched.items() if its_owner != owner]:
                 # Taken out by who tells: a release takes its claim out before it is sent, so what it ended is not lost.
-                if owner != its_owner and self._watched.pop(claim_id, None) is not None:
+                if self._watched.take(claim_id):
                     self._notices.gone(claim_id, LossReason.TAKEN, message)
             followed = self._followed
             if name in followed and followed[name] != owner:

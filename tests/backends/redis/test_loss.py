@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -13,6 +16,7 @@ from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.model import Claim, Granted, LossReason
 from multilock.testing import FaultProxy
+from multilock_redis.watched import Watched
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, busy, eventually, since
 from tests.servers import RedisServer
@@ -135,7 +139,7 @@ def test_a_key_that_went_while_the_connections_were_cut_is_reported_after_they_a
 
 def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
     old = us.take()
-    us.backend._node.listener._watched[old[0].id] = "a", old[0].owner.encode()  # its push was lost
+    us.backend._node.listener._watched.add(old[0].id, "a", old[0].owner.encode())  # its push was lost
     bare.delete(LOCK)
     new = us.take()
     us.watch(new)
@@ -182,7 +186,7 @@ def test_a_loss_is_told_once(us: Ours, bare: Bare) -> None:
     us.ear.hears("gone", held[0].id, TAKEN)
     us.backend._node.listener._look(None, 1.0)
     assert us.ear.heard == []
-    assert us.backend._node.listener._watched == {}
+    assert not us.backend._node.listener._watched
 
 
 def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_says_what_is_missing(
@@ -335,6 +339,46 @@ def test_a_hand_over_is_seen_by_followers_and_holders_alike(us: Ours, them: Ours
     assert info is not None
     assert info.owner == waiter.owner
     assert us.ear.heard == []
+
+
+def test_a_look_costs_what_is_watched_of_its_names_and_not_what_is_watched_besides(us: Ours) -> None:
+    held = us.take()
+    us.watch(held)
+    listener = us.backend._node.listener
+
+    def cost(step: Callable[[], object]) -> float:
+        """Of its cheapest run, in this thread's processor time."""
+        begun = [(time.thread_time(), step(), time.thread_time()) for _ in range(30)]
+        return min(end - start for start, _, end in begun)
+
+    steps = [lambda: listener._look(["a"], 1.0), lambda: us.renew(held)]
+    alone = [cost(step) for step in steps]
+    for number in range(20_000):
+        listener._watched.add(f"reader {number}", "another", b"")
+    for step, before in zip(steps, alone, strict=True):
+        assert cost(step) < 4 * before
+
+
+def test_who_takes_claims_out_misses_none_that_others_put_in_meanwhile() -> None:
+    """The last claim of a name goes as another one comes: the name goes, or stays with it."""
+    watched = Watched()
+
+    def work(me: int) -> None:
+        for turn in range(2_000):
+            claim_id = f"{me} {turn}"
+            watched.add(claim_id, "n", b"")
+            assert claim_id in watched.of_name("n")
+            assert watched.take(claim_id)
+
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(work, range(4)))
+    finally:
+        sys.setswitchinterval(often)
+    assert not watched
+    assert watched.names() == set()
 
 
 def test_ten_thousand_watched_locks_need_one_thread_and_three_connections(us: Ours, bare: Bare) -> None:

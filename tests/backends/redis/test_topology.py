@@ -199,7 +199,7 @@ def test_who_has_just_been_sent_to_a_former_primary_does_not_ask_it_any_more(
     grant."""
     nodes.servers = {A: redis_server.port, B: server.port}
     if watched:
-        nodes.topology.node(A).listener._watched = {"claim": ("other", b"")}
+        nodes.topology.node(A).listener._watched.add("claim", "other", b"")
     take = getattr(nodes.topology, step)
 
     def taken(*about: Any) -> Any:
@@ -233,15 +233,16 @@ def test_one_node_that_hangs_keeps_nobody_else_from_being_watched(
     nodes.topology._looked_at = nodes.topology._now()
     node = nodes.topology.node(A)
     for hung, other in (("first", "second"), ("second", "first")):
-        node.listener._watched = {f"claim-{name}": (name, b"") for name in to}
-        nodes.backend._wanted = set(node.listener._watched)
+        for name in to:
+            node.listener._watched.add(f"claim-{name}", name, b"")
+        nodes.backend._wanted = {f"claim-{name}" for name in to}
         for name, owner in to.items():
             listener = nodes.topology.node(owner).listener
             monkeypatch.setattr(listener, "listen", silent if name == hung else answers)
             monkeypatch.setattr(listener, "_look", answers)
         monkeypatch.setattr(nodes.topology, "table", lambda within: nodes.topology._table)
         assert nodes.backend._hand_on(A, node, set(to)) == {hung}
-        assert [name for name, _ in node.listener._watched.values()] == [hung]
+        assert node.listener._watched.names() == {hung}
         assert f"claim-{other}" in nodes.topology.node(to[other]).listener._watched
 
 

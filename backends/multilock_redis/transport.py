@@ -520,22 +520,26 @@ class Connections:
         self._trim(0.0)
 
     def _take(self, within: float) -> tuple[Wire, float]:
-        """A connection, and what is left of ``within``."""
+        """A connection, and what is left of ``within``. Who stood still has nothing left, and asks nothing: that may
+        have been called off meanwhile, so long ago that no server knows."""
         start = self._now()
+        wire = self._unused(start) or self._endpoint.connect(within, self._now)
+        left = start + within - self._now()
+        if left <= 0:
+            self._give(wire)
+            raise BackendUnavailable(f"{wire.where}: no time was left to ask it", unknown=False, backend="redis")
+        return wire, left
+
+    def _unused(self, now: float) -> Wire | None:
         while self._idle:
             try:
                 wire = self._idle.pop()
             except IndexError:  # another thread took it
                 break
-            if wire.used > start - FRESH or not wire.stale():
-                return wire, within
+            if wire.used > now - FRESH or not wire.stale():
+                return wire
             wire.close()
-        wire = self._endpoint.connect(within, self._now)
-        left = start + within - self._now()
-        if left <= 0:  # it stood still: what it was to ask may have been called off, so long ago that no server knows
-            self._give(wire)
-            raise BackendUnavailable(f"{wire.where}: no time was left when it was connected", unknown=False)
-        return wire, left
+        return None
 
     def _give(self, wire: Wire) -> None:
         if wire.alive:

@@ -9,8 +9,9 @@ import pytest
 from multilock import BackendUnavailable, now
 from multilock.model import Granted
 from multilock.testing import FaultProxy
+from multilock_redis.wire import pack
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours
+from tests.backends.redis.kit import Bare, Ours, connected
 
 SLOW = 0.3
 
@@ -56,3 +57,41 @@ def test_who_stood_still_until_it_was_connected_sends_nothing_any_more(
     assert caught.value.unknown is False
     assert list(bare.scan_iter()) == []
     us.take()  # on that connection
+
+
+@pytest.mark.parametrize("within", [0.0, -60.0])
+def test_who_has_no_time_left_sends_nothing_on_an_idle_connection(us: Ours, bare: Bare, within: float) -> None:
+    us.release(us.take()[0])
+    bare.flushall()
+    before = connected(bare)
+    for call in (
+        lambda: us.backend.attempt(us.claim(), False, within),
+        lambda: us.backend.attempt(us.claim(), True, within),
+        lambda: us.backend._node.connections.exchange([pack("SET", "multilock/a", "late")], within),
+    ):
+        with pytest.raises(BackendUnavailable, match="no time was left") as caught:
+            call()
+        assert caught.value.unknown is False
+    assert list(bare.scan_iter()) == []
+    us.take()
+    assert connected(bare) == before  # the connection is as good as before
+
+
+def test_who_stood_still_while_it_subscribed_sends_nothing_any_more(
+    us: Ours, them: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    them.take()
+    node, stood_still = us.backend._node, [0.0]
+    listen = node.listener.listen
+
+    def stands_still(within: float) -> None:
+        listen(within)
+        stood_still.append(120.0)
+
+    for part, clock in ((node, "_now"), (node.connections, "_now"), (node.recipe._transactions, "now")):
+        monkeypatch.setattr(part, clock, lambda: now() + stood_still[-1])
+    monkeypatch.setattr(node.listener, "listen", stands_still)
+    with pytest.raises(BackendUnavailable, match="no time was left") as caught:
+        us.attempt(us.claim(), join=True)
+    assert caught.value.unknown is False
+    assert bare.zcard("{multilock/a}:queue") == 0

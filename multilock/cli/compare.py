@@ -22,7 +22,7 @@ from multilock.cli.exits import say
 from multilock.testing import compare as comparison
 from multilock.testing.compare import SCENARIOS, Progress, Report, summary
 from multilock.testing.compare.loads import LOADS
-from multilock.testing.compare.report import HISTORY, pieces_of
+from multilock.testing.compare.report import HISTORY, pieces_of, write_whole
 
 __all__ = ["Wanted", "compare", "show", "verify"]
 
@@ -91,7 +91,7 @@ def compare(wanted: Wanted) -> int:
             progress=_progress(console, stack),
         )
         if folder is not None:
-            (folder / "report.md").write_text(summary.markdown(report), encoding="utf-8")
+            write_whole(folder / "report.md", summary.markdown(report))
             draw(folder, report)
     if wanted.as_json:
         print(json.dumps(report.data, indent=1, ensure_ascii=False))
@@ -159,9 +159,9 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
             found = evidence.gather(folder / HISTORY)
         except OSError as error:
             raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror}") from error
-        (folder / PAGE).write_text(page.page(report, found), encoding="utf-8")
+        write_whole(folder / PAGE, page.page(report, found))
         if card:
-            Path(card).write_text(cards.card(report, found), encoding="utf-8")
+            write_whole(Path(card), cards.card(report, found))
 
     return draw
 

@@ -128,7 +128,7 @@ class _Deaf:
 
     def acquire(self, timeout: float) -> Holding | None:
         holding = self._its.acquire(timeout)
-        return None if holding is None else _Deaf(holding)  # type: ignore[return-value]
+        return None if holding is None else _Deaf(holding)
 
     def on_lost(self, callback: Callable[[], object]) -> None:
         pass

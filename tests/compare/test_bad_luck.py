@@ -6,13 +6,14 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import signal
 import struct
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 import redis
@@ -20,7 +21,9 @@ import redis
 from multilock import ConfigurationError
 from multilock.testing import FaultProxy, Helper, compare, say
 from multilock.testing.compare.columns import columns_for
-from multilock.testing.compare.history import event_of
+from multilock.testing.compare.history import Event, event_of, write_cycle
+from multilock.testing.compare.report import write_whole
+from multilock.testing.compare.runner import _Runner
 from multilock.testing.compare.verdicts import judge_cycle
 from tests.compare.test_verdicts import HELD, LAST, NEXT, cycle
 from tests.servers import RedisServer
@@ -86,6 +89,112 @@ def test_a_disk_that_is_full_in_the_midst_of_it_is_told(tmp_path: Path, monkeypa
     monkeypatch.setattr("multilock.testing.compare.runner.write_cycle", write)
     with pytest.raises(OSError, match=r"the history cannot be written on: No space"):
         compare.run([f"sqlite://{tmp_path}/locks.db"], scenarios=["kill"], cycles=3, ttl=1.0, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"urls": ["nowhere://x"]},
+        {"urls": ["redis://127.0.0.1:1?databse=3"]},
+        {"urls": ["memory://"], "adapters": ["no.such.module:Name=redis://x"]},
+        {"urls": ["redis://127.0.0.1:1"], "server_pids": ["redis=x"]},
+        {"urls": ["redis://127.0.0.1:1"], "server_pids": [f"redis={2**22 + 1}"]},
+        {"urls": ["memory://"], "scenarios": ["earthquake"]},
+        {"urls": []},
+    ],
+)
+def test_a_mistake_leaves_the_report_that_was_kept_there(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    for name in ("history.jsonl", "report.json"):
+        (tmp_path / name).write_text(f"the {name} of an hour\n")
+    with pytest.raises(ConfigurationError):
+        compare.run(**{"scenarios": ["kill"], "out": tmp_path, **wrong})
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {name: f"the {name} of an hour\n" for name in ("history.jsonl", "report.json")}
+
+
+def test_a_disk_that_gets_full_leaves_a_report_of_what_was_done_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+
+    def write(file: IO[bytes], events: list[Event]) -> None:
+        nonlocal written
+        written += 1
+        write_cycle(file if written == 1 else cast("IO[bytes]", Full(file)), events)
+
+    monkeypatch.setattr("multilock.testing.compare.runner.write_cycle", write)
+    with pytest.raises(OSError, match="No space"):
+        compare.run([f"sqlite://{tmp_path}/locks.db"], scenarios=["taken"], cycles=3, ttl=1.0, out=tmp_path, at_once=1)
+    kept = compare.read_report(tmp_path)
+    assert "No space left on device" in kept.data["partial"]
+    assert sum(cell["cycles"] for cell in kept.data["cells"]) == 1
+    assert compare.verify(tmp_path) == []
+
+
+class Full:
+    """A file of which the disk has room for ten bytes more."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._left = file, 10
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: bytes) -> int:
+        if not self._left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done, self._left = self._file.write(data[: self._left]), 0
+        return done
+
+
+def test_a_file_of_a_report_is_whole_though_its_writing_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "report.json").write_text("before")
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "report.json", "after")
+    monkeypatch.undo()
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.json", "before")]
+    write_whole(tmp_path / "report.json", "after")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("report.json", "after")]
+
+
+@pytest.mark.parametrize("what", ["_end", "_look_for_leftovers", "data"])
+def test_who_is_interrupted_after_the_last_cycle_has_a_report_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    its = getattr(_Runner, what)
+    calls = 0
+
+    def once(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return its(*arguments)
+
+    monkeypatch.setattr(_Runner, what, once)
+    found = compare.run(["memory://"], scenarios=["kill"], out=tmp_path)
+    assert (calls, compare.read_report(tmp_path).data) == (2, found.data)
+    assert found.data["partial"] == (None if what == "data" else "interrupted")
+
+
+def test_a_signal_while_the_servers_are_asked_ends_it_and_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("multilock.testing.compare.columns._probe", ask)
+    (tmp_path / "history.jsonl").write_text("of an hour")
+    with pytest.raises(KeyboardInterrupt):
+        compare.run(["memory://"], scenarios=["kill"], out=tmp_path)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("history.jsonl", "of an hour")]
 
 
 def test_a_server_that_dies_leaves_a_column_that_names_the_cause(

@@ -153,7 +153,7 @@ def test_there_are_never_more_nor_fewer_at_once_than_was_said() -> None:
 
 def test_controls_have_as_many_cycles_as_was_said_from_the_first_round_to_the_last(tmp_path: Path) -> None:
     columns = columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0)
-    runner = _Runner(columns, 1, None, _AtOnce(1, 1), io.StringIO(), None, "")
+    runner = _Runner(columns, 1, None, _AtOnce(1, 1), io.BytesIO(), None, "")
     runner.plan(["kill", "pause"], 30, 3, all_of_controls=True)
     cycles = Counter((plan.contestant, plan.scenario.name) for _, plan in runner._plans)
     assert cycles == {

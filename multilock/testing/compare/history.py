@@ -11,8 +11,9 @@ import gzip
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from multilock.testing.beliefs import Record
 
@@ -91,10 +92,18 @@ def _word(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def write_cycle(file: Any, events: Iterable[Event]) -> None:
-    """All lines of one cycle, in one write."""
-    file.write("".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events))
-    file.flush()
+def write_cycle(file: IO[bytes], events: Iterable[Event]) -> None:
+    """All lines of one cycle, or none of them where the disk is full. ``file`` has no buffer."""
+    begun = file.tell()
+    left = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events).encode()
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with suppress(OSError):
+            file.truncate(begun)
+            file.seek(begun)
+        raise
 
 
 def read_cycles(path: Path) -> Iterator[list[Event]]:

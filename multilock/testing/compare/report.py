@@ -7,6 +7,7 @@ added to keeps it, one that is changed gets the next number.
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,18 @@ from multilock.testing.compare.history import read_cycles
 from multilock.testing.compare.loads import rows_of
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 
-__all__ = ["HISTORY", "REPORT", "SCHEMA", "Report", "against", "conclude", "pieces_of", "read_report", "verify"]
+__all__ = [
+    "HISTORY",
+    "REPORT",
+    "SCHEMA",
+    "Report",
+    "against",
+    "conclude",
+    "pieces_of",
+    "read_report",
+    "verify",
+    "write_whole",
+]
 
 SCHEMA = 1
 HISTORY, REPORT = "history.jsonl", "report.json"
@@ -54,8 +66,21 @@ class Report:
 
     def write(self, folder: Path) -> None:
         """``report.json`` in this folder."""
-        text = json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False)
-        (folder / REPORT).write_text(text + "\n", encoding="utf-8")
+        write_whole(folder / REPORT, json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of it, or, where that is interrupted or the disk is full, what was there before."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():  # a pipe, a terminal
+        path.write_text(text, encoding="utf-8")
+        return
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def conclude(

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TypeVar
 
 import multilock
 from multilock import ConfigurationError, MultilockError, now
@@ -62,6 +62,8 @@ ALIVE_WITHIN = 5.0
 LOOK_AROUND = 5.0  # seconds in which what was given back is gone
 INTERRUPTED = "interrupted"
 DISK = 65_536  # bytes that are written on trial
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -129,20 +131,31 @@ def run(
     if seed is not None and seed != before.data.get("seed", seed):
         raise ConfigurationError(f"the run that was begun there has seed {before.data['seed']}, not {seed}")
     seed = before.data.get("seed", secrets.randbelow(10**6) if seed is None else seed)
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(_history(out, resume=resume))
-        servers = given(server_pids, server_containers)
+    _check_writable(out)
+    servers = given(server_pids, server_containers)
+    with _interrupted_once() as check, contextlib.ExitStack() as stack:
         columns = columns_for(urls, adapters, ttl, controls=controls, servers=servers)
+        file = stack.enter_context(_history(out, resume=resume))
         ledger = stack.enter_context(_ledger())
         limit = _AtOnce(at_once, at_once) if at_once else usual
         runner = _Runner(columns, seed, within, limit, file, progress, ledger)
         runner.plan(chosen, cycles, of_controls, all_of_controls=all_of_controls)
         runner.plan_loads(loads, locks, quick=not all_of_controls)
         runner.go_on(before, {"cycles": cycles, "control_cycles": of_controls, "ttl": ttl})
-        runner.run()
+        runner.run(check)
+        return _undisturbed(partial(_conclude, runner, out, chosen, cycles, of_controls, ttl))
+
+
+def _conclude(
+    runner: _Runner, out: Path | None, chosen: Sequence[str], cycles: int, of_controls: int, ttl: float
+) -> Report:
+    """The report, in its folder too. What went wrong on a thread is raised once that is done."""
     report = Report(runner.data(chosen, cycles, of_controls, ttl))
     if out is not None:
-        report.write(out)
+        with contextlib.suppress(OSError) if runner.error else contextlib.nullcontext():  # it may be the same disk
+            report.write(out)
+    if runner.error:
+        raise runner.error
     return report
 
 
@@ -155,20 +168,34 @@ def _scenarios(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return [name for name in chosen if name in SCENARIOS], [name for name in chosen if name in LOADS]
 
 
-def _history(out: Path | None, *, resume: bool) -> TextIO:
-    """Opened before anything runs: a folder that cannot be made, or a disk that is full, is told of then."""
-    path = Path(os.devnull)
+def _check_writable(out: Path | None) -> None:
+    """A folder that cannot be made, or a disk that is full, is told of first. What is kept there is not touched."""
+    if out is None:
+        return
+    trial = out / f"{HISTORY}.trial"
     try:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            path = out / HISTORY
-            trial = path if not resume else out / f"{HISTORY}.trial"
+        out.mkdir(parents=True, exist_ok=True)
+        try:
             trial.write_bytes(b"\n" * DISK)
-            if resume:
-                trial.unlink()
-        return path.open("a" if resume else "w", encoding="utf-8")
+        finally:
+            trial.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"{out} cannot be written: {error.strerror}") from error
+        raise _unwritable(out, error) from error
+
+
+def _history(out: Path | None, *, resume: bool) -> IO[bytes]:
+    """Opened when all else is known to be right: unless it is gone on with, the history that was kept there ends."""
+    path = Path(os.devnull) if out is None else out / HISTORY
+    try:
+        if out is not None and not resume:
+            path.write_bytes(b"\n" * DISK)
+        return path.open("ab" if resume else "wb", buffering=0)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+
+
+def _unwritable(out: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{out} cannot be written: {error.strerror}")
 
 
 @contextlib.contextmanager
@@ -214,7 +241,7 @@ class _Runner:
         seed: int,
         within: float | None,
         at_once: _AtOnce,
-        file: TextIO,
+        file: IO[bytes],
         progress: Callable[[Progress], object] | None,
         ledger: str,
     ) -> None:
@@ -315,8 +342,13 @@ class _Runner:
             plans.clear()
             plans.extend(left)
 
-    def run(self) -> None:
-        """On this thread worker processes are made, which end when it does."""
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the run: nothing that happens in a cycle does."""
+        return self._errors[0] if self._errors else None
+
+    def run(self, check: Callable[[], None]) -> None:
+        """On this thread worker processes are made, which end when it does. ``check`` raises KeyboardInterrupt."""
         threads = [
             threading.Thread(target=self._serve, args=(self._plans, ()), name="compare", daemon=True)
             for _ in range(min(self.at_once.most, len(self._plans)))
@@ -327,24 +359,32 @@ class _Runner:
         ]
         measuring = threading.Thread(target=self._measure, args=(threads.copy(),), name="compare", daemon=True)
         threads.append(measuring)
-        with _interrupted_once() as check:
+        try:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                check()
+                self._make_mates()
+                self._report_progress()
+        except KeyboardInterrupt:
+            self.partial = INTERRUPTED
+        finally:
+            self._undisturbed(partial(self._end, threads))
+        self._undisturbed(self._look_for_leftovers)
+        if self.error is not None:
+            self.partial = f"{type(self.error).__name__}: {self.error}"
+
+    def _undisturbed(self, act: Callable[[], None]) -> None:
+        """Who interrupts it now does not wait for locks that end by themselves."""
+
+        def again() -> None:
             try:
-                for thread in threads:
-                    thread.start()
-                while any(thread.is_alive() for thread in threads):
-                    check()
-                    self._make_mates()
-                    self._report_progress()
+                act()
             except KeyboardInterrupt:
                 self.partial = INTERRUPTED
-            finally:
-                self._end(threads)
-            try:
-                self._look_for_leftovers()
-            except KeyboardInterrupt:
-                self.partial = INTERRUPTED
-        if self._errors:
-            raise self._errors[0]
+                raise
+
+        _undisturbed(again)
 
     def _end(self, threads: list[threading.Thread]) -> None:
         self._stop.set()
@@ -597,6 +637,14 @@ def _away(column: Column) -> str:
     except MultilockError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _undisturbed(act: Callable[[], T]) -> T:
+    """As an interrupt comes once (`_interrupted_once`), what it broke off is done again."""
+    try:
+        return act()
+    except KeyboardInterrupt:
+        return act()
 
 
 @contextlib.contextmanager

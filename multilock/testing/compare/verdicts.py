@@ -195,8 +195,9 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
 
 
 def _untold(cycle: _Cycle, belief: Belief) -> bool | None:
-    """Whether it was certainly lost and, though there was time for it, no callback came. None: one is missing, and there
-    was no time: its process did not run, or it was given back at once, and what is given back need not be told of."""
+    """Whether it was certainly lost and, though there was time for it, no callback came. None: one is missing, and
+    there was no time: its process did not run, or it was given back at once, and what is given back need not be told
+    of."""
     lost_at = belief.over_by
     if belief.losses or not belief.confirmed or lost_at is None or cycle.when("listens", belief.id) is None:
         return False

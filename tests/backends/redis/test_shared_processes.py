@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import multilock
 from multilock import LeaseState, now
 from multilock.testing import Helper
 from multilock.testing.conformance.base import Pulse
-from tests.backends.holders import NAME
+from tests.backends.holders import NAME, ORDERS, together, writes_and_reads_are_in_order
 from tests.backends.redis.kit import Bare, eventually
 from tests.servers import RedisServer
 
@@ -82,3 +83,25 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
         assert now() - killed < client.capabilities.takeover_bound + LATE
         assert semaphore.try_acquire() is None
         assert all(lease.release() for lease in held)
+
+
+def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(server: RedisServer) -> None:
+    with ExitStack() as helpers, multilock.connect(server.url, ttl=STEADY) as client:
+        streaming = [Helper("tests.backends.holders:stream", server.url, PREFIX, STEADY) for _ in range(4)]
+        for reader in streaming:
+            helpers.enter_context(reader)
+        writes_and_reads_are_in_order(client, streaming, START)
+
+
+def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_other(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "count"
+    file.write_text("0")
+    with ExitStack() as helpers:
+        counters = [
+            helpers.enter_context(Helper("tests.backends.holders:count_with_all", server.url, file, 100, *names))
+            for names in ORDERS
+        ]
+        together(counters, START)
+    assert file.read_text() == "400"

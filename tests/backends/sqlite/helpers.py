@@ -69,42 +69,6 @@ def count(url: str, file: str, rounds: str) -> None:
     say("counted")
 
 
-def count_with_all(url: str, file: str, rounds: str, *names: str) -> None:
-    """As `count`, holding all these names."""
-    path = Path(file)
-    with multilock.connect(url) as client:
-        locks = client.lock_all(names)
-        for _ in range(int(rounds)):
-            with locks:
-                path.write_text(str(int(path.read_text()) + 1))
-    say("counted")
-
-
-def read_on(url: str, how: str) -> None:
-    """Always want to read, by waiting or by trying, until told."""
-    ended = threading.Event()
-
-    def listen() -> None:
-        hear()
-        ended.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    reads = 0
-    with multilock.connect(url) as client:
-        reader = client.read_write_lock("n").reader()
-        while not ended.is_set():
-            lease = reader.acquire() if how == "wait" else reader.try_acquire()
-            if lease:
-                with lease:
-                    reads += 1
-                    if reads == 1:
-                        say("reads")
-                    time.sleep(0.01)
-            else:
-                time.sleep(0.01)
-    say("read", reads)
-
-
 def try_as_nobody(url: str) -> None:
     """Say what a user sees who owns nothing."""
     with multilock.connect("memory://") as client, client.lock("n"):

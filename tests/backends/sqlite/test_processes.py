@@ -13,8 +13,10 @@ import pytest
 import multilock
 from multilock.testing import Helper
 from multilock_sqlite.host import Process
+from tests.backends.holders import ORDERS, together, writes_and_reads_are_in_order
 
 HELPERS = "tests.backends.sqlite.helpers"
+START = 30.0  # seconds for a process to start on a busy machine
 AT_ONCE = 1.5  # seconds: a look each 40 ms, on a machine that may stand still
 
 
@@ -82,28 +84,22 @@ def test_stopped_reader_delays_a_writer_by_its_own_lease_and_no_other_hears_of_i
         assert holder.wait_for("released", within=10)[1:] == ["False"] * 3
 
 
-def test_writer_gets_in_among_processes_that_read_all_the_time(client: multilock.Client, url: str) -> None:
+def test_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(url: str) -> None:
     with ExitStack() as stack:
-        readers = [stack.enter_context(Helper(f"{HELPERS}:read_on", url, how)) for how in ("wait", "try") * 2]
-        for reader in readers:
-            reader.wait_for("reads", within=10)
-        for _ in range(5):
-            client.read_write_lock("n").writer().acquire(timeout=5).release()
-        for reader in readers:
-            reader.tell("end")
-        assert all(int(reader.wait_for("read", within=10)[1]) for reader in readers)
+        client = stack.enter_context(multilock.connect(url, prefix="", ttl=30))
+        readers = [stack.enter_context(Helper("tests.backends.holders:stream", url, "", 30)) for _ in range(4)]
+        writes_and_reads_are_in_order(client, readers, START)
 
 
 def test_processes_that_name_the_same_locks_in_other_orders_never_wait_for_each_other(url: str, tmp_path: Path) -> None:
     file = tmp_path / "count"
     file.write_text("0")
-    orders = [("a", "b", "c"), ("c", "b", "a"), ("b", "c"), ("c", "a", "b")]
     with ExitStack() as stack:
         counters = [
-            stack.enter_context(Helper(f"{HELPERS}:count_with_all", url, file, 10, *names)) for names in orders * 2
+            stack.enter_context(Helper("tests.backends.holders:count_with_all", url, file, 10, *names))
+            for names in ORDERS * 2
         ]
-        for counter in counters:
-            counter.wait_for("counted", within=60)
+        together(counters, START)
     assert file.read_text() == "80"
 
 

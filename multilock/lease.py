@@ -94,7 +94,8 @@ class Lease(AnyLease, Protocol):
         """One renewal now, which also asks whether the lock is still ours.
 
         Raises LockLost if it is not, NotHeld after a release, BackendUnavailable without an answer; the lease then
-        goes on until its deadline.
+        goes on until its deadline. Of several locks (`Client.lock_all`) each is renewed, one after the other, and what
+        one of them was not answered is raised at the end.
         """
 
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:

@@ -15,7 +15,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
-from multilock.errors import CapabilityMissing, LockLost, NotHeld
+from multilock.errors import CapabilityMissing, MultilockError, NotHeld
 from multilock.foreign import NamesOurs
 from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.face import run
@@ -241,6 +241,19 @@ class HeldSet(OfThisProcess, NamesOurs, AnyHeld):
             backend=self._kernel.scheme,
         )
 
+    async def _renew(self) -> None:
+        """Each, also after one that was not answered: that one raises when all have been asked."""
+        self.check()
+        errors: list[MultilockError] = []
+        for part in self._parts:
+            try:
+                await self._kernel.renew(part)
+            except MultilockError as error:
+                errors.append(error)
+        self.check()
+        if errors:
+            raise errors[0]
+
     # The end
 
     def _over(self) -> bool:
@@ -366,13 +379,7 @@ class LeaseSet(HeldSet, Waits):
         return run(self._release())
 
     def renew(self) -> None:
-        self.check()
-        for part in self._parts:
-            try:
-                run(self._kernel.renew(part))
-            except LockLost:
-                self.check()
-                raise
+        run(self._renew())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

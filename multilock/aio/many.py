@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from multilock.aio.lock import AsyncLock, Enters
-from multilock.errors import LockLost
 from multilock.kernel.scopes import Entered, Scope
 from multilock.lease import AsyncLease
 from multilock.many import HeldSet, acquire_all, in_order, newest_of
@@ -33,13 +32,7 @@ class AsyncLeaseSet(HeldSet, Enters):
         return await self._release()
 
     async def renew(self) -> None:
-        self.check()
-        for part in self._parts:
-            try:
-                await self._kernel.renew(part)
-            except LockLost:
-                self.check()
-                raise
+        await self._renew()
 
 
 class AsyncLockSet(AsyncLock):

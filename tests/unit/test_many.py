@@ -75,6 +75,36 @@ def test_a_release_waits_for_one_request_however_many_do_not_answer(client: Clie
     eventually(lambda: backend.holders == {}, 10)
 
 
+@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+def test_a_renewal_asks_for_each_part_also_after_one_that_was_not_answered(
+    client: Client, backend: Scripted, face: str
+) -> None:
+    def renew() -> None:
+        if face == "blocking":
+            client.lock_all(["a", "b", "c"]).acquire().renew()
+        else:
+            asyncio.run(renew_there())
+
+    async def renew_there() -> None:
+        async with multilock.AsyncClient(backend, ttl=20, request_timeout=0.2) as there:
+            lease = await there.lock_all(["a", "b", "c"]).acquire()
+            await lease.renew()
+
+    backend.script("renew", silence(0.01), lambda backend, call: call.execute(), silence(0.01))
+    with pytest.raises(multilock.BackendUnavailable) as caught:
+        renew()
+    assert caught.value.name == "a"
+    assert [call.claims[0].name for call in backend.called("renew")] == ["a", "b", "c"]
+
+
+def test_a_part_that_is_found_lost_loses_the_set_whatever_was_not_answered(client: Client, backend: Scripted) -> None:
+    lease = client.lock_all(["a", "b"]).acquire()
+    backend.script("renew", silence(0.01))
+    del backend.holders["b"]
+    with pytest.raises(LockLost, match="part 'b'"):
+        lease.renew()
+
+
 def test_a_part_that_is_released_by_hand_is_no_loss(client: Client, backend: Scripted) -> None:
     losses = Losses()
     lease = client.lock_all(["a", "b"], on_lost=losses).acquire()

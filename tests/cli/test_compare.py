@@ -215,3 +215,12 @@ def test_ours_come_first_and_what_is_unknown_is_never_green() -> None:
     assert summary.headline(report).startswith("VOID")
     assert summary.headline(report).endswith("partial: interrupted")
     assert next(summary.notes(report)) == ("VOID: no control failed", "broken")
+
+
+def test_what_none_of_n_means_is_said_of_ours_and_not_of_a_control_with_fewer_cycles() -> None:
+    report = made_of(
+        ("ours", "pause", "kept", -0.1), ("ours", "kill", "kept", -0.1), ("weak", "kill", "kept", -0.1), control="weak"
+    )
+    for cell, decided in zip(report.data["cells"], (300, 271, 11), strict=True):
+        cell |= {"decided": decided, "below": 3 / decided}
+    assert [text for text, _ in summary.notes(report) if "means" in text] == ["0/271 means: below 1.1 % with 95 %"]

@@ -224,6 +224,19 @@ def test_a_token_that_came_back_is_counted_as_a_regression() -> None:
     assert "1 regressions" in page(report, evidence)
 
 
+@pytest.mark.parametrize("held", [1, 0])
+def test_a_regression_is_shown_where_the_verdict_names_one_and_nowhere_else(held: int) -> None:
+    events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
+    events[9] |= {"token": 6, "held": held}  # B's process stood still until its lease was over
+    del events[10]
+    load = loads_of(2, "ours")[1]
+    load[6] |= {"token": 1, "held": held}
+    report, evidence = made_of([events], [load])
+    told = [what for what in report.violations if " came after " in what]
+    assert len(told) == 2 * held
+    assert sum(not grew for _, grew in evidence.tokens["ours"]) == len(told)
+
+
 def test_however_many_points_there_are_their_chart_stays_small() -> None:
     dice = random.Random(1)
     points = [(dice.uniform(0, 3600), dice.lognormvariate(-6, 1)) for _ in range(40_000)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from multilock.testing.compare.history import Event, read_cycles, record_of
@@ -73,7 +73,7 @@ class Evidence:
     faults: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     ran: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
-    """When each was given, and whether it was greater than the one before it of the same name."""
+    """When each that was believed in was given, and whether it was greater than the one before it of the same name."""
     measured: list[Measured] = field(default_factory=list)
 
     def add(self, events: list[Event], first_line: int) -> None:
@@ -101,10 +101,8 @@ class Evidence:
             if event["what"] == "fault":
                 self.faults[who].append((event["at"], event["until"]))
         self._add_acquire(who, events, disturbed=scenario.when == "acquire")
-        got = sorted((each for each in events if each["what"] == "got" and each["token"] is not None), key=_at)
-        for one, other in pairwise([None, *got]):
-            if other is not None:
-                self.tokens[who].append((other["at"], one is None or other["token"] > one["token"]))
+        for _, beliefs in record_of(events).by_name():
+            self.tokens[who] += _grown((belief.began, belief.token) for belief in beliefs)
 
     def _add_acquire(self, who: str, events: list[Event], *, disturbed: bool) -> None:
         """Of A, for whom the lock is free."""
@@ -117,11 +115,8 @@ class Evidence:
     def _add_load(self, events: list[Event]) -> None:
         header = events[0]
         self.ran[header["contestant"]].append((header["at"], events[-1]["at"]))
-        grants = sorted((each for each in events if each["what"] == "grant" and each["token"] is not None), key=_at)
-        tokens = self.tokens[header["contestant"]]
-        for one, other in pairwise([None, *grants]):
-            if other is not None:
-                tokens.append((other["at"], one is None or other["token"] > one["token"]))
+        grants = sorted((each for each in events if each["what"] == "grant" and each["held"]), key=_at)
+        self.tokens[header["contestant"]] += _grown((grant["at"], grant["token"]) for grant in grants)
         if not any(event["what"] == "spent" for event in events):
             return
         measured = Measured(header)
@@ -161,6 +156,15 @@ def gather(history: Path) -> Evidence:
         evidence.add(events, line)
         line += len(events)
     return evidence
+
+
+def _grown(given: Iterable[tuple[float, int | None]]) -> Iterator[tuple[float, bool]]:
+    """Of the holders of one name: when each got its token, and whether that was greater than its predecessor's."""
+    before: int | None = None
+    for at, token in given:
+        if token is not None:
+            yield at, before is None or token > before
+        before = token
 
 
 def _at(event: Event) -> float:

@@ -71,9 +71,10 @@ def notes(report: Report) -> Iterator[Mark]:
     must_fail = {(each["name"], name) for each in report.data["columns"] for name in each.get("must_fail", ())}
     if report.data["cells"] and not must_fail & report.cells.keys():
         yield "no control ran that must fail in these faults: nothing has shown that a failure would have been seen", ""
-    decided = [cell for cell in report.data["cells"] if cell["below"] is not None]
-    if decided:
-        least = min(decided, key=lambda cell: int(cell["decided"]))
+    ours = {column["name"] for column in report.data["columns"] if not column["control"]}
+    kept = [cell for cell in report.data["cells"] if cell["contestant"] in ours and cell["below"] is not None]
+    if kept:
+        least = min(kept, key=lambda cell: int(cell["decided"]))
         yield f"0/{least['decided']} means: below {least['below'] * 100:.2g} % with 95 %", ""
 
 

@@ -197,7 +197,7 @@ class Recipe:
             if state.limit is None or state.lock != entry:
                 return Busy(random.uniform(*PASSED))
             if state.living:
-                if claim.permits:
+                if claim.permits not in (0, state.limit):
                     raise other_number(claim, state.limit, "consul")
                 holders = {self._keys.folder(claim.name) + holder: own for holder, own in state.living.items()}
                 return self._readers.wait_for_one(session, claim, holders, join)

@@ -268,6 +268,22 @@ def test_a_dead_holder_of_another_program_counts_until_its_lock_delay_is_over(
         assert now() - ended > 1.9, "there was room for one beside it, and for two when its time was over"
 
 
+def test_a_semaphore_of_another_program_with_one_permit_is_waited_for_like_a_mutex(
+    shared: ConsulServer, connect: Connect, name: str
+) -> None:
+    session = shared.ask("PUT", "session/create", {"TTL": "10s", "LockDelay": "0s", "Behavior": "delete"})["ID"]
+    shared.ask("PUT", f"kv/multilock/{name}/{session}?acquire={session}&flags={SEMAPHORE_FLAGS}", b"")
+    held = json.dumps({"Limit": 1, "Holders": {session: True}}).encode()
+    shared.ask("PUT", f"kv/multilock/{name}/.lock?flags={SEMAPHORE_FLAGS}", held)
+    client = connect(shared.url)
+    assert client.semaphore(name, 1).try_acquire() is None
+    with pytest.raises(BackendRejected, match="has 1 permits here, 2 were asked for"):
+        client.semaphore(name, 2).try_acquire()
+    waiting = background(lambda: client.semaphore(name, 1).acquire(timeout=WITHIN))
+    shared.ask("PUT", f"session/destroy/{session}")
+    assert waiting.result(2 * WITHIN).release()
+
+
 def test_a_key_of_something_else_is_refused_and_never_overwritten(
     shared: ConsulServer, connect: Connect, name: str
 ) -> None:

@@ -28,6 +28,7 @@ __all__ = ["Wanted", "compare", "show", "verify"]
 
 STYLES = {"kept": "green", "broken": "bold red", "undecided": "yellow", "": "dim"}
 WIDTH = 100
+SPINNER = 4  # columns before a line of progress, and behind it
 PLAIN_EVERY = 10.0  # seconds between two lines where there is no terminal
 CYCLES = 20
 QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6  # the last for each core: most of a cycle is waiting
@@ -88,7 +89,7 @@ def compare(wanted: Wanted) -> int:
             all_of_controls=not wanted.quick,
             out=folder,
             resume=wanted.resume,
-            progress=_progress(console, stack),
+            progress=_progress(console, stack, _Progress(_loads(wanted))),
         )
         if folder is not None:
             write_whole(folder / "report.md", summary.markdown(report))
@@ -115,6 +116,10 @@ def _scenarios(wanted: Wanted) -> list[str] | None:
     if wanted.scenarios:
         return wanted.scenarios.split(",")
     return [name for name in (*SCENARIOS, *LOADS) if name != "scale"] if wanted.quick and not wanted.scale else None
+
+
+def _loads(wanted: Wanted) -> list[str]:
+    return [name for name in _scenarios(wanted) or LOADS if name in LOADS]
 
 
 def verify(folder: str) -> int:
@@ -166,35 +171,51 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
     return draw
 
 
-def _progress(console: Console, stack: ExitStack) -> Callable[[Progress], None]:
+@dataclass(slots=True)
+class _Progress:
+    """What is said of a run while it goes on. ``loads`` are measured after all cycles."""
+
+    loads: Sequence[str]
+    before: int | None = None  # cycles of earlier pieces, which took none of the time that has elapsed
+
+    def line(self, at: Progress, width: int) -> str:
+        """How far it is, when it may end, and what runs now as far as there is room."""
+        words, runs = self._words(at), self._runs(at)
+        return f"{words}  {runs[: max(0, width - len(words) - 2)]}".rstrip()
+
+    def _words(self, at: Progress) -> str:
+        if self.before is None:
+            self.before = at.done
+        said = f"{at.done} of {at.planned} cycles, {at.elapsed:.0f} s"
+        if at.done == self.before or not at.running:
+            return said
+        left = at.elapsed / (at.done - self.before) * (at.planned - at.done)
+        if at.within is not None:
+            left = min(left, max(0.0, at.within - at.elapsed))
+        return f"{said}, about {left:.0f} s left"
+
+    def _runs(self, at: Progress) -> str:
+        """Loads run when no cycle does."""
+        if at.done and not at.running and self.loads:
+            return f"measures {', '.join(self.loads)}"
+        return ", ".join(dict.fromkeys(at.running))
+
+
+def _progress(console: Console, stack: ExitStack, told: _Progress) -> Callable[[Progress], None]:
     if console.is_terminal:
         status = stack.enter_context(Status("asking the servers", console=console))
-        return lambda at: _update(status, at)
+        room = min(console.width, WIDTH) - SPINNER
+        return lambda at: status.update(Text(told.line(at, room)))
     said = now()
 
     def plain(at: Progress) -> None:
         nonlocal said
+        line = told.line(at, WIDTH)
         if now() - said >= PLAIN_EVERY:
             said = now()
-            console.print(Text(_words(at)), soft_wrap=True)
+            console.print(Text(line), soft_wrap=True)
 
     return plain
-
-
-def _update(status: Status, at: Progress) -> None:
-    running = ", ".join(dict.fromkeys(at.running))
-    room = max(0, min(status.console.width, WIDTH) - len(_words(at)) - 6)
-    status.update(Text(f"{_words(at)}  {running[:room]}"))
-
-
-def _words(at: Progress) -> str:
-    done = f"{at.done} of {at.planned} cycles, {at.elapsed:.0f} s"
-    if not at.done:
-        return done
-    left = at.elapsed / at.done * (at.planned - at.done)
-    if at.within is not None:
-        left = min(left, max(0.0, at.within - at.elapsed))
-    return f"{done}, about {left:.0f} s left"
 
 
 def _show(console: Console, report: Report) -> None:

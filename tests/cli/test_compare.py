@@ -12,13 +12,15 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from multilock.cli import compare as cli
 from multilock.testing import compare
-from multilock.testing.compare import Report, summary
+from multilock.testing.compare import Progress, Report, summary
 from tests import chromium
 from tests.compare.test_run import DEFECTS
 from tests.servers import RedisServer
@@ -179,6 +181,20 @@ def test_where_nobody_answers_it_says_so_and_tells_no_password(tmp_path: Path) -
     assert "BackendUnavailable" in data["columns"][0]["gone"]
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "geheim" not in done.stdout + done.stderr + written
+
+
+def test_the_time_left_is_that_of_this_piece_of_a_run() -> None:
+    said = cli._Progress([])
+    assert said.line(Progress(90, 100, [], 0.1), 100) == "90 of 100 cycles, 0 s"
+    later = Progress(95, 100, ["redis pause", "redis pause"], 50.0)
+    assert said.line(later, 100) == "95 of 100 cycles, 50 s, about 50 s left  redis pause"
+    assert said.line(replace(later, within=60.0), 50) == "95 of 100 cycles, 50 s, about 10 s left  redis pau"
+
+
+def test_while_loads_are_measured_progress_says_so() -> None:
+    said = cli._Progress(["cost", "contention"])
+    assert said.line(Progress(0, 2, [], 0.1), 100) == "0 of 2 cycles, 0 s"
+    assert said.line(Progress(2, 2, [], 30.0), 100) == "2 of 2 cycles, 30 s  measures cost, contention"
 
 
 def made_of(*cells: tuple[str, str, str, float | None], control: str = "") -> Report:

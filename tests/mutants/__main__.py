@@ -1,9 +1,10 @@
 """``make mutants``: seeded defects, each of which a test must catch. A word after the command selects by name.
 
-A mutant is ``tests/mutants/<name>.patch``: a small diff against the product, with two lines on top of it,
+A mutant is ``tests/mutants/<name>.patch``: a small diff against the product, with two lines on top of it, or three,
 
     Why: what goes wrong for whom
     Tests: the fewest tests that should catch it, as pytest takes them
+    Invariant: which one of `INVARIANTS` it breaks
 
 The tree is copied, the patch applied, the tests run. A mutant is killed when a test fails or hangs. It is an error when
 one survives, when a patch no longer applies, or when the tests named fail without any patch.
@@ -25,6 +26,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TREE = ("multilock", "backends", "tests", "pyproject.toml")
 SIDE_BY_SIDE = 2
+#: What holds for those who share a name, as the models of Redis' scripts have it.
+INVARIANTS = {
+    "I1": "those who believe at one time are of one mode",
+    "I2": "who believes has a lease at the server",
+    "I3": "what was given up neither holds nor waits",
+    "I4": "nobody overtakes a waiter that is alive and does not fit",
+    "I5": "each grant has a token of its own, which orders it among those who do not hold together",
+    "I6": "what was deleted is never renewed",
+    "I7": "whatever is given back or up, nobody who fits since then is left standing",
+    "I8": "those who hold at the server are of one mode, and no more than there are permits",
+}
 LIMIT = 180.0  # seconds for the tests of one mutant; one that hangs is caught
 OUTCOMES = {0: "survived", 1: "killed"}  # pytest's exit codes; any other is a mistake of ours
 
@@ -35,6 +47,7 @@ class Mutant:
     why: str
     tests: tuple[str, ...]
     patch: str
+    invariant: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +61,11 @@ class Result:
 def read(path: Path) -> Mutant:
     text = path.read_text()
     head = dict(line.split(": ", 1) for line in text.partition("--- ")[0].splitlines() if ": " in line)
-    return Mutant(path.stem, head["Why"], tuple(head["Tests"].split()), text)
+    return Mutant(path.stem, head["Why"], tuple(head["Tests"].split()), text, head.get("Invariant"))
+
+
+def read_all() -> list[Mutant]:
+    return [read(path) for path in sorted(Path(__file__).parent.glob("*.patch"))]
 
 
 def copy_tree(to: Path) -> None:
@@ -110,8 +127,7 @@ def healthy(mutants: Iterable[Mutant]) -> bool:
 
 
 def main(words: list[str]) -> int:
-    mutants = [read(path) for path in sorted(Path(__file__).parent.glob("*.patch"))]
-    mutants = [mutant for mutant in mutants if not words or any(word in mutant.name for word in words)]
+    mutants = [mutant for mutant in read_all() if not words or any(word in mutant.name for word in words)]
     if not mutants:
         print("no mutant has such a name", file=sys.stderr)
         return 2

@@ -1,0 +1,24 @@
+"""Whatever holds for those who share a name has a mutant on every backend: what no test would miss is not kept.
+
+Ways to a backend count as the backend; on ``redlock://`` nobody shares a name.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from multilock.registry import OURS
+from tests.mutants.__main__ import INVARIANTS, read_all
+
+BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
+MUTANTS = read_all()
+
+
+@pytest.mark.parametrize("invariant", INVARIANTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_invariant_has_a_mutant_on_every_backend(backend: str, invariant: str) -> None:
+    assert [each.name for each in MUTANTS if each.invariant == invariant and each.name.startswith(f"{backend}-")]
+
+
+def test_every_mutant_of_an_invariant_names_one_that_there_is() -> None:
+    assert [each.name for each in MUTANTS if each.invariant not in (None, *INVARIANTS)] == []

@@ -22,7 +22,7 @@ from multilock.cli.exits import say
 from multilock.testing import compare as comparison
 from multilock.testing.compare import SCENARIOS, Progress, Report, summary
 from multilock.testing.compare.loads import LOADS
-from multilock.testing.compare.report import HISTORY, pieces_of, write_whole
+from multilock.testing.compare.report import HISTORY, history_of, pieces_of, write_whole
 
 __all__ = ["Wanted", "compare", "show", "verify"]
 
@@ -161,9 +161,9 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
 
     def draw(folder: Path, report: Report) -> None:
         try:
-            found = evidence.gather(folder / HISTORY)
+            found = evidence.gather(history_of(folder))
         except OSError as error:
-            raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror}") from error
+            raise ConfigurationError(f"cannot read {folder / HISTORY}: {error.strerror or error}") from error
         write_whole(folder / PAGE, page.page(report, found))
         if card:
             write_whole(Path(card), cards.card(report, found))
@@ -204,8 +204,7 @@ class _Progress:
 def _progress(console: Console, stack: ExitStack, told: _Progress) -> Callable[[Progress], None]:
     if console.is_terminal:
         status = stack.enter_context(Status("asking the servers", console=console))
-        room = min(console.width, WIDTH) - SPINNER
-        return lambda at: status.update(Text(told.line(at, room)))
+        return lambda at: status.update(Text(told.line(at, min(console.width, WIDTH) - SPINNER)))
     said = now()
 
     def plain(at: Progress) -> None:

@@ -15,11 +15,11 @@ import pytest
 from multilock.testing.compare import Report
 from multilock.testing.compare.card import card
 from multilock.testing.compare.charts import ecdf, scatter
-from multilock.testing.compare.evidence import Evidence, gap_of
+from multilock.testing.compare.evidence import Evidence, gap_of, gather
 from multilock.testing.compare.history import Event
 from multilock.testing.compare.loads import rows_of
 from multilock.testing.compare.page import page
-from multilock.testing.compare.report import conclude
+from multilock.testing.compare.report import conclude, history_of, read_report
 from multilock.testing.compare.timeline import timeline_of
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 from tests import chromium
@@ -27,6 +27,7 @@ from tests import chromium
 pytestmark = pytest.mark.timeout(180)  # a browser needs a processor, as everybody else does then
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=alert(1)>\u202e\x00\x1b&amp;</title></style>"
 TTL = 2.0
+EXAMPLE = Path(__file__).parents[2] / "docs" / "comparison"
 
 
 def cycle_of(number: int, who: str, scenario: str, *, until: float, b_began: float, at: float = 100.0) -> list[Event]:
@@ -151,6 +152,16 @@ def test_each_link_of_the_page_leads_to_something_on_it_or_beside_it(hostile: tu
     assert {"cycle-2", "cycle-3", "fault-partition"} <= set(seen.ids)
     assert {link.removeprefix("#") for link in seen.links if link.startswith("#")} <= set(seen.ids)
     assert {link for link in seen.links if not link.startswith("#")} == {"report.json", "history.jsonl"}
+
+
+def test_each_link_of_the_example_in_the_docs_leads_somewhere() -> None:
+    seen = Seen((EXAMPLE / "report.html").read_text(encoding="utf-8"))
+    beside = {link for link in seen.links if not link.startswith("#")}
+    assert len(beside) == 2
+    assert [link for link in beside if not (EXAMPLE / link).exists()] == []
+    assert {link.removeprefix("#") for link in seen.links - beside} <= set(seen.ids)
+    drawn = Seen(page(read_report(EXAMPLE), gather(history_of(EXAMPLE))))
+    assert drawn.links == seen.links, "draw it again: multilock compare --page docs/comparison"
 
 
 def test_the_worst_cycle_is_the_one_that_is_shown(hostile: tuple[Report, Evidence]) -> None:

@@ -9,7 +9,8 @@ What a server said is a vote: it lets in nobody else for as long, counted from t
 votes is the lock; its token is one more than those that came with the votes, kept by a majority before anybody sees it.
 A server that has restarted may have forgotten whom it let in: until every such lease is over its votes do not count.
 
-`rounds` is the acquire, `agreement` its token, `renewal` and `undo` what follows; `ear` counts what is pushed.
+`rounds` is the acquire, `agreement` its token, `renewal` and `undo` what follows; `watching` has each server tell what
+it loses, and `ear` counts what is pushed.
 `standing` is one claim and what is known of it at each server, `places` all of them. `servers` asks all servers at once
 by a `crew` for each, `guard` says from when on one counts, `quorum` counts. `inspection` is for operators.
 """
@@ -36,6 +37,7 @@ from multilock_redis.redlock.rounds import Rounds
 from multilock_redis.redlock.servers import Servers
 from multilock_redis.redlock.standing import Standing
 from multilock_redis.redlock.undo import Undo
+from multilock_redis.redlock.watching import Watching
 from multilock_redis.transport import Endpoint
 from multilock_redis.wire import pack
 
@@ -122,7 +124,8 @@ class RedlockBackend:
             return Ear(which, quorum, self.places, notices, pushed)
 
         self.servers = Servers(self.scheme, self._endpoints, self._keys, notices.now, ear_of)
-        self.rounds = Rounds(self.servers, self.places, notices, token=self._token)
+        self._watching = Watching(self.servers, self.places)
+        self.rounds = Rounds(self.servers, self.places, self._watching, notices, token=self._token)
         self._undo = Undo(self.servers, self.places)
         self._inspection = Inspection(self.servers, token=self._token)
 
@@ -141,13 +144,10 @@ class RedlockBackend:
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        return Renewal(self.servers, self.places, held, self.rounds.top_up).ask(within)
+        return Renewal(self.servers, self.places, self._watching, held, self.rounds.top_up).ask(within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        def watch(node: Node, within: float) -> None:
-            node.listener.watch(held, within)
-
-        self.servers.ask_most(watch, within, "watch it")
+        self._watching.begin(held, within)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         def follow(node: Node, within: float) -> bool:

@@ -52,8 +52,10 @@ class Ear:
         if standing := self._places.get(claim_id):
             now, claim = self.now(), standing.claim
             with standing.lock:
+                if standing.leaving:  # what a release ends is no loss
+                    return
                 at = standing.at[self._which]
-                at.gone, at.taken = True, now
+                at.watched, at.gone, at.taken = False, True, now
                 lacking = sum(at.lacks(now, limit(claim, claim.ttl)) for at in standing.at)
                 lost = self._quorum.lost(lacking) and not standing.told_gone
                 standing.told_gone |= lost

@@ -14,6 +14,7 @@ from multilock_redis.redlock.places import Places
 from multilock_redis.redlock.quorum import Verdict
 from multilock_redis.redlock.servers import Answers, Servers, limit
 from multilock_redis.redlock.standing import GROUP, Standing
+from multilock_redis.redlock.watching import Watching
 
 __all__ = ["Renewal"]
 
@@ -22,10 +23,16 @@ class Renewal:
     """``top_up`` has a server asked that has lost what a majority keeps."""
 
     def __init__(
-        self, servers: Servers, places: Places, held: Sequence[Held], top_up: Callable[[Standing, int], None]
+        self,
+        servers: Servers,
+        places: Places,
+        watching: Watching,
+        held: Sequence[Held],
+        top_up: Callable[[Standing, int], None],
     ) -> None:
         self._servers = servers
         self._places = places
+        self._watching = watching
         self._held = held
         self._top_up = top_up
         self._answers = Answers()
@@ -125,6 +132,7 @@ class Renewal:
                 standing.is_told(which, each, self._servers.now())
                 if each is None and i in kept:
                     self._top_up(standing, which)
+        self._watching.again(which, [self._held[i] for i, each in enumerate(said) if each is not None])
 
 
 def _renew(held: Sequence[Held], node: Node, within: float) -> Sequence[Granted | None]:

@@ -20,6 +20,7 @@ from multilock_redis.redlock.places import Places
 from multilock_redis.redlock.quorum import Verdict
 from multilock_redis.redlock.servers import Servers, limit
 from multilock_redis.redlock.standing import FIRST_PAUSE, Standing
+from multilock_redis.redlock.watching import Watching
 
 __all__ = ["Rounds"]
 
@@ -27,8 +28,9 @@ ROUGHLY = 1 / 3, 1.0  # of the pause before a minority gives way: so much, at ra
 
 
 class Rounds:
-    def __init__(self, servers: Servers, places: Places, notices: Notices, *, token: bool) -> None:
+    def __init__(self, servers: Servers, places: Places, watching: Watching, notices: Notices, *, token: bool) -> None:
         self._servers = servers
+        self._watching = watching
         self._quorum = servers.quorum
         self._places = places
         self._notices = notices
@@ -151,6 +153,8 @@ class Rounds:
             with standing.lock:
                 counts = self._servers.counts(which)
                 at.answers(said, self._now(), join=join, gave_way=gives_way, counts=counts)
+            if isinstance(said, Granted):
+                self._watching.again(which, [(standing.claim, said)])
             if at.vote:
                 self._tell_if_held(standing)
             tell(which, number, said)

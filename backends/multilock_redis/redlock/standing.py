@@ -33,6 +33,7 @@ class At:
         "unsure",
         "void",
         "vote",
+        "watched",
     )
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class At:
         self.ends: float | None = None  # when what it told us of can be over
         self.gone = False  # it has said that this claim does not hold the name
         self.taken = -math.inf  # when it pushed that: an operator comes to one server after the other
+        self.watched = False  # it tells when it does not hold the name for this claim any more
         self.released: bool | None = None  # whether it was ours; None: not told, or no answer
 
     def vouches(self, sent_at: float) -> bool:
@@ -114,6 +116,7 @@ class Standing:
         "token",
         "told_gone",
         "until",
+        "watched",
         "woken",
     )
 
@@ -129,6 +132,7 @@ class Standing:
         self.held = False  # the kernel was told so, or is told now
         self.short = False  # held for less than its ttl yet: renewed soon
         self.leaving = False  # nothing more is asked for it
+        self.watched = False  # each server is to tell when it loses it
         self.told_gone = False
         self.pause = FIRST_PAUSE
         self.woken: set[int] = set()

@@ -28,11 +28,11 @@ class Undo:
         """Tell every server where something of it may be, and that has not confirmed it yet."""
         places, now = self._places, self._servers.now
         standing = places.leave(claim, unsure)
-        for node in self._servers.nodes:
-            node.listener.unwatch(claim.id)  # before it is sent: what follows is no loss
         with standing.lock:
             standing.leaving = True
             untold = places.stays_untold(standing)
+        for node in self._servers.nodes:
+            node.listener.unwatch(claim.id)  # before it is sent: what follows is no loss
         answers = Answers()
         start = now()
         until = start + min(within, limit(claim, within))

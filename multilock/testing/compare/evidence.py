@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from multilock.testing.compare.history import Event, read_cycles, record_of
+from multilock.testing.compare.report import HISTORY
 from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 from multilock.testing.compare.verdicts import Verdict, judge_cycle
 
@@ -62,6 +63,7 @@ class Evidence:
     """By contestant, but for ``worst``: by contestant and scenario. Times are on the clock of
     the history; the first and the last of all are ``begin`` and ``end``."""
 
+    history: str = HISTORY  #: the name of its file
     begin: float = math.inf
     end: float = -math.inf
     worst: dict[tuple[str, str], Cycle] = field(default_factory=dict)
@@ -151,7 +153,7 @@ def gap_of(events: list[Event]) -> Gap | None:
 
 def gather(history: Path) -> Evidence:
     """All of a history."""
-    evidence, line = Evidence(), 1
+    evidence, line = Evidence(history.name), 1
     for events in read_cycles(history):
         evidence.add(events, line)
         line += len(events)

@@ -26,6 +26,7 @@ __all__ = [
     "Report",
     "against",
     "conclude",
+    "history_of",
     "pieces_of",
     "read_report",
     "verify",
@@ -160,12 +161,16 @@ def read_report(path: Path) -> Report:
     return Report(data)
 
 
+def history_of(folder: Path) -> Path:
+    """The history that was kept there, which may have been compressed."""
+    compressed = folder / f"{HISTORY}.gz"
+    return compressed if compressed.exists() and not (folder / HISTORY).exists() else folder / HISTORY
+
+
 def verify(folder: Path) -> list[str]:
     """Judge every cycle of the history again; each difference from the report in words."""
     told = read_report(folder).data
-    history = folder / HISTORY
-    if not history.exists() and (compressed := folder / f"{HISTORY}.gz").exists():
-        history = compressed
+    history = history_of(folder)
     try:
         cycles, loads = [], []
         for events in read_cycles(history):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -333,6 +334,61 @@ def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: R
     with redis.Redis(port=ports[1]) as bare:
         bare.delete("multilock/a")
     us.ear.hears("gone", claim.id, LossReason.TAKEN, within=WITHIN)
+
+
+def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, servers: RedisServers) -> None:
+    """As after servers that were restarted one after the other, of which no majority ever lost it."""
+    us = contend()
+    held = us.take()
+    us.settle(held[0])
+    us.backend.watch("redlock", [held], WITHIN)
+    standing = us.backend.places.standings[held[0].id]
+    eventually(lambda: all(node.listener._tracked for node in us.backend.servers.nodes), within=WITHIN)
+    for which in range(3):
+        with redis.Redis(port=servers.members[which].port) as bare:
+            bare.delete("multilock/a")
+        eventually(lambda at=standing.at[which]: at.gone, within=WITHIN)  # type: ignore[misc]
+        standing.at[which].taken = -math.inf  # long ago
+        [renewed] = us.renew(held)
+        assert isinstance(renewed, Granted)
+        eventually(lambda at=standing.at[which]: at.watched, within=WITHIN)  # type: ignore[misc]
+        us.settle(held[0])
+    assert us.backend.force_release("a", WITHIN)
+    us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
+
+
+def test_a_server_that_could_not_be_asked_to_tell_of_losses_is_asked_after_a_renewal(
+    contend: Contend, servers: RedisServers
+) -> None:
+    us = contend()
+    held = us.take()
+    us.settle(held[0])
+    us.cut_off(2)
+    us.backend.watch("redlock", [held], WITHIN)
+    standing = us.backend.places.standings[held[0].id]
+    eventually(lambda: [at.watched for at in standing.at] == [True, True, False], within=WITHIN)
+    us.reach(2)
+    assert isinstance(us.renew(held)[0], Granted)
+    eventually(lambda: standing.at[2].watched and us.backend.servers.nodes[2].listener._tracked, within=WITHIN)
+    for member in servers.members[1:]:
+        with redis.Redis(port=member.port) as bare:
+            bare.delete("multilock/a")
+    us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
+
+
+def test_what_a_release_ends_is_no_loss_for_a_watch_that_comes_late(contend: Contend) -> None:
+    us = contend()
+    held = us.take()
+    us.settle(held[0])
+    us.proxies[2].black_hole()
+    assert us.release(held[0]).again
+    us.backend.watch("redlock", [held], WITHIN)
+    nodes = us.backend.servers.nodes
+    assert not any(node.listener.watches() for node in nodes)
+    for node in nodes[:2]:  # one that was asked just before the release
+        node.listener.watch([held], WITHIN)
+        assert not node.listener.watches()
+    assert ("gone", held[0].id, LossReason.TAKEN) not in us.ear.heard
 
 
 def test_what_an_operator_takes_is_lost_though_a_renewal_comes_between_two_servers(
@@ -674,6 +730,7 @@ def test_a_name_rests_on_a_majority(contend: Contend) -> None:
 def test_operators_are_told_what_a_majority_says(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, granted = us.take()
+    us.settle(claim)
     with redis.Redis(port=servers.members[0].port) as bare:
         bare.set("multilock/a", "somebody else")
         bare.set("multilock/stray", "somebody else")

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +19,14 @@ from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, hear, say
 from multilock.testing.compare.columns import Column
 from multilock.testing.compare.contestants import ASYNCIO, BLOCKING
+from multilock.testing.compare.cycle import Plan, _Scene
 from multilock.testing.compare.keeper import states
 from multilock.testing.compare.scenarios import SCENARIOS
-from multilock.testing.compare.servers import ServerFault, ServerProcess, given
+from multilock.testing.compare.servers import ServerFault, ServerProcess, each_of, given
 from multilock.testing.compare.sessions import close_kazoo
+from tests.compare.test_many_at_once import mate_that_said
 from tests.servers import RedisServer
+from tests.servers_redlock import RedisServers
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +207,77 @@ def test_a_container_is_killed_and_started_again_by_its_engine(
         assert sleeper.wait(20) == -signal.SIGKILL
         assert not again.exists()
     assert again.read_text() == "again\n"
-    with pytest.raises(ServerFault, match="taken down"):  # it is dead
-        server.restart()
+    with pytest.raises(ServerFault, match="taken down"), server.ended(60.0):  # it is dead
+        pass
     assert again.read_text() == "again\nagain\n"
+
+
+STANDS_STILL = """#!{python} -I
+import os, signal, sys
+command, box = sys.argv[1], os.path.join({folder!r}, sys.argv[-1])
+pid = int(open(box).read())
+match command:
+    case "inspect": print("true" if "Running" in sys.argv[3] else os.path.getmtime(box))
+    case "stop": os.kill(pid, signal.SIGSTOP)
+    case "start":
+        os.kill(pid, signal.SIGCONT)
+        if not box.endswith("paused"): os.utime(box, (0, os.path.getmtime(box) + 1))
+"""
+
+
+def test_a_restart_counts_only_where_the_server_was_away_and_its_container_was_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
+) -> None:
+    with RedisServers() as servers:
+        mine, paused, unlike = servers.members
+        for box, pid in (("mine", mine.pid), ("paused", paused.pid), ("of-another", sleeper.pid)):
+            (tmp_path / box).write_text(str(pid))
+        engine = tmp_path / "docker"
+        engine.write_text(STANDS_STILL.format(python=sys.executable, folder=str(tmp_path)))
+        engine.chmod(engine.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        found = compare.run(
+            [mine.url, paused.url, unlike.url], scenarios=["server-restart"], cycles=1, ttl=1.0, controls=False,
+            server_containers=[f"{mine.url}=mine", f"{paused.url}=paused", f"{unlike.url}=of-another"],
+        )  # fmt: skip
+    no_fault = {name: cell["no_fault"] for (name, _), cell in found.cells.items()}
+    assert no_fault == {"redis": 0, "redis-2": 1, "redis-3": 1}, found.cells
+    assert found.violations == []
+
+
+def scene_of(url: str) -> _Scene:
+    plan = Plan(1, "x", BLOCKING, url, SCENARIOS["server-stop"], "n", 1.0, 1.0, "1")
+    scene = _Scene(plan, mate_that_said(), mate_that_said(), threading.Event())
+    scene.look()
+    return scene
+
+
+def test_a_fault_of_one_server_of_several_is_seen_and_one_of_another_is_not(sleeper: subprocess.Popen[bytes]) -> None:
+    with RedisServers() as servers:
+        scene = scene_of(servers.url)
+        assert not scene.is_silent()
+        for pid, silent in ((servers.members[1].pid, True), (sleeper.pid, False)):
+            with ServerProcess(pid=pid).stopped(60.0):
+                assert scene.is_silent() is silent
+
+
+def test_who_cannot_be_asked_is_never_said_to_be_silent(sleeper: subprocess.Popen[bytes]) -> None:
+    scene = scene_of("postgres://127.0.0.1:1/x")
+    with ServerProcess(pid=sleeper.pid).stopped(60.0):
+        assert not scene.is_silent()
+
+
+@pytest.mark.parametrize(
+    ("url", "each"),
+    [
+        ("redis://h1/0?ttl=3", []),
+        ("etcd://me:pw@h1,h2:1?ttl=3", ["etcd://me:pw@h1?ttl=3", "etcd://me:pw@h2:1?ttl=3"]),
+        ("zookeeper://h1,[::1]:9/root", ["zookeeper://h1/root", "zookeeper://[::1]:9/root"]),
+        ("redlocks://a:b@h1,c:d@h2/3?token=false&ttl=3", ["rediss://a:b@h1/3?ttl=3", "rediss://c:d@h2/3?ttl=3"]),
+    ],
+)
+def test_each_server_of_a_url_is_asked_and_all_of_them_together(url: str, each: list[str]) -> None:
+    assert each_of(url) == [url, *each]
 
 
 @pytest.mark.parametrize(

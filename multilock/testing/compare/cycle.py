@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-import multilock
-from multilock import MultilockError, now
+from multilock import now
 from multilock.testing.compare.contestants import load
 from multilock.testing.compare.history import Event
 from multilock.testing.compare.mates import LOOK_EVERY, TICK, Late, Mate, Stopped, Trouble
 from multilock.testing.compare.scenarios import Scenario
-from multilock.testing.compare.servers import ServerFault, ServerProcess
+from multilock.testing.compare.servers import ServerFault, ServerProcess, answers, each_of
 from multilock.testing.compare.together import WHEN, Together
 from multilock.testing.network import Network
 
@@ -25,6 +24,7 @@ PATIENCE = 20.0  # seconds for what takes a moment on a machine that is not busy
 LATE_RELEASE = 0.3  # of a ttl: B goes on holding for so long after A gave back what it had lost
 LONGEST_WAIT = 600.0
 SILENT = 0.5  # seconds without an answer, of a server that was stopped
+ANSWERS_WITHIN = 5.0  # seconds, of one that was not, on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,13 @@ class _Scene:
         self._stop = stop
         self._dice = random.Random(plan.seed)
         self._waits = False
+        self._answered: list[str] = []
 
     def play(self) -> bool:
         when = self.plan.scenario.when
         self._open()
+        if self.plan.scenario.alone:
+            self.look()
         if self.plan.together is not None:
             self.plan.together.gather(self._stop)
         if when != "acquire":
@@ -184,15 +187,12 @@ class _Scene:
         with together.stopped(self.server, within, self.begin, self._stop):
             yield
 
+    def look(self) -> None:
+        """Which servers answer before anything happens to one."""
+        self._answered = [url for url in each_of(self.plan.url) if answers(url, ANSWERS_WITHIN)]
+
     def is_silent(self) -> bool:
-        if "," in self.plan.url:  # the others answer
-            return True
-        try:
-            with multilock.connect(self.plan.url, request_timeout=SILENT, outage_timeout=SILENT) as client:
-                client.ping()
-        except (MultilockError, ValueError):  # a URL of somebody else's is one we do not know
-            return True
-        return False
+        return not all(answers(url, SILENT) for url in self._answered)
 
     def dice(self, least: float, most: float) -> float:
         return self._dice.uniform(least, most)

@@ -47,7 +47,7 @@ class Scene(Protocol):
         """The fault begins, for all cycles that share it; the server stands still inside this block."""
 
     def is_silent(self) -> bool:
-        """Whether the server answers nobody now. True too where we have nothing to ask it with."""
+        """Whether somebody who answered before the cycle does not now. False where we have nothing to ask with."""
 
     def dice(self, least: float, most: float) -> float: ...
     def begin(self) -> None:
@@ -275,17 +275,20 @@ def _stop_server(scene: Scene) -> bool:
 
 
 def _kill_server(scene: Scene) -> bool:
-    scene.begin()
-    with scene.server.killed(4 * scene.ttl + 30.0):
-        silent = scene.is_silent()
-        scene.pass_time(scene.dice(0.0, STOPPED) * scene.ttl)
-    return _comes_back(scene, silent)
+    return _down_and_up(scene, scene.server.killed(4 * scene.ttl + 30.0), scene.dice(0.0, STOPPED) * scene.ttl)
 
 
 def _restart_server(scene: Scene) -> bool:
+    return _down_and_up(scene, scene.server.ended(4 * scene.ttl + 30.0), 0.0)
+
+
+def _down_and_up(scene: Scene, down: AbstractContextManager[None], seconds: float) -> bool:
+    before = scene.server.started()
     scene.begin()
-    scene.server.restart()
-    return _comes_back(scene, True)
+    with down:
+        silent = scene.is_silent()
+        scene.pass_time(seconds)
+    return _comes_back(scene, silent and scene.server.started() != before)
 
 
 def _comes_back(scene: Scene, took_place: bool) -> bool:

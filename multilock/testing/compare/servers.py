@@ -14,15 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from multilock import ConfigurationError
+import multilock
+from multilock import ConfigurationError, MultilockError
 from multilock.testing.compare.keeper import COMMAND_WITHIN, states
 
-__all__ = ["Given", "ServerFault", "ServerProcess", "given"]
+__all__ = ["Given", "ServerFault", "ServerProcess", "answers", "each_of", "given"]
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
 DOWN_WITHIN = 30.0  # seconds until the fault has happened
 ENGINES = ("docker", "podman")
+OF_MANY = ("token", "restart_guard")  # options of redlock:// that one of its servers does not have
 
 
 class ServerFault(Exception):
@@ -81,10 +84,16 @@ class ServerProcess:
         with _down({**self._commands(["kill"], ["start"]), "within": within}):
             yield
 
-    def restart(self) -> None:
-        """In order, as for an update; back when the engine says that it runs again."""
-        with _down({**self._commands(["stop", "-t", "10"], ["start"]), "within": 0.0}):
-            pass
+    @contextlib.contextmanager
+    def ended(self, within: float) -> Iterator[None]:
+        """It has been ended in order, as for an update, inside this block, and is started again at its end."""
+        with _down({**self._commands(["stop", "-t", "10"], ["start"]), "within": within}):
+            yield
+
+    def started(self) -> str:
+        """What the engine says of its newest start; of a process, which is never started again, nothing."""
+        what = "{{.State.StartedAt}} {{.State.Pid}}"
+        return _engine(self.engine, "inspect", "-f", what, self.container) if self.container else ""
 
     def _commands(self, down: Sequence[str], up: Sequence[str]) -> dict[str, Any]:
         return {"down": [self.engine, *down, self.container], "up": [self.engine, *up, self.container]}
@@ -116,6 +125,31 @@ def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
             server.check()
             found[which] = server
     return found
+
+
+def each_of(url: str) -> list[str]:
+    """A URL for each server that this one names, and it itself: who is asked may tell of others."""
+    parts = urlsplit(url)
+    if "," not in parts.netloc:
+        return [url]
+    if parts.scheme.startswith("redlock"):  # each has a login of its own
+        own = [(name, value) for name, value in parse_qsl(parts.query) if name not in OF_MANY]
+        scheme = parts.scheme.replace("redlock", "redis")
+        parts, hosts = parts._replace(scheme=scheme, query=urlencode(own)), parts.netloc.split(",")
+    else:
+        login, at, them = parts.netloc.rpartition("@")
+        hosts = [f"{login}{at}{host}" for host in them.split(",")]
+    return [url, *(urlunsplit(parts._replace(netloc=host)) for host in hosts)]
+
+
+def answers(url: str, within: float) -> bool:
+    """Whether this server does. False too for a URL of somebody else's: we have nothing to ask it with."""
+    try:
+        with multilock.connect(url, request_timeout=within, outage_timeout=within) as client:
+            client.ping()
+    except (MultilockError, ValueError):
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -150,8 +150,12 @@ class Agents:
         """Any answer. Raises BackendUnavailable where there is none."""
         start = self.now()
         wire = self._take(within)
+        left = start + within - self.now()
+        if left <= 0:  # it stood still: what it was to ask may have been called off, and nobody looks for it any more
+            self._give(wire)
+            raise BackendUnavailable(f"{wire.address}: no time was left to ask it", unknown=False, backend="consul")
         try:
-            response, sent_at = wire.call(wire.request(method, target, body), start + within - self.now())
+            response, sent_at = wire.call(wire.request(method, target, body), left)
         except BackendUnavailable:
             self._leave(wire.address)
             raise

@@ -217,7 +217,8 @@ class Transport:
             line = self._use()
             try:
                 metadata = self._prepared(line, deadline)
-                sent_at = self._now()
+                if (sent_at := self._now()) >= deadline:  # it stood still, and may have been called off
+                    continue
                 answer = line.invoke(method, request, deadline - sent_at, metadata)
                 line.answered_at = self._now()
                 return answer, sent_at

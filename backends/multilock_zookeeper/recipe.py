@@ -92,6 +92,8 @@ class Recipe:
         with self._places.lock:
             if place.cancelled:  # meanwhile: no request that names the claim has been sent, nor will be
                 return None
+            if self._now() >= deadline:
+                raise BackendUnavailable("no time was left to ask ZooKeeper", unknown=False)
             place.unsure = True
             node = f"{parent}/{self._nodes.begin(claim)}"
             created = self._transport.create(node, place.value, EPHEMERAL_SEQUENTIAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,30 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
     [renewed] = backend.renew(granted.group, [(claim, granted)], WITHIN)
     assert isinstance(renewed, Granted)
     assert before <= renewed.sent_at <= now() - 1.2, "two requests, one after the other"
+
+
+def test_who_stood_still_until_it_was_connected_asks_nothing_any_more(
+    shared: ConsulServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been called off meanwhile, and what comes of it then is looked for during a minute only."""
+    backend = open_(shared.url)
+    take(backend, ear.claim("stands-still-1"))
+    agents = backend._agents
+    stood_still = [0.0]
+    taking = agents._take
+
+    def stands_still(within: float) -> Any:
+        wire = taking(within)
+        stood_still.append(120.0)
+        return wire
+
+    monkeypatch.setattr(agents, "now", lambda: now() + stood_still[-1])
+    monkeypatch.setattr(agents, "_take", stands_still)
+    with pytest.raises(BackendUnavailable, match="no time was left") as caught:
+        backend.attempt(ear.claim("stands-still-2"), True, WITHIN)
+    assert caught.value.unknown is False
+    monkeypatch.undo()
+    assert backend.inspect("stands-still-2", WITHIN) is None
 
 
 def test_a_session_that_was_not_renewed_in_time_is_never_used_again(

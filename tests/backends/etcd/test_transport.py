@@ -74,6 +74,30 @@ def test_without_time_nothing_is_sent(shared: EtcdServer, open_: Open) -> None:
     assert not caught.value.unknown
 
 
+def test_who_stood_still_until_it_knew_its_endpoint_sends_nothing(
+    shared: EtcdServer, open_: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = open_(shared.endpoint)
+    stood_still = [0.0]
+    prepared = transport._prepared
+
+    def stands_still(*how: Any) -> Any:
+        metadata = prepared(*how)
+        stood_still.append(120.0)
+        return metadata
+
+    monkeypatch.setattr(transport, "_now", lambda: now() + stood_still[-1])
+    monkeypatch.setattr(transport, "_prepared", stands_still)
+    put = m.RequestOp(request_put=m.PutRequest(key=b"stood-still"))
+    with pytest.raises(BackendUnavailable, match="no time was left") as caught:
+        transport.call(calls.TXN, m.TxnRequest(success=[put]), 10.0)
+    assert not caught.value.unknown
+    monkeypatch.undo()
+    ask = m.RequestOp(request_range=m.RangeRequest(key=b"stood-still"))
+    answer, _ = transport.call(calls.TXN, m.TxnRequest(success=[ask]), 10.0)
+    assert not answer.responses[0].response_range.kvs
+
+
 def test_an_endpoint_where_nobody_listens_is_passed_over(shared: EtcdServer, open_: Open) -> None:
     transport = open_(nowhere(), nowhere(), shared.endpoint)
     assert transport.call(calls.TXN, m.TxnRequest(), 2.0)[0].header.revision > 0

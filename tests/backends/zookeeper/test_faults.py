@@ -150,6 +150,32 @@ def test_a_create_that_is_executed_after_its_timeout_is_found_and_deleted(
     backend.close()
 
 
+def test_who_stood_still_until_it_had_a_session_creates_nothing(
+    shared: ZooKeeperServer, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ear = Ear()
+    backend = open_backend(shared.url, {"ttl": 6.0})
+    backend.open(ear)
+    backend.ping(10.0)
+    stood_still = [0.0]
+    session = backend._transport.session
+
+    def stands_still(deadline: float) -> Any:
+        found = session(deadline)
+        stood_still.append(120.0)
+        return found
+
+    monkeypatch.setattr(backend._recipe, "_now", lambda: now() + stood_still[-1])
+    monkeypatch.setattr(backend._transport, "session", stands_still)
+    with pytest.raises(BackendUnavailable, match="no time was left") as caught:
+        backend.attempt(ear.claim("stood-still"), True, 10.0)
+    assert caught.value.unknown is False
+    monkeypatch.undo()
+    backend.ping(10.0)
+    assert contenders(operator(shared.endpoint), "stood-still") == []
+    backend.close()
+
+
 def test_a_node_of_an_earlier_session_is_deleted_and_never_taken_over(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:

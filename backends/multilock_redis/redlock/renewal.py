@@ -37,6 +37,7 @@ class Renewal:
         self._top_up = top_up
         self._answers = Answers()
         self._lock = threading.Lock()
+        self._since = servers.now()
         self._kept: set[int] | None = None  # of what is held, once that is decided
 
     def ask(self, within: float) -> list[Granted | BackendUnavailable | None]:
@@ -129,8 +130,8 @@ class Renewal:
     def _look_after(self, which: int, said: Sequence[Granted | None], kept: set[int]) -> None:
         for i, each in enumerate(said):
             if standing := self._places.get(self._held[i][0].id):
-                standing.is_told(which, each, self._servers.now())
-                if each is None and i in kept:
+                standing.is_told(which, each, self._since, self._servers.now())
+                if standing.at[which].gone and i in kept:
                     self._top_up(standing, which)
         self._watching.again(which, [self._held[i] for i, each in enumerate(said) if each is not None])
 

@@ -206,8 +206,8 @@ class Rounds:
 
     def _tell(self, standing: Standing, proof: Granted | None) -> None:
         """What pushes have proved; None: an attempt is to find out. Or where that is not so any more: since then a
-        server may have forgotten it, so that others were given away."""
-        granted = None
+        server may have forgotten it, so that others were given away. Under the lock until the kernel has it: the next
+        attempt may find that out, and the one after that gives away what was granted."""
         with standing.lock:
             standing.agreeing = False
             if standing.asking or standing.leaving:
@@ -217,10 +217,9 @@ class Rounds:
                 votes = standing.votes_of(proof.token or 0, now) if self._token else standing.votes(now)
                 if (proves := self._quorum.proof(votes)) is not None:
                     granted = self._holds(standing, proves._replace(token=proof.token))
-        if granted is None:
-            self._notices.wake(standing.claim.id)
-        else:
-            self._notices.granted(standing.claim.id, granted)
+                    self._notices.granted(standing.claim.id, granted)
+                    return
+        self._notices.wake(standing.claim.id)
 
 
 def _nobody(which: int, number: int, said: object) -> None:

@@ -23,6 +23,7 @@ class At:
         "cleared",
         "ends",
         "floor",
+        "given",
         "gone",
         "number",
         "push",
@@ -48,6 +49,7 @@ class At:
         self.floor = 0.0  # what was vouched for before that was given away since
         self.asked = 0.0  # when the last request was sent, or later
         self.ends: float | None = None  # when what it told us of can be over
+        self.given = -math.inf  # when the last request was sent that it granted
         self.gone = False  # it has said that this claim does not hold the name
         self.taken = -math.inf  # when it pushed that: an operator comes to one server after the other
         self.watched = False  # it tells when it does not hold the name for this claim any more
@@ -89,7 +91,8 @@ class At:
         else:
             unknown = False
             self.touched |= join or isinstance(said, Granted)
-            self.gone = self.gone and not isinstance(said, Granted)
+            if isinstance(said, Granted):
+                self.gone, self.given = False, said.sent_at
             push, self.push = self.push, None
             vote = said if isinstance(said, Granted) else push
             self.vote = vote if vote and counts else None
@@ -164,9 +167,9 @@ class Standing:
         with self.lock:
             at.asked = max(at.asked, now)
 
-    def is_told(self, which: int, answer: Granted | None, now: float) -> None:
-        """By a renewal, what that server says of it."""
+    def is_told(self, which: int, answer: Granted | None, since: float, now: float) -> None:
+        """By a renewal sent after ``since``, what that server says of it, which may have given it meanwhile."""
         at = self.at[which]
         with self.lock:
             at.asked = max(at.asked, now)
-            at.gone = answer is None
+            at.gone = answer is None and at.given < since

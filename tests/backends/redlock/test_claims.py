@@ -321,6 +321,36 @@ def test_a_server_that_lost_it_is_asked_again_with_the_next_renewal(contend: Con
     eventually(lambda: holders(servers) == [held[0].id] * 3)
 
 
+def test_a_late_answer_to_a_renewal_takes_nothing_from_a_server_that_has_it_again(
+    contend: Contend, servers: RedisServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us = contend()
+    held = us.take()
+    us.settle(held[0])
+    with redis.Redis(port=servers.members[0].port) as bare:
+        bare.delete("multilock/a")
+    listener, at = us.backend.servers.nodes[0].listener, us.backend.places.standings[held[0].id].at[0]
+    renew, late, answers = listener.renew, threading.Event(), list[Any]()
+
+    def answers_late(*asked: Any) -> Any:
+        answers.append(renew(*asked))
+        late.wait(WITHIN)
+        return answers[0]
+
+    monkeypatch.setattr(listener, "renew", answers_late)
+    assert isinstance(us.renew(held)[0], Granted)
+    eventually(lambda: answers == [[None]], within=WITHIN)
+    monkeypatch.undo()
+    number = at.number
+    assert isinstance(us.renew(held)[0], Granted)
+    eventually(lambda: at.number > number and not at.under_way and not at.gone, within=WITHIN)
+    asked, number = at.asked, at.number
+    late.set()
+    eventually(lambda: at.asked > asked, within=WITHIN)
+    assert not at.gone
+    assert at.number == number  # nor is it asked for it once more
+
+
 def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, granted = us.take()

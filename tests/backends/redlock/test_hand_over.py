@@ -85,6 +85,36 @@ def test_a_token_kept_too_late_proves_nothing_that_was_given_away_meanwhile(wait
     assert second.id not in us.ear.pushed
 
 
+def test_nobody_is_told_that_it_holds_after_it_has_given_way(waiting: Waiting) -> None:
+    """The thread that tells so stands still, and the kernel asks twice meanwhile."""
+    us, second = waiting.us, waiting.second
+    tells, goes_on, order = threading.Event(), threading.Event(), list[str]()
+    tell = us.ear.granted
+
+    def stands_still(claim_id: str, granted: Granted) -> None:
+        tells.set()
+        goes_on.wait(WITHIN)
+        order.append("told")
+        tell(claim_id, granted)
+
+    def ask_twice() -> None:
+        for _ in range(2):
+            us.attempt(second, join=True)
+            order.append("asked")
+
+    us.ear.granted = stands_still  # type: ignore[method-assign]
+    waiting.hand_over()
+    assert tells.wait(WITHIN)
+    waiting.first_server_forgets()
+    waiting.they_join_everywhere()
+    asking = threading.Thread(target=ask_twice)
+    asking.start()
+    asking.join(0.5)  # where it can, it asks now
+    goes_on.set()
+    asking.join(WITHIN)
+    assert order == ["told", "asked", "asked"]
+
+
 def test_who_was_told_just_now_that_it_holds_gives_nothing_away(waiting: Waiting) -> None:
     """The kernel may ask just then, and hears of it after that request, which has not seen a majority any more."""
     us, second = waiting.us, waiting.second

@@ -15,7 +15,8 @@ import pytest
 from multilock import ConfigurationError
 from multilock.testing import compare
 from multilock.testing.compare import worker
-from multilock.testing.compare.columns import columns_for
+from multilock.testing.compare.columns import Column, columns_for
+from multilock.testing.compare.contestants import BLOCKING
 from multilock.testing.compare.cycle import Plan, play
 from multilock.testing.compare.mates import Mate, Stopped
 from multilock.testing.compare.runner import _AtOnce, _Runner
@@ -26,6 +27,7 @@ from multilock.testing.compare.together import Together
 pytestmark = pytest.mark.timeout(60)
 
 ENDS = {"what": "end", "at": 10.0}
+CONTROLS = "multilock.testing.compare.controls"
 
 
 class Server:
@@ -165,6 +167,56 @@ def test_controls_have_as_many_cycles_as_was_said_from_the_first_round_to_the_la
     assert blocking == {"Blocking": 30, "Asyncio": 30}
     with pytest.raises(ConfigurationError, match="0 of controls"):
         compare.run(["memory://"], control_cycles=0)
+
+
+def planned(columns: list[Column], scenarios: list[str], cycles: int = 2) -> _Runner:
+    runner = _Runner(columns, 1, None, _AtOnce(1, 1), io.BytesIO(), None, "")
+    runner.plan(scenarios, cycles, cycles, all_of_controls=False)
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "of_controls"),
+    [
+        (["kill"], {("naive", "pause"): 1, ("sqlite-flag", "pause"): 1}),
+        ([], {("naive", "pause"): 1, ("sqlite-flag", "pause"): 1}),  # it is measured what a lock costs
+        (["partition"], {("naive", "partition"): 2, ("sqlite-flag", "pause"): 1}),
+        (["pause"], {("naive", "pause"): 2, ("sqlite-flag", "pause"): 2}),
+    ],
+)
+def test_each_url_has_a_control_that_must_fail_whatever_was_chosen(
+    scenarios: list[str], of_controls: dict[tuple[str, str], int]
+) -> None:
+    urls = {"redis://127.0.0.1:1": ["redis", "naive", "redis-py"], "sqlite:////nowhere/x.db": ["sqlite", "sqlite-flag"]}
+    must_fail = frozenset({"pause", "partition", "taken"})
+    columns = [
+        Column(
+            name, url, [f"{CONTROLS}:Naive" if name in ("naive", "redis-py") else BLOCKING], 2.0, 3.0,
+            control=name not in ("redis", "sqlite"),
+            must_fail=frozenset() if name in ("redis", "sqlite", "redis-py")
+            else must_fail - ({"partition"} if name == "sqlite-flag" else set()),
+        )
+        for url, names in urls.items()
+        for name in names
+    ]  # fmt: skip
+    runner = planned(columns, scenarios)
+    cycles = Counter(plan.cell for column, plan in runner._plans if column.control)
+    assert cycles == of_controls
+    assert runner.scenarios == [*dict.fromkeys([*scenarios, "pause"])] or scenarios == ["pause"]
+    assert runner._planned == len(runner._plans)
+
+
+def test_a_cell_of_which_nothing_could_be_decided_is_run_again_and_not_for_ever(tmp_path: Path) -> None:
+    runner = planned(columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0), ["kill", "pause"])
+    plans = runner._plans
+    run = Counter[tuple[str, str]]()
+    while plans:
+        _, plan = plans.popleft()
+        run[plan.cell] += 1
+        if plan.cell == ("sqlite", "pause"):
+            runner._decided.add(plan.cell)
+        plans.extend(runner._once_more(plans, plan))
+    assert run == {("sqlite", "kill"): 4, ("sqlite", "pause"): 2, ("sqlite-flag", "pause"): 4}
 
 
 def test_what_a_worker_said_is_not_kept_once_its_cycle_is_over() -> None:

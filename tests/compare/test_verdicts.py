@@ -148,6 +148,8 @@ def test_the_exit_code_says_what_was_shown() -> None:
     assert concluded(kept, ("weak", "partition", "kept"), ours={}, weak=CONTROL) == 3
     assert concluded(kept, ("weak", "partition", "undecided"), ours={}, weak=CONTROL) == 3
     assert concluded(("ours", "partition", "undecided"), red, ours={}, weak=CONTROL) == 3
+    assert concluded(kept, ("ours", "pause", "undecided"), red, ours={}, weak=CONTROL) == 3
+    assert concluded(kept, red, ("weak", "pause", "undecided"), ours={}, weak=CONTROL) == 0
     assert concluded(kept, ours={}, weak={**CONTROL, "gone": "it raised"}) == 3
     assert concluded(ours={"gone": "away"}, weak={**CONTROL, "gone": "away"}) == 69
     assert concluded(ours={}) == 3

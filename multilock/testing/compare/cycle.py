@@ -18,7 +18,10 @@ from multilock.testing.compare.servers import ServerFault, ServerProcess, answer
 from multilock.testing.compare.together import WHEN, Together
 from multilock.testing.network import Network
 
-__all__ = ["Plan", "play"]
+__all__ = ["Cell", "Plan", "play"]
+
+Cell = tuple[str, str]
+"""Contestant and scenario."""
 
 PATIENCE = 20.0  # seconds for what takes a moment on a machine that is not busy
 LATE_RELEASE = 0.3  # of a ttl: B goes on holding for so long after A gave back what it had lost
@@ -43,6 +46,10 @@ class Plan:
     server: ServerProcess | None = None
     ledger: str = ""  #: where those who hold it write
     together: Together | None = None  #: with which cycles it shares the fault of its server
+
+    @property
+    def cell(self) -> Cell:
+        return self.contestant, self.scenario.name
 
     @property
     def header(self) -> Event:

@@ -138,6 +138,10 @@ def _void(columns: list[dict[str, Any]], cells: list[dict[str, Any]], controls: 
         cycles, decided = (sum(cell[key] for cell in its) for key in ("cycles", "decided"))
         if decided < DECIDED_SHARE * cycles:
             yield f"{name}: only {decided} of {cycles} cycles could be decided"
+            continue
+        for cell in its:
+            if not cell["decided"]:
+                yield f"{name}, {cell['scenario']}: none of {cell['cycles']} cycles could be decided"
 
 
 def pieces_of(data: dict[str, Any]) -> list[dict[str, Any]]:

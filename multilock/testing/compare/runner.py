@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import platform
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -28,13 +29,13 @@ import multilock
 from multilock import ConfigurationError, MultilockError, now
 from multilock.testing.beliefs import LedgerServer
 from multilock.testing.compare.columns import Column, columns_for, is_ours
-from multilock.testing.compare.cycle import Plan, play
+from multilock.testing.compare.cycle import Cell, Plan, play
 from multilock.testing.compare.history import Event, write_cycle
 from multilock.testing.compare.loads import LOADS, Load, play_load, rows_of
 from multilock.testing.compare.mates import Mate, Stopped
 from multilock.testing.compare.pieces import Before, done_before
 from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
-from multilock.testing.compare.scenarios import SCENARIOS
+from multilock.testing.compare.scenarios import SCENARIOS, Scenario
 from multilock.testing.compare.servers import ServerProcess, given
 from multilock.testing.compare.together import Together
 from multilock.testing.compare.verdicts import Verdict, cells_of, judge_cycle
@@ -47,6 +48,8 @@ MOST_AT_ONCE, MOST_OF_ALL = 20, 40  # for each core, and altogether: each cycle 
 STOOD_STILL = 0.01  # share of a cycle for which its processes did not run: with more, fewer are run at once
 SHARE = 10  # cycles for which a server is stopped once
 LONG = 5  # ttls
+PROOF = "pause"  # all controls that must fail do so here
+AGAIN = 2  # more cycles of a cell of which none could be decided
 # Contenders, processes, seconds for which each holds it.
 SIZES = [
     (contenders, min(contenders, processes), hold)
@@ -143,14 +146,12 @@ def run(
         runner.plan_loads(loads, locks, quick=not all_of_controls)
         runner.go_on(before, {"cycles": cycles, "control_cycles": of_controls, "ttl": ttl})
         runner.run(check)
-        return _undisturbed(partial(_conclude, runner, out, chosen, cycles, of_controls, ttl))
+        return _undisturbed(partial(_conclude, runner, out, cycles, of_controls, ttl))
 
 
-def _conclude(
-    runner: _Runner, out: Path | None, chosen: Sequence[str], cycles: int, of_controls: int, ttl: float
-) -> Report:
+def _conclude(runner: _Runner, out: Path | None, cycles: int, of_controls: int, ttl: float) -> Report:
     """The report, in its folder too. What went wrong on a thread is raised once that is done."""
-    report = Report(runner.data(chosen, cycles, of_controls, ttl))
+    report = Report(runner.data(cycles, of_controls, ttl))
     if out is not None:
         with contextlib.suppress(OSError) if runner.error else contextlib.nullcontext():  # it may be the same disk
             report.write(out)
@@ -256,7 +257,11 @@ class _Runner:
         self._rows: list[dict[str, Any]] = []
         self._verdicts: list[tuple[Event, Verdict]] = []
         self._before = Before()
-        self._begun: set[tuple[str, str]] = set()  # cells
+        self._begun: set[Cell] = set()
+        self._decided: set[Cell] = set()
+        self._again: dict[Cell, deque[tuple[Column, Plan]]] = defaultdict(deque)  # if there is need
+        self._numbered = 0
+        self.scenarios: list[str] = []
         self._running: dict[int, Plan] = {}
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # for another cycle
@@ -270,36 +275,55 @@ class _Runner:
 
     def plan(self, scenarios: Sequence[str], cycles: int, of_controls: int, *, all_of_controls: bool) -> None:
         """Rounds of one cycle of each cell; within a round the dice choose, but those that last long begin first.
-        Controls are in so many rounds, the first of them and then as evenly as can be."""
+        Controls are in so many rounds, the first of them and then as evenly as can be. A URL of which no control must
+        fail in these scenarios has one more cycle of one in which it must; and each cell has a few that are run only
+        where none of its cycles could be decided."""
         dice = random.Random(self.seed)
-        number = 0
-        for turn in range(cycles):
+        proofs = self._proofs(scenarios)
+        self.scenarios = [*scenarios, *([PROOF] if proofs and PROOF not in scenarios else [])]
+        numbers = itertools.count(1)
+        for turn in range(cycles + AGAIN):
             cells = [
                 (column, SCENARIOS[name], faces)
                 for column in self.columns
                 for name in scenarios
                 if not column.gone and (faces := column.faces(SCENARIOS[name]))
                 if all_of_controls or not column.control or name in column.must_fail
-                if not column.control or -turn * of_controls // cycles != -(turn + 1) * of_controls // cycles
+                if turn >= cycles
+                or not column.control
+                or -turn * of_controls // cycles != -(turn + 1) * of_controls // cycles
             ]
+            cells += proofs if turn == 0 or turn >= cycles else []
             dice.shuffle(cells)
             cells.sort(key=lambda cell: cell[0].bound < LONG * cell[0].ttl)
             for column, scenario, faces in cells:
-                number += 1
+                number = next(numbers)
                 plan = Plan(
                     number, column.name, faces[turn % len(faces)], column.url, scenario,
                     f"{self._begin(column)}{number}", column.ttl, column.bound, f"{self.seed}.{number}", column.server,
                     self._ledger,
                 )  # fmt: skip
-                if scenario.alone and column.server is not None:
+                if turn >= cycles:
+                    self._again[plan.cell].append((column, plan))
+                elif scenario.alone and column.server is not None:
                     self._alone.setdefault(column.server, deque()).append((column, plan))
                 else:
                     self._plans.append((column, plan))
-        self._planned = number
+                self._planned += turn < cycles
+                self._numbered = number
         if self.within is not None and self._alone:
             alone = max(sum(_lasts(plan) / _shared_by(plan) for _, plan in plans) for plans in self._alone.values())
             rest = sum(_lasts(plan) for _, plan in self._plans) / self.at_once.most
             self._for_the_rest = self.within * rest / (rest + alone)
+
+    def _proofs(self, scenarios: Sequence[str]) -> list[tuple[Column, Scenario, list[str]]]:
+        """Without one that must fail, and does, nothing has shown that a failure would have been seen."""
+        shown = {column.url for column in self.columns if column.must_fail & {*scenarios}}
+        return [
+            (column, SCENARIOS[PROOF], column.faces(SCENARIOS[PROOF]))
+            for column in self.columns
+            if column.control and not column.gone and PROOF in column.must_fail and column.url not in shown
+        ]
 
     def plan_loads(self, kinds: Sequence[str], locks: int, *, quick: bool) -> None:
         """One contestant after another, in an order drawn from the seed; the sizes in turn."""
@@ -311,7 +335,7 @@ class _Runner:
             shapes += [("contention", *size) for size in sizes]
         if "scale" in kinds:
             shapes += [("scale", 1, 1, 0.0)]
-        number = self._planned
+        number = self._numbered
         for kind, contenders, processes, hold in shapes:
             pairs = [(column, path) for column in self.columns if not column.gone for path in column.adapters]
             dice.shuffle(pairs)
@@ -330,14 +354,15 @@ class _Runner:
 
     def go_on(self, before: Before, wanted: dict[str, Any]) -> None:
         """Leave out what earlier pieces did. Raises ConfigurationError where they are not of this run."""
-        each = [plan for plans in (self._plans, *self._alone.values()) for _, plan in plans]
+        each = [plan for plans in (self._plans, *self._alone.values(), *self._again.values()) for _, plan in plans]
         cycles = [(plan.number, plan.contestant, plan.adapter, plan.scenario.name) for plan in each]
         loads = [(load.number, load.contestant, load.adapter, load.kind) for load in self._loads]
         before.check([*cycles, *loads], {**wanted, "planned": self._planned})
         self._before, self._verdicts, self._rows = before, [*before.verdicts], [*before.rows]
-        self._begun = {(header["contestant"], header["scenario"]) for header, _ in before.verdicts}
+        self._begun = {_cell_of(header) for header, _ in before.verdicts}
+        self._decided = {_cell_of(header) for header, verdict in before.verdicts if verdict.decided}
         self._loads = [load for load in self._loads if load.number not in before.headers]
-        for plans in (self._plans, *self._alone.values()):
+        for plans in (self._plans, *self._alone.values(), *self._again.values()):
             left = [(column, plan) for column, plan in plans if plan.number not in before.headers]
             plans.clear()
             plans.extend(left)
@@ -421,7 +446,8 @@ class _Runner:
             for thread in before:
                 thread.join()
             while (next_one := self._next(plans)) is not None:
-                self._play(*next_one)
+                if self._play(*next_one):
+                    plans.extend(self._once_more(plans, next_one[1]))
         except Stopped:
             pass
         except BaseException as error:
@@ -485,15 +511,26 @@ class _Runner:
                         together.leave()
                     continue
                 self._running[plan.number] = plan
-                self._begun.add((plan.contestant, plan.scenario.name))
+                self._begun.add(plan.cell)
                 return column, plan
         return None
 
     def _seen(self, plan: Plan) -> bool:
         """Whether its cell has a cycle already: each gets one, however short the time."""
-        return (plan.contestant, plan.scenario.name) in self._begun
+        return plan.cell in self._begun
 
-    def _play(self, column: Column, plan: Plan) -> None:
+    def _once_more(self, plans: deque[tuple[Column, Plan]], done: Plan) -> list[tuple[Column, Plan]]:
+        """Where this was the last cycle of its cell, and none was decided. A server is not stopped for one more: the
+        others that saw its fault may still use it."""
+        with self._lock:
+            left = any(plan.cell == done.cell for _, plan in plans)
+            left = left or any(plan.cell == done.cell for plan in self._running.values())
+            if left or done.cell in self._decided or done.scenario.alone or not self._again[done.cell]:
+                return []
+            return [self._again[done.cell].popleft()]
+
+    def _play(self, column: Column, plan: Plan) -> bool:
+        """Whether it came to its end."""
         a, b = self._mate(), self._mate()
         try:
             events = play(plan, a, b, self._stop)
@@ -506,12 +543,16 @@ class _Runner:
             self._room.notify_all()
         end = events[-1]
         if end.get("stopped"):
-            return
+            return False
         if not end["reached"] and not column.gone:
             column.gone = _away(column)
         with self._lock:
             self._write(events)
-            self._verdicts.append((events[0], judge_cycle(events)))
+            verdict = judge_cycle(events)
+            self._verdicts.append((events[0], verdict))
+            if verdict.decided:
+                self._decided.add(plan.cell)
+        return bool(end["reached"])
 
     def _write(self, events: list[Event]) -> None:
         try:
@@ -568,7 +609,7 @@ class _Runner:
     def _left(self, client: multilock.Client, column: Column) -> list[str]:
         return sorted({info.name for info in client.inspect_all(self._begin(column))})
 
-    def data(self, scenarios: Sequence[str], cycles: int, of_controls: int, ttl: float) -> dict[str, Any]:
+    def data(self, cycles: int, of_controls: int, ttl: float) -> dict[str, Any]:
         for column in self.columns:
             column.leftovers = sorted({*column.leftovers, *self._before.left_behind(column.name)})
         columns = [column.data for column in self.columns]
@@ -597,7 +638,7 @@ class _Runner:
                 "system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count(),
                 "machine": platform.machine(),
             },
-            "scenarios": [{"name": name, "says": SCENARIOS[name].says} for name in scenarios],
+            "scenarios": [{"name": name, "says": SCENARIOS[name].says} for name in self.scenarios],
             "columns": columns,
             "cells": cells,
             "loads": self._rows,
@@ -620,6 +661,10 @@ def _redacted(word: str) -> str:
 def _lasts(plan: Plan) -> float:
     """Seconds, roughly, on a machine that is not busy."""
     return plan.bound + 3 * plan.ttl + 2.0
+
+
+def _cell_of(header: Event) -> Cell:
+    return header["contestant"], header["scenario"]
 
 
 def _shared_by(plan: Plan) -> int:

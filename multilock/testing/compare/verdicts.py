@@ -42,6 +42,10 @@ class Verdict:
     writes: int = 0  #: with a token, that were taken
     refused: int = 0  #: … and that were not, for a greater token had been there
 
+    @property
+    def decided(self) -> bool:
+        return self.outcome in DECIDED
+
 
 @dataclass
 class _Cycle:
@@ -264,7 +268,8 @@ def _cell(contestant: str, scenario: str, rows: list[tuple[Event, Verdict]]) -> 
     }
 
 
-OUTCOMES = ("kept", "broken", "undecided", "no-fault")
+DECIDED = ("kept", "broken")
+OUTCOMES = (*DECIDED, "undecided", "no-fault")
 
 
 def _spread(values: Iterable[float]) -> dict[str, float | int | None] | None:

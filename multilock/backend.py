@@ -63,14 +63,15 @@ class Notices(Protocol):
         """Seconds on the clock of every deadline (`multilock.now()`); the one to read for ``Granted.sent_at``."""
 
     def wake(self, claim_id: str | None) -> None:
-        """Look again: a hint that the name of this waiting claim may be free. None: everybody, after a reconnect."""
+        """Look again: a hint that the name of this waiting claim may be free, or was taken back from it. None:
+        everybody, after a reconnect."""
 
     def granted(self, claim_id: str, granted: Granted) -> None:
         """The server has handed the name to this waiting claim. As `wake`, and ``granted`` may be taken for the answer
         to an `attempt`: so ``sent_at`` is the sending of the very request from whose execution the server counts the
         end of the hand-over; not that of the newest one, nor when the push came. It may be lost, late, or told twice.
-        The kernel drops it, and asks, if an answer to the claim comes first, if the claim is not renewed, or if half of
-        its time is over. A backend without such a push never calls it."""
+        The kernel drops it, and asks, if before it is looked at an answer to the claim comes, or a `wake`; if the claim
+        is not renewed, or half of its time is over. A backend without such a push never calls it."""
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         """The server said that this claim no longer holds its name (TAKEN), or its session ended (SESSION_LOST)."""

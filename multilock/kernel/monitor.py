@@ -52,6 +52,7 @@ class Monitor:
         waiting = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
         for one in waiting:
             if one:
+                one.granted = None  # before the bell: what was pushed earlier may have been taken back since
                 one.bell.ring()
 
     def granted(self, claim_id: str, granted: Granted) -> None:

@@ -157,6 +157,25 @@ def test_it_counts_after_an_answer_that_was_older(client: Client, lock: Distribu
     assert len(backend.called("attempt")) == 1
 
 
+@pytest.mark.parametrize("everybody", [False, True], ids=["to it", "to everybody, after a reconnect"])
+def test_one_that_a_hint_has_followed_is_not_believed_without_asking(
+    client: Client, lock: DistributedLock, backend: Scripted, everybody: bool
+) -> None:
+    """Somebody may have taken the name from it since, and another may have it by now."""
+
+    def handed_over_and_taken_back(backend: Scripted, call: Call) -> Any:
+        answer, [claim] = call.execute(), call.claims
+        hand_over(backend, claim, call.at)
+        backend.holders[claim.name] = "another"
+        backend.notices.wake(None if everybody else claim.id)
+        return answer
+
+    backend.script("attempt", handed_over_and_taken_back)
+    with pytest.raises(LockTimeout):
+        lock.acquire(0.5)
+    assert len(backend.called("attempt")) == 2
+
+
 @pytest.mark.parametrize("unanswered", [executed_but_unanswered, silence()], ids=["executed", "on its way"])
 def test_after_a_request_without_an_answer_its_release_is_final(
     make: Callable[..., Client], backend: Scripted, unanswered: Answer

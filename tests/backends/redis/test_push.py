@@ -224,6 +224,44 @@ def test_a_push_that_comes_when_another_has_the_name_is_believed_by_nobody(serve
             assert last.token > third.token
 
 
+def test_a_push_that_an_operator_s_hint_has_followed_is_not_believed_without_asking(
+    server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both come while a heartbeat is under way, whose answer says nothing of them."""
+    with FaultProxy.before(server.url) as proxy, client(server) as one, client(server, proxy.url) as two:
+        held = one.lock("a").acquire()
+        with acquiring(two.lock("a", fair=True)) as acquired:
+            eventually(lambda: bare.zcard("{multilock/a}:queue") == 1)
+            [waiting] = two._kernel.monitor.waiting.values()
+            heartbeat = proxy.hold_request(waiting.claim.id.encode())
+            channel, hints = f"multilock:wake:{two._kernel.client}", []
+            wake = two._kernel.monitor.wake
+
+            def hinted(claim_id: str | None) -> None:
+                wake(claim_id)
+                hints.append(claim_id)
+
+            monkeypatch.setattr(two._kernel.monitor, "wake", hinted)
+            bare.publish(channel, waiting.claim.id)  # it asks
+            heartbeat.wait(10)
+            hints.clear()
+            held.release()
+            assert holder_of(bare) == waiting.claim.owner
+            assert one.force_release("a")
+            eventually(lambda: hints)
+            third = one.lock("a").acquire()
+            heartbeat.release()
+            eventually(lambda: bare.zcard("{multilock/a}:queue") == 1)
+            bare.publish(channel, "after")
+            eventually(lambda: "after" in hints)
+            assert [holding.name for holding in two._kernel.held.values()] == []
+            third.release()
+            last = acquired()
+            assert third.token is not None
+            assert last.token is not None
+            assert last.token > third.token
+
+
 @contextmanager
 def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multilock.Lease]]:
     """By another thread; gives what waits for the lease. It is released at the end."""

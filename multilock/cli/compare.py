@@ -20,7 +20,7 @@ from rich.text import Text
 from multilock import ConfigurationError, now
 from multilock.cli.exits import say
 from multilock.testing import compare as comparison
-from multilock.testing.compare import SCENARIOS, Progress, Report, summary
+from multilock.testing.compare import SCENARIOS, Progress, Report, summary, tables
 from multilock.testing.compare.loads import LOADS
 from multilock.testing.compare.report import HISTORY, history_of, pieces_of, write_whole
 
@@ -235,8 +235,16 @@ def _show(console: Console, report: Report) -> None:
         console.print(Text(summary.LEGEND, style="dim"), soft_wrap=True)
     for text, kind in summary.notes(report):
         console.print(Text(text, style=STYLES[kind]), soft_wrap=True)
-    for line in (*summary.figures(report), *summary.loads(report)):
-        console.print(Text(line), soft_wrap=True)
+    for each in tables.tables(report):
+        console.print(Text(f"\n{each.title}", style="bold"), soft_wrap=True)
+        for line in tables.aligned(each):
+            console.print(Text(line), soft_wrap=True)
+        if each.note:
+            console.print(Text(each.note, style="dim"), soft_wrap=True)
+    if broken_off := list(tables.broken_off(report)):
+        console.print()
+    for line in broken_off:
+        console.print(Text(line, style=STYLES["undecided"]), soft_wrap=True)
 
 
 def _that_fit(names: list[str], rows: list[tuple[str, list[summary.Mark]]], width: int) -> list[list[int]]:

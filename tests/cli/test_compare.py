@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from multilock.cli import compare as cli
 from multilock.testing import compare
@@ -91,8 +93,9 @@ def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -
     folder, _ = report
     kept = compare.read_report(folder)
     assert (kept.data["seed"], kept.exit_code) == (7, 0)
-    assert "| pause | 0/1 | **1/1" in (folder / "report.md").read_text()
-    assert summary.markdown(kept) == (folder / "report.md").read_text()
+    text = (folder / "report.md").read_text()
+    assert re.search(r"^\| pause \| 0/1 -?[\d.]+ms \| \*\*1/1 [\d.]+m?s\*\* \|$", text, re.MULTILINE), text
+    assert summary.markdown(kept) == text
 
 
 def test_it_keeps_a_page_that_opens_with_nothing_but_itself(report: tuple[Path, str]) -> None:
@@ -197,6 +200,36 @@ def test_while_loads_are_measured_progress_says_so() -> None:
     assert said.line(Progress(2, 2, [], 30.0), 100) == "2 of 2 cycles, 30 s  measures cost, contention"
 
 
+@pytest.fixture(scope="module")
+def long() -> Report:
+    """Eleven columns, all loads, and one that broke off with a traceback."""
+    return compare.read_report(Path(__file__).parents[2] / "docs" / "comparison" / "long")
+
+
+def test_each_figure_is_one_line_that_fits_a_terminal(long: Report) -> None:
+    said = io.StringIO()
+    cli._show(Console(file=said, width=100), long)
+    lines = said.getvalue().splitlines()
+    assert [line for line in lines if len(line.rstrip()) > 100 and " broke off: " not in line] == []
+    figures = [line for line in lines if line.startswith("redis asyncio")]
+    assert len(figures) == 1 + 10 + 1  # cost, contention of each size and hold, many locks
+    assert any(re.fullmatch(r"redis +2 s +≤ 0.92 +≥ 0.08 +≤ 1.91 +12836 +23741 +1617", line) for line in lines)
+
+
+def test_the_figures_are_tables_in_the_design_record_in_the_order_of_the_grid(long: Report) -> None:
+    text = summary.markdown(long)
+    assert "| redis | 2 s | ≤ 0.92 | ≥ 0.08 | ≤ 1.91 | 12836 | 23741 | 1617 |" in text
+    costs = re.findall(r"^\| ([\w-]+) blocking \|.* \| [\d.]+ \|$", text.partition("ontention")[0], re.MULTILINE)
+    assert costs == ["memory", "sqlite", "redis", "etcd", "consul", "zookeeper"]
+
+
+def test_a_traceback_of_a_load_is_told_by_its_last_line(long: Report) -> None:
+    why = next(row["why"] for row in long.data["loads"] if row["why"])
+    assert "Traceback" in why or "\n" in why.strip()
+    [told] = [line for line in summary.markdown(long).splitlines() if " broke off: " in line]
+    assert told.startswith("- redis-py: scale broke off: redis.exceptions.LockNotOwnedError: ")
+
+
 def made_of(*cells: tuple[str, str, str, float | None], control: str = "") -> Report:
     names = dict.fromkeys(name for name, *_ in cells)
     columns: list[dict[str, Any]] = [
@@ -226,7 +259,7 @@ def test_ours_come_first_and_what_is_unknown_is_never_green() -> None:
     )  # fmt: skip
     names, rows = summary.grid(report)
     assert names == ["ours", "weak"]
-    assert rows[0] == ("pause", [("0/1", "kept"), ("1/1 200ms", "broken")])
+    assert rows[0] == ("pause", [("0/1 -100ms", "kept"), ("1/1 200ms", "broken")])
     assert rows[1] == ("kill", [("?", "undecided"), ("1/1 12.0s", "broken")])
     assert summary.headline(report).startswith("VOID")
     assert summary.headline(report).endswith("partial: interrupted")

@@ -38,7 +38,13 @@ def card(report: Report, evidence: Evidence) -> str:
     width = min(WIDEST, (1200 - 2 * EDGE - NAMES) / max(1, len(names)))
     height = min(HIGHEST, (BOTTOM - TOP - HEAD) / max(1, len(rows)))
     boxes = [
-        Box(EDGE + NAMES + column * width, TOP + HEAD + row * height, kind or "absent", MARKS[kind], _room(text, width))
+        Box(
+            EDGE + NAMES + column * width,
+            TOP + HEAD + row * height,
+            kind or "absent",
+            MARKS[kind],
+            _room(text, kind, width),
+        )
         for row, (_, marks) in enumerate(rows)
         for column, (text, kind) in enumerate(marks)
     ]
@@ -70,12 +76,13 @@ def _cycles(report: Report, evidence: Evidence, controls: set[str]) -> list[Show
     return found
 
 
-def _room(text: str, width: float) -> str:
+def _room(text: str, kind: str, width: float) -> str:
     """What stands beside the sign, where there is room for it."""
-    if text in ("–", "?"):
+    if not kind or kind == "undecided":
         return ""
     short = text.partition(" ")[0]
-    return next((each for each in (text, short) if (len(each) + 2) * 14 * LETTER < width - 6), "")
+    wanted = (text, short) if kind == "broken" else (short,)
+    return next((each for each in wanted if (len(each) + 2) * 14 * LETTER < width - 6), "")
 
 
 def _cut(text: str, width: float, size: float) -> str:

@@ -17,13 +17,13 @@ from multilock.testing.compare.history import Event
 from multilock.testing.compare.render import render
 from multilock.testing.compare.report import Report
 from multilock.testing.compare.scenarios import SCENARIOS
+from multilock.testing.compare.tables import face_of
 from multilock.testing.compare.timeline import Timeline, timeline_of
 
 __all__ = ["Shown", "page", "shown", "worst_of"]
 
 LOOKS = 8
 ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # looks of points over time
-FACES = {"Blocking": "blocking", "Asyncio": "asyncio"}
 # Of the capabilities, what a reader chooses by; the rest is in report.json.
 TOLD = {
     "fencing": "fencing tokens", "fencing_scope": "they grow within", "fair": "in the order of asking",
@@ -66,8 +66,7 @@ class Shown:
 
     @property
     def face(self) -> str:
-        name = str(self.cycle.events[0]["adapter"]).rpartition(":")[2]
-        return FACES.get(name, name)
+        return face_of(str(self.cycle.events[0]["adapter"]))
 
     @property
     def outcome(self) -> str:
@@ -293,8 +292,7 @@ class _Page:
         return list(self.looks).index(who)
 
     def _load(self, row: dict[str, Any]) -> dict[str, Any]:
-        name = str(row["adapter"]).rpartition(":")[2]
-        return {**row, "face": FACES.get(name, name), "look": self.looks[row["contestant"]]}
+        return {**row, "face": face_of(str(row["adapter"])), "look": self.looks[row["contestant"]]}
 
     def trends(self) -> Iterator[tuple[str, list[Plot]]]:
         """For each way to hold it: grants a second, and beside it what the last of a hundred waited."""
@@ -357,8 +355,7 @@ class _Page:
                 yield label, said
 
     def faces(self, column: dict[str, Any]) -> str:
-        names = (str(path).rpartition(":")[2] for path in column["adapters"])
-        return ", ".join(FACES.get(name, name) for name in names)
+        return ", ".join(face_of(str(path)) for path in column["adapters"])
 
     @property
     def sources(self) -> list[tuple[str, str, int, int, int]]:
@@ -377,8 +374,7 @@ def _way(row: dict[str, Any]) -> tuple[str, float]:
 
 
 def _face(measured: Measured) -> str:
-    name = str(measured.header["adapter"]).rpartition(":")[2]
-    return FACES.get(name, name)
+    return face_of(str(measured.header["adapter"]))
 
 
 def _spread(values: list[float]) -> tuple[int, float, float, float] | None:

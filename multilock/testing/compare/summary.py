@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from multilock.testing.compare.report import Report, pieces_of
-from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
+from multilock.testing.compare.tables import broken_off, in_markdown, tables
 
-__all__ = ["LEGEND", "Mark", "figures", "grid", "headline", "loads", "markdown", "notes"]
+__all__ = ["LEGEND", "Mark", "grid", "headline", "markdown", "notes"]
 
-LEGEND = "broken / decided cycles, and the worst overlap of two believers; ? nothing could be decided, – not applicable"
+LEGEND = "broken/decided, and the worst overlap (negative: apart by so much); ? undecided, – not applicable"
 
 Mark = tuple[str, str]
 """What a cell says, and whether it is ``kept``, ``broken``, ``undecided`` or (``""``) not there."""
@@ -48,13 +48,15 @@ def _mark(cell: dict[str, Any] | None) -> Mark:
         return "?", "undecided"
     text = f"{cell['broken']}/{cell['decided']}"
     worst = cell["overlap_worst"]
-    if cell["broken"] and worst is not None and worst > 0:
+    if worst is not None and (worst > 0 or not cell["broken"]):
         text += f" {_seconds(worst)}"
     return text, cell["verdict"]
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1000:.0f}ms" if value < 1 else f"{value:.1f}s"
+    if abs(value) >= 1:
+        return f"{value:.1f}s"
+    return f"{value * 1000:.0f}ms" if abs(value) >= 0.01 else f"{value * 1000:.1f}ms"
 
 
 def notes(report: Report) -> Iterator[Mark]:
@@ -76,63 +78,6 @@ def notes(report: Report) -> Iterator[Mark]:
     if kept:
         least = min(kept, key=lambda cell: int(cell["decided"]))
         yield f"0/{least['decided']} means: below {least['below'] * 100:.2g} % with 95 %", ""
-
-
-def figures(report: Report) -> Iterator[str]:
-    """One line for each contestant that is no control: of what it lost, in units of the ttl."""
-    controls = {column["name"] for column in report.data["columns"] if column["control"]}
-    for column in report.data["columns"]:
-        cells = [cell for cell in report.data["cells"] if cell["contestant"] == column["name"]]
-        if column["name"] in controls or not cells:
-            continue
-        lost = [cell for cell in cells if tells_in_time(SCENARIOS[cell["scenario"]])]
-        margins = [cell["callback_margin"]["least"] for cell in lost if cell["callback_margin"]]
-        told = [cell["notice"]["most"] for cell in lost if cell["notice"]]
-        taken = [cell["takeover"]["most"] for cell in cells if cell["takeover"]]
-        said = [f"ttl {column['ttl']:g} s"]
-        if told:
-            said.append(f"a loss was known after at most {max(told):.2f} ttl")
-        if margins:
-            said.append(f"and told at least {min(margins):.2f} ttl before the next holder")
-        if taken:
-            said.append(f"takeover after at most {max(taken):.2f} ttl")
-        writes, refused = (sum(cell.get(key, 0) for cell in cells) for key in ("writes", "writes_refused"))
-        if writes or refused:
-            said.append(f"{writes} fenced writes taken, {refused} late ones refused")
-        yield f"{column['name']}: {', '.join(said)}, {sum(cell['tokens'] for cell in cells)} tokens"
-
-
-def loads(report: Report) -> Iterator[str]:
-    """One line for each measurement."""
-    for row in report.data["loads"]:
-        who = f"{row['contestant']}, {row['adapter'].rpartition(':')[2]}"
-        if row["why"]:
-            yield f"{who}: {row['kind']} broke off: {row['why']}"
-        elif row["kind"] == "cost" and row["acquire_release"]:
-            spread, ping = row["acquire_release"], row["times_ping"]
-            beside = f", {ping:.1f} × a ping of its own" if ping is not None else ""
-            yield f"{who}: acquire and release {_of(spread)}{beside}"
-        elif row["kind"] == "scale" and row["kept"] is not None:
-            sends = row["sends_per_second"]
-            said = "" if sends is None else f", {sends:g} sends/s to the server"
-            yield (
-                f"{who}: {row['locks']} locks held by one client, {row['kept']} to the end: {row['threads']} threads, "
-                f"{row['bytes_each'] / 1024:.1f} KiB each, {row['cpu_share'] * 100:.1f} % of a core{said}"
-            )
-        elif row["kind"] == "contention" and row["wait"]:
-            processes = "1 process" if row["processes"] == 1 else f"{row['processes']} processes"
-            shape = f"{row['contenders']} contenders in {processes}"
-            hold = f", each for {row['hold'] * 1000:g} ms" if row["hold"] else ""
-            handed = f", hand-over {_of(row['hand_over'])}" if row["hand_over"] else ""
-            yield (
-                f"{who}: {shape}{hold}: {row['per_second']:.0f} grants/s, wait {_of(row['wait'])}{handed}; "
-                f"{row['most']} to {row['least']} each, {row['starved']} without"
-            )
-
-
-def _of(spread: dict[str, Any]) -> str:
-    p50, p99, most = (spread[name] * 1000 for name in ("p50", "p99", "most"))
-    return f"p50 {p50:.2f}, p99 {p99:.2f}, max {most:.2f} ms"
 
 
 def servers(report: Report) -> Iterator[tuple[str, str]]:
@@ -160,13 +105,20 @@ def markdown(report: Report) -> str:
         cells = (f"**{text}**" if kind == "broken" else text for text, kind in marks)
         lines.append(f"| {scenario} | {' | '.join(cells)} |")
     if rows:
-        lines += ["", f"{LEGEND[0].upper()}{LEGEND[1:]}.", ""]
+        lines += ["", f"{_upper(LEGEND)}.", ""]
     lines += [f"- {text}" for text, _ in notes(report)]
-    lines += [f"- {line}" for line in (*figures(report), *loads(report))]
-    lines += [f"- {name}: {said}" for name, said in servers(report)]
+    for table in tables(report):
+        said = "; ".join(filter(None, (table.title, table.note)))
+        lines += ["", f"{_upper(said)}:", "", *in_markdown(table)]
+    last = [*broken_off(report), *(f"{name}: {said}" for name, said in servers(report))]
+    lines += ["", *(f"- {line}" for line in last)] if last else []
     lines += [
         "",
         f"multilock {report.data['multilock']}, Python {host['python']}, {host['system']}, {host['cores']} cores, seed "
         f"{report.data['seed']}{made}. One host, one clock, short ttls: see report.json and history.jsonl.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -20,7 +20,7 @@ from rich.text import Text
 from multilock import ConfigurationError, now
 from multilock.cli.exits import say
 from multilock.testing import compare as comparison
-from multilock.testing.compare import SCENARIOS, Progress, Report, summary, tables
+from multilock.testing.compare import SCENARIOS, Progress, Report, changes, summary, tables
 from multilock.testing.compare.loads import LOADS
 from multilock.testing.compare.report import HISTORY, history_of, pieces_of, write_whole
 
@@ -99,8 +99,11 @@ def compare(wanted: Wanted) -> int:
     else:
         _show(console, report)
     if older is not None:
-        for line in comparison.against(older, report) or ["every verdict is as before"]:
-            console.print(Text(f"against {wanted.against}: {line}"), soft_wrap=True)
+        console.print(Text(f"\nagainst {wanted.against}", style="bold"), soft_wrap=True)
+        for line in list(changes.verdicts(older, report)) or ["every verdict is as before"]:
+            console.print(Text(line), soft_wrap=True)
+        for line in changes.figures(older, report):
+            console.print(Text(line, style="dim"), soft_wrap=True)
     if report.data["partial"] == comparison.INTERRUPTED:
         return report.exit_code if report.violations else INTERRUPTED
     return report.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import fcntl
 import io
 import json
@@ -228,6 +229,27 @@ def test_a_traceback_of_a_load_is_told_by_its_last_line(long: Report) -> None:
     assert "Traceback" in why or "\n" in why.strip()
     [told] = [line for line in summary.markdown(long).splitlines() if " broke off: " in line]
     assert told.startswith("- redis-py: scale broke off: redis.exceptions.LockNotOwnedError: ")
+
+
+def test_against_an_older_report_each_change_is_told_briefly(long: Report) -> None:
+    old, new = long, Report(copy.deepcopy(long.data))
+    assert compare.against(old, new) == []
+    new.cells["redis", "pause"].update(verdict="broken", broken=2, decided=20, overlap_worst=0.0031)
+    new.cells["redis", "partition"]["notice"]["most"] = 1.25
+    redis = next(column for column in new.data["columns"] if column["name"] == "redis")
+    redis["versions"]["server"] = "redis 8.0.1"
+    redis["findings"] = [{"level": "error", "code": "eviction", "message": "", "remedy": ""}]
+    costs = [row for row in new.data["loads"] if (row["kind"], row["contestant"]) == ("cost", "redis")]
+    next(row for row in costs if row["adapter"].endswith("Blocking"))["acquire_release"]["p50"] = 0.0012
+    new.data["cells"].remove(new.cells["sqlite", "kill"])
+    assert compare.against(old, new) == [
+        "redis, pause: kept → broken",
+        "sqlite, kill: not in this run",
+        "redis: server redis 7.0.15 → redis 8.0.1, finding persistence warning → –, finding eviction – → error",
+        "redis, partition: known after 0.89 ttl → 1.25 ttl",
+        "redis, pause: broken 0/301 → 2/20, overlap 0.0 ms → 3.1 ms",
+        "redis blocking, acquire and release: p50 0.33 ms → 1.20 ms",
+    ]
 
 
 def made_of(*cells: tuple[str, str, str, float | None], control: str = "") -> Report:

@@ -10,8 +10,9 @@ known to be weak run beside ours: where they come out well, the report is void. 
 an `Adapter`. Linux, or another system with SIGSTOP and one CLOCK_MONOTONIC for all processes.
 """
 
+from multilock.testing.compare.changes import against
 from multilock.testing.compare.contestants import Adapter, Holding, Lock, Place
-from multilock.testing.compare.report import Report, against, read_report, verify
+from multilock.testing.compare.report import Report, read_report, verify
 from multilock.testing.compare.runner import INTERRUPTED, Progress, run
 from multilock.testing.compare.scenarios import SCENARIOS, Scenario
 

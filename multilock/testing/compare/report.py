@@ -1,4 +1,4 @@
-"""What came of a comparison: `Report`, as data and as files; judged again from its history, or held against another.
+"""What came of a comparison: `Report`, as data and as files; judged again from its history.
 
 ``report.json`` follows ``report.schema.json`` beside this module. Its ``schema`` is the version of that: one that is
 added to keeps it, one that is changed gets the next number.
@@ -24,7 +24,6 @@ __all__ = [
     "REPORT",
     "SCHEMA",
     "Report",
-    "against",
     "conclude",
     "history_of",
     "pieces_of",
@@ -208,16 +207,3 @@ def _differences(where: str, told: dict[str, Any], again: dict[str, Any], keys: 
     for key in sorted(keys):
         if key != "cells" and told.get(key) != again.get(key):
             yield f"{where}: {key} is {again.get(key)!r} by the history, and the report says {told.get(key)!r}"
-
-
-def against(old: Report, new: Report) -> list[str]:
-    """What is otherwise than in an older report, cell by cell."""
-    lines = []
-    for key in sorted(old.cells.keys() | new.cells.keys()):
-        before, after = old.cells.get(key), new.cells.get(key)
-        where = ", ".join(key)
-        if before is None or after is None:
-            lines.append(f"{where}: {'new' if before is None else 'not in this run'}")
-        elif before["verdict"] != after["verdict"]:
-            lines.append(f"{where}: {before['verdict']} → {after['verdict']}")
-    return lines

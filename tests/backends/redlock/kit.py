@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import Any
 
 import redis
 
 from multilock import BackendUnavailable
-from multilock.backend import Claim, Granted
+from multilock.backend import Busy, Claim, Granted
 from multilock.model import owner_text
 from multilock.testing import FaultProxy
 from multilock_redis import open_backend
@@ -57,6 +58,29 @@ class Contender:
             node.listener.renew([(claim, granted)], WITHIN)
             node.recipe.agree("taught", 1, WITHIN)
             node.release(claim, False, WITHIN)
+
+    def keep_tokens_at(self, only: int) -> None:
+        """The other servers are silent where they are asked for one, and that is known after this one has answered."""
+        answered = threading.Event()
+        crew = self.backend.servers.crews[only]
+        ask: Any = crew.ask
+
+        def first(question: Any, deadline: float, tell: Any) -> None:
+            def told(said: Any) -> None:
+                tell(said)
+                if isinstance(said, tuple) and not isinstance(said, (Granted, Busy)):
+                    answered.set()
+
+            ask(question, deadline, told)
+
+        def silent(name: str, token: int, within: float) -> Any:
+            answered.wait(WITHIN)
+            raise BackendUnavailable("nothing was read")
+
+        crew.ask = first  # type: ignore[method-assign]
+        for which, node in enumerate(self.backend.servers.nodes):
+            if which != only:
+                node.recipe.agree = silent  # type: ignore[method-assign]
 
     def settle(self, claim: Claim) -> None:
         """Until all that was asked for it has an answer: one is decided by a majority."""

@@ -15,15 +15,27 @@ import redis
 
 import multilock
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LossReason, now
-from multilock.backend import Busy, Granted
+from multilock.backend import Busy, Claim, Granted
 from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.redlock.crew import AT_ONCE
+from multilock_redis.redlock.guard import Guarded
+from multilock_redis.transport import Endpoint
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
 from tests.servers_redlock import RedisServers
 
 Contend = Callable[..., Contender]
+
+
+def places(servers: RedisServers, claim: Claim) -> list[float]:
+    """The one that it has in each queue."""
+    found = []
+    for member in servers.members:
+        with redis.Redis(port=member.port) as bare:
+            place: Any = bare.zscore("{multilock/a}:queue", claim.owner)
+            found.append(place)
+    return found
 
 
 def test_a_majority_has_it_and_a_minority_has_not(contend: Contend, servers: RedisServers) -> None:
@@ -60,7 +72,7 @@ def test_a_release_is_told_to_who_refused_too(contend: Contend, servers: RedisSe
 def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, first = us.take()
-    us.release(claim)
+    us.give_back(claim)
     ahead = (first.token or 0) + 10**12
     for member in servers.members[1:]:
         with redis.Redis(port=member.port) as bare:
@@ -68,7 +80,7 @@ def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, se
     us.cut_off(2)
     claim, second = us.take()
     assert (second.token or 0) > ahead
-    us.release(claim)
+    us.give_back(claim)
     us.reach(2)
     other, _ = us.take(us.claim("b"))  # connects again
     us.settle(other)
@@ -108,6 +120,92 @@ def test_an_answer_on_which_nothing_depends_is_not_waited_for(contend: Contend) 
     claim, _ = us.take()
     us.release(claim)
     assert now() - began < 2.5  # a server that does not answer has three seconds
+
+
+def test_nor_where_a_majority_has_said_that_it_is_taken(contend: Contend) -> None:
+    them, us = contend(), contend()
+    held, _ = them.take()
+    them.settle(held)
+    us.proxies[1].black_hole()
+    began = now()
+    assert isinstance(us.attempt(us.claim(ttl=100.0)), Busy)
+    assert now() - began < 5.0  # a server that does not answer has ten seconds
+
+
+def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    us.teach()
+    claim = us.claim(ttl=100.0)
+    faults = [proxy.hold_request(claim.id.encode()) for proxy in us.proxies]
+    asking = threading.Thread(target=us.attempt, args=(claim,))
+    asking.start()
+    for fault in faults:
+        fault.wait(5.0)  # each has ten seconds
+    for fault in faults:
+        fault.release()
+    asking.join(WITHIN)
+    us.settle(claim)
+    assert holders(servers) == [claim.id] * 3
+
+
+def test_servers_that_are_silent_do_not_use_up_the_time(contend: Contend) -> None:
+    us = contend()
+    for proxy in us.proxies[:2]:
+        proxy.black_hole()
+    began = now()
+    with pytest.raises(BackendUnavailable):
+        us.attempt(us.claim(ttl=2.5))
+    assert now() - began < 5.0  # of ten seconds
+
+
+def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: RedisServers) -> None:
+    them, us = contend(), contend()
+    held, _ = them.take()
+    them.settle(held)
+    claim = us.claim(arrived=time.time_ns() // 1000 - 10**6)
+    for _ in range(2):
+        assert isinstance(us.attempt(claim, join=True), Busy)
+        us.settle(claim)
+        assert places(servers, claim) == [claim.arrived] * 3
+
+
+def test_nobody_called_longer_than_a_minute_ago(contend: Contend, servers: RedisServers) -> None:
+    """A client whose clock is behind would come before everybody for as long."""
+    them, us = contend(), contend()
+    held, _ = them.take()
+    them.settle(held)
+    claim, before = us.claim(arrived=1), time.time_ns() // 1000
+    assert isinstance(us.attempt(claim, join=True), Busy)
+    us.settle(claim)
+    for place in places(servers, claim):
+        assert before <= place + 60 * 10**6 <= time.time_ns() // 1000
+
+
+def test_a_token_that_one_server_keeps_is_none(contend: Contend) -> None:
+    us = contend()
+    us.keep_tokens_at(1)
+    with pytest.raises(BackendUnavailable, match="keep its token"):
+        us.attempt(us.claim())
+
+
+def test_a_server_that_has_restarted_keeps_no_token(contend: Contend) -> None:
+    us = contend(guard=10**9)
+    for endpoint in us.backend._endpoints[1:]:
+        endpoint.guard = 0.0  # these have been up for long
+
+    def silent(name: str, token: int, within: float) -> Any:
+        raise BackendUnavailable("nothing was read")
+
+    us.backend.servers.nodes[1].recipe.agree = silent  # type: ignore[method-assign]
+    with pytest.raises(BackendUnavailable, match="keep its token"):
+        us.attempt(us.claim())
+
+
+def test_uptime_is_told_in_seconds_that_may_have_just_begun() -> None:
+    """Of a start at 0.9 s the server says at 5.1 s that it is up for 5 s."""
+    guarded = Guarded.around(Endpoint("redis://h", redis.Connection, {}), 30.0)
+    guarded._wait_for_those_before(b"5", 5.1)
+    assert guarded.counts_from >= 0.9 + 30.0
 
 
 def test_a_claim_that_was_given_up_is_not_asked_for_any_more(contend: Contend, servers: RedisServers) -> None:
@@ -447,6 +545,7 @@ def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> No
         each.cut_off(*{0, 1, 2} - {n})
         with pytest.raises(BackendUnavailable):
             each.attempt(claim, join=True)
+        each.settle(claim)
         each.reach(0, 1, 2)
     assert holders(servers) == [claim.id for claim in claims]
     assert isinstance(first.attempt(claims[0], join=True), Busy)
@@ -456,6 +555,7 @@ def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> No
     granted = first.attempt(claims[0], join=True)
     assert isinstance(granted, Granted)
     assert granted.token
+    first.settle(claims[0])
     assert holders(servers) == [claims[0].id] * 3
 
 

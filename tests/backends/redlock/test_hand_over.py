@@ -85,6 +85,43 @@ def test_a_token_kept_too_late_proves_nothing_that_was_given_away_meanwhile(wait
     assert second.id not in us.ear.pushed
 
 
+def test_a_hand_over_whose_token_no_majority_keeps_is_none(contend: Contend) -> None:
+    us, them = contend(), contend()
+    held, _ = us.take()
+    us.settle(held)
+    waits = them.claim()
+    assert isinstance(them.attempt(waits, join=True), Busy)
+    them.settle(waits)
+    them.keep_tokens_at(0)
+    us.give_back(held)
+    them.ear.hears("wake", waits.id, within=WITHIN)  # it is to ask for itself
+    assert waits.id not in them.ear.pushed
+
+
+def test_the_hand_over_of_a_server_that_has_restarted_does_not_count(
+    contend: Contend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    us, them = contend(), contend(guard=10**9, token=False)
+    for endpoint in them.backend._endpoints[1:]:
+        endpoint.guard = 0.0  # these have been up for long
+    held, _ = us.take()
+    us.settle(held)
+    waits = them.claim()
+    assert isinstance(them.attempt(waits, join=True), Busy)
+    them.settle(waits)
+    them.cut_off(2)
+    told, pushed = set[int](), them.backend.rounds.pushed
+
+    def notes(standing: Any, which: int, granted: Granted) -> None:
+        pushed(standing, which, granted)
+        told.add(which)
+
+    monkeypatch.setattr(them.backend.rounds, "pushed", notes)
+    us.give_back(held)
+    eventually(lambda: {0, 1} <= told, within=WITHIN)
+    assert waits.id not in them.ear.pushed
+
+
 def test_nobody_is_told_that_it_holds_after_it_has_given_way(waiting: Waiting) -> None:
     """The thread that tells so stands still, and the kernel asks twice meanwhile."""
     us, second = waiting.us, waiting.second

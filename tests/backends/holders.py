@@ -1,30 +1,21 @@
-"""What helper processes do with readers, writers and permits of one name, on any backend: see `Helper`."""
+"""What helper processes do with readers, writers and permits of one name, on any backend: see `Helper`.
+
+Nothing that only the test needs: each process would import pytest as well. That is in `in_order`.
+"""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import multilock
 from multilock import Client, now
-from multilock.testing import Helper, hear, say
-from multilock.testing.conformance.base import eventually, queued
-from multilock.testing.conformance.faces import background
+from multilock.testing import hear, say
 
-__all__ = [
-    "NAME",
-    "ORDERS",
-    "count_with_all",
-    "hold_permit",
-    "read",
-    "stream",
-    "together",
-    "write",
-    "writes_and_reads_are_in_order",
-]
+__all__ = ["NAME", "count_with_all", "hold_permit", "read", "stream", "write"]
 
 NAME = "a"
 PERMITS = 3
-ORDERS = [("a", "b", "c"), ("c", "b", "a"), ("b", "c"), ("c", "a", "b")]
 
 
 def read(url: str, prefix: str, ttl: str) -> None:
@@ -55,9 +46,10 @@ def stream(url: str, prefix: str, ttl: str) -> None:
     with _connect(url, prefix, ttl) as client:
         lock = client.read_write_lock(NAME).reader()
         say("begins")
-        ends = background(hear)
+        goes_on = threading.Thread(target=hear, daemon=True)
+        goes_on.start()
         turn = 0
-        while not ends.done():
+        while goes_on.is_alive():
             turn += 1
             asked = now()
             lease = lock.acquire() if turn % 2 else lock.try_acquire()
@@ -81,44 +73,5 @@ def count_with_all(url: str, file: str, rounds: str, *names: str) -> None:
     say("counted")
 
 
-def together(counters: list[Helper], within: float) -> None:
-    """In the test: those who `count_with_all` begin when all are ready, and all come to an end."""
-    for counter in counters:
-        counter.wait_for("ready", within)
-    for counter in counters:
-        counter.tell("go")
-    for counter in counters:
-        counter.wait_for("counted", within)
-
-
 def _connect(url: str, prefix: str, ttl: str) -> Client:
     return multilock.connect(url, prefix=prefix, ttl=float(ttl))
-
-
-def writes_and_reads_are_in_order(client: Client, readers: list[Helper], within: float) -> None:
-    """In the test: a writer is in five times among those who `stream`, before each that asks while it waits; each read
-    before it has ended by then, and the others begin later."""
-    both = client.read_write_lock(NAME)
-    for reader in readers:
-        reader.wait_for("read", within)
-    writes: list[tuple[int, float, float, float]] = []
-    for _ in range(5):
-        held = both.reader().acquire(timeout=within)
-        eventually(lambda: not queued(client, NAME), within)  # readers of before, who fit
-        writing = background(lambda: both.writer().acquire(timeout=within))
-        eventually(lambda: queued(client, NAME), within)
-        waits = now()
-        assert both.reader().try_acquire() is None
-        assert held.release()
-        with writing.result(within) as lease:
-            writes.append((lease.fence(), waits, now(), now()))
-        readers[0].wait_for("read", within)
-    for reader in readers:
-        reader.tell("end")
-        assert reader.wait(within) == 0
-    lines = [line.split() for reader in readers for line in reader.lines if line.startswith("read ")]
-    reads = [(int(token), *map(float, times)) for _, token, *times in lines]
-    for number, waits, entered, left in writes:
-        assert all(token > number for token, asked, _, _ in reads if asked > waits)
-        assert all(ended <= entered for token, _, _, ended in reads if token < number)
-        assert all(began >= left for token, _, began, _ in reads if token > number)

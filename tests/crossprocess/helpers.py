@@ -14,7 +14,6 @@ import multilock
 from multilock import Client, Lease, LeaseState, Loss, NotHeld
 from multilock.aio import AsyncClient
 from multilock.testing import hear, say
-from multilock.testing.conformance.base import until_renewed
 
 NAME = "n"
 
@@ -136,6 +135,8 @@ def serve(url: str, workers: str) -> None:
     client.lock(NAME).acquire(timeout=20).release()
     children = [_fork(lambda: _work(client, lease, losses)) for _ in range(int(workers))]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    from multilock.testing.conformance.base import until_renewed  # imports pytest, which no other process needs
+
     until_renewed(lease)  # whatever the children did
     say("master", lease.is_held(), lease.release(), len(losses), *codes)
 

@@ -247,40 +247,27 @@ def test_a_frozen_server_is_taken_out_while_its_holder_still_believes_and_diagno
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_the_lock_delay_keeps_others_out_until_the_holder_of_a_frozen_server_has_given_up(
+def test_the_lock_delay_keeps_others_out_until_the_holders_of_a_frozen_server_have_given_up(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
+    """Who waits since before it froze, and who comes after it was taken out."""
     frozen, *others = *cluster.followers(), cluster.leader()
-    client = connect(agents(frozen), ttl=20)
+    client, other = connect(agents(frozen), ttl=20), connect(agents(*others), ttl=20)
     assert "server-agent" not in codes(client)
     lost = Recorder[multilock.Loss]()
-    lease = client.lock("job", on_lost=lost).acquire()
-    waits = acquired_at(connect(agents(*others), ttl=20), "job", within=LOOKED_FOR)
+    job, read = client.lock("job", on_lost=lost).acquire(), client.read_write_lock("read").reader().acquire()
+    permits = [client.semaphore("gpu", 2).acquire() for _ in range(2)]
+    waits = acquired_at(other, "job", within=LOOKED_FOR)
     time.sleep(0.6)  # until all is watched
     with frozen.paused():
         eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
-        believed = believed_until(lease)
+        believing = [background(lambda lease=lease: believed_until(lease)) for lease in (job, read, *permits)]  # type: ignore[misc]
+        writes, computes = entered_at(other.read_write_lock("read").writer()), entered_at(other.semaphore("gpu", 2))
+        working, reading, *computing = [each.result(LOOKED_FOR) for each in believing]
         assert lost.wait(1, WITHIN).reason is LossReason.EXPIRED
-        assert waits.result(LOOKED_FOR) > max(believed, lost.times[0])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_the_lock_delay_of_readers_and_permits_of_a_frozen_server_keeps_out_who_comes_after_it_was_taken_out(
-    cluster: ConsulCluster, connect: Connect
-) -> None:
-    frozen, *others = *cluster.followers(), cluster.leader()
-    client, other = connect(agents(frozen), ttl=20), connect(agents(*others), ttl=20)
-    held = [client.read_write_lock("read").reader().acquire(), *(client.semaphore("gpu", 2).acquire() for _ in "ab")]
-    writer, permit = other.read_write_lock("read").writer(), other.semaphore("gpu", 2)
-    with frozen.paused():
-        eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
-        believing = [background(lambda lease=lease: believed_until(lease)) for lease in held]  # type: ignore[misc]
-        newcomers = [entered_at(writer), entered_at(permit)]
-        believed = [each.result(LOOKED_FOR) for each in believing]
-        writes, computes = [each.result(LOOKED_FOR) for each in newcomers]
-        assert writes > believed[0]
-        assert computes > min(believed[1:])
+        assert waits.result(LOOKED_FOR) > max(working, lost.times[0])
+        assert writes.result(LOOKED_FOR) > reading
+        assert computes.result(LOOKED_FOR) > min(computing)
 
 
 @pytest.mark.timeout(90)

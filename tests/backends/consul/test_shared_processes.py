@@ -13,7 +13,8 @@ from multilock.testing import Helper
 from multilock.testing.conformance.base import Pulse, Recorder, eventually, queued
 from multilock.testing.conformance.faces import background
 from tests.backends.consul.conftest import Connect
-from tests.backends.holders import NAME, writes_and_reads_are_in_order
+from tests.backends.holders import NAME
+from tests.backends.in_order import writes_and_reads_are_in_order
 from tests.servers_consul import ConsulServer
 
 QUICK = 2.0  # seconds of the sessions that end

@@ -8,7 +8,8 @@ from multilock import LeaseState, now
 from multilock.testing import Helper
 from multilock.testing.conformance.base import eventually, queued
 from tests.backends.etcd.conftest import Connect
-from tests.backends.holders import NAME, writes_and_reads_are_in_order
+from tests.backends.holders import NAME
+from tests.backends.in_order import writes_and_reads_are_in_order
 from tests.servers_etcd import EtcdServer
 
 TTL = 4.0

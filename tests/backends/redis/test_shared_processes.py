@@ -9,7 +9,8 @@ import multilock
 from multilock import LeaseState, now
 from multilock.testing import Helper
 from multilock.testing.conformance.base import Pulse
-from tests.backends.holders import NAME, ORDERS, together, writes_and_reads_are_in_order
+from tests.backends.holders import NAME
+from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_order
 from tests.backends.redis.kit import Bare, eventually
 from tests.servers import RedisServer
 

@@ -13,7 +13,7 @@ import pytest
 import multilock
 from multilock.testing import Helper
 from multilock_sqlite.host import Process
-from tests.backends.holders import ORDERS, together, writes_and_reads_are_in_order
+from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_order
 
 HELPERS = "tests.backends.sqlite.helpers"
 START = 30.0  # seconds for a process to start on a busy machine

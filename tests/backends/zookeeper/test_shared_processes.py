@@ -11,7 +11,8 @@ from multilock import Lease, LeaseState, Loss, now
 from multilock.testing import Helper
 from multilock.testing.conformance.base import Pulse, Recorder, eventually, queued
 from multilock.testing.conformance.faces import background
-from tests.backends.holders import NAME, writes_and_reads_are_in_order
+from tests.backends.holders import NAME
+from tests.backends.in_order import writes_and_reads_are_in_order
 from tests.backends.zookeeper.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperServer
 

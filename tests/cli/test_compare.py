@@ -156,6 +156,21 @@ def test_verify_judges_the_history_again(report: tuple[Path, str], tmp_path: Pat
     assert "decided is 1 by the history, and the report says 300" in found.stderr
 
 
+def test_a_report_of_before_there_was_a_figure_is_judged_by_those_it_has(
+    report: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder, _ = report
+    (tmp_path / "history.jsonl").write_bytes((folder / "history.jsonl").read_bytes())
+    data = json.loads((folder / "report.json").read_text())
+    for cell in data["cells"]:
+        del cell["writes"], cell["writes_refused"]
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    assert compare.verify(tmp_path) == []
+    del data["cells"][0]["broken"]
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    assert compare.verify(tmp_path) == ["sqlite, pause: broken is 0 by the history, and the report says None"]
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -235,6 +235,17 @@ def test_a_token_that_came_back_is_counted_as_a_regression() -> None:
     assert "1 regressions" in page(report, evidence)
 
 
+def test_fenced_writes_that_were_taken_and_refused_are_beside_the_tokens() -> None:
+    events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
+    for number, (at, token, taken) in enumerate([(100.1, 7, 1), (101.9, 8, 1), (102.0, 7, 0)]):
+        wrote = {"cycle": 1, "what": "wrote", "pid": 1, "at": at, "id": "A", "token": token, "value": number}
+        events.insert(-1, {**wrote, "taken": taken})
+    report, evidence = made_of([events], [])
+    assert '<td class="number">2</td><td class="number">✓ 0</td><td class="number">2</td><td class="number">1</td>' in (
+        page(report, evidence)
+    )
+
+
 @pytest.mark.parametrize("held", [1, 0])
 def test_a_regression_is_shown_where_the_verdict_names_one_and_nowhere_else(held: int) -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)

@@ -317,14 +317,19 @@ class _Page:
 
     # ---- order
 
-    def tokens(self) -> Iterator[tuple[str, int, int, str, str]]:
-        """For each contestant: tokens, regressions, and two strips: of those that grew, and of the others."""
+    def tokens(self) -> Iterator[tuple[str, int, int, tuple[int, int], str, str]]:
+        """For each contestant: tokens, regressions, fenced writes that were taken and refused, and two strips: of
+        tokens that grew, and of the others."""
         for who in self.looks:
             if points := self.evidence.tokens.get(who):
                 thin = self.end / 2000
                 good = self._strip((at, at + thin) for at, fine in points if fine)
                 bad = self._strip((at, at + 3 * thin) for at, fine in points if not fine)
-                yield who, len(points), sum(not fine for _, fine in points), good, bad
+                yield who, len(points), sum(not fine for _, fine in points), self._writes(who), good, bad
+
+    def _writes(self, who: str) -> tuple[int, int]:
+        cells = [cell for cell in self.report.data["cells"] if cell["contestant"] == who]
+        return sum(cell.get("writes", 0) for cell in cells), sum(cell.get("writes_refused", 0) for cell in cells)
 
     def runs(self) -> Iterator[tuple[str, int, str]]:
         for who in self.looks:

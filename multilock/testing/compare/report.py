@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ __all__ = [
 
 SCHEMA = 1
 HISTORY, REPORT = "history.jsonl", "report.json"
+LATER = frozenset({"writes", "writes_refused"})  # of a cell: not in the first reports
 GREEN, VIOLATION, VOID, UNREACHABLE = 0, 1, 3, 69
 DECIDED_SHARE = 0.5  # of the cycles of a contestant that is no control; with fewer the run has shown nothing
 
@@ -186,24 +187,31 @@ def verify(folder: Path) -> list[str]:
         again = {"cells": cells, "loads": loads, **conclude(told["columns"], cells, loads)}
         if len(cycles) != (said := sum(piece["cycles"] for piece in pieces_of(told))):
             return [f"report: its pieces have {said} cycles, and the history has {len(cycles)}"]
-        return [*_cell_differences(told["cells"], cells), *_differences("report", told, again, again)]
+        return [
+            *_row_differences(told["cells"], cells, lambda cell: f"{cell['contestant']}, {cell['scenario']}"),
+            *_row_differences(told["loads"], loads, lambda load: f"load {load['cycle']}"),
+            *_differences("report", told, again, again.keys() - {"cells", "loads"}),
+        ]
     except OSError as error:
         raise ConfigurationError(f"cannot read {history}: {error.strerror or error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
         return [f"{history.name} and {REPORT} cannot be judged: {type(error).__name__}: {error}"]
 
 
-def _cell_differences(told: list[dict[str, Any]], again: list[dict[str, Any]]) -> Iterator[str]:
-    old = {(cell["contestant"], cell["scenario"]): cell for cell in told}
-    new = {(cell["contestant"], cell["scenario"]): cell for cell in again}
-    for key in sorted(old.keys() | new.keys()):
-        if key not in old or key not in new:
-            yield f"{key[0]}, {key[1]}: only in the {'report' if key in old else 'history'}"
+def _row_differences(
+    told: list[dict[str, Any]], again: list[dict[str, Any]], name: Callable[[dict[str, Any]], str]
+) -> Iterator[str]:
+    """Row by row. A report of before there was a figure need not have it."""
+    old, new = ({name(row): row for row in rows} for rows in (told, again))
+    for each in sorted(old.keys() | new.keys()):
+        if each not in old or each not in new:
+            yield f"{each}: only in the {'report' if each in old else 'history'}"
         else:
-            yield from _differences(", ".join(key), old[key], new[key], old[key].keys() | new[key].keys())
+            keys = old[each].keys() | new[each].keys() - (LATER - old[each].keys())
+            yield from _differences(each, old[each], new[each], keys)
 
 
 def _differences(where: str, told: dict[str, Any], again: dict[str, Any], keys: Iterable[str]) -> Iterator[str]:
     for key in sorted(keys):
-        if key != "cells" and told.get(key) != again.get(key):
+        if told.get(key) != again.get(key):
             yield f"{where}: {key} is {again.get(key)!r} by the history, and the report says {told.get(key)!r}"

@@ -97,6 +97,15 @@ def test_an_adapter_that_hangs_is_undecided_and_its_processes_end(
     assert found.exit_code == 3
 
 
+def test_contention_leaves_nobody_waiting_and_counts_what_is_sent(server: RedisServer) -> None:
+    found = compare.run([server.url], scenarios=["contention"], controls=False, all_of_controls=False)
+    rows = found.data["loads"]
+    assert [row["deadlocks"] for row in rows] == [0, 0]
+    [counted] = [row["sends_per_grant"] for row in rows if row["sends_per_grant"] is not None]
+    assert 1 <= counted <= 10
+    assert found.exit_code == 0, found.violations
+
+
 def test_a_server_that_is_away_is_a_column_that_says_so(report: compare.Report, server: RedisServer) -> None:
     columns = {column["name"]: column for column in report.data["columns"]}
     assert "BackendUnavailable" in columns["redis-2"]["gone"]

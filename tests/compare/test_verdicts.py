@@ -164,10 +164,10 @@ def test_none_of_so_many_is_printed_with_what_it_means() -> None:
     assert cell["takeover"]["most"] == pytest.approx((12.3 - 10.5) / 2)
 
 
-def load(kind: str, *lines: str, contenders: int = 3) -> list[Event]:
+def load(kind: str, *lines: str, contenders: int = 3, **more: Any) -> list[Event]:
     head = {"kind": kind, "contestant": "x", "adapter": "m:N", "contenders": contenders, "processes": 1, "hold": 0.0}
     said = [event_of(A, line) for line in lines]
-    events = [{"what": "load", "seconds": 2.0, **head}, *filter(None, said), {"what": "end", "why": ""}]
+    events = [{"what": "load", "seconds": 2.0, **head, **more}, *filter(None, said), {"what": "end", "why": ""}]
     return [{"cycle": 9, **event} for event in events]
 
 
@@ -193,6 +193,35 @@ def test_two_holders_under_load_are_a_violation(second: str, wrong: str) -> None
     [row] = rows_of([load("contention", "grant 1 P.0 0.5 2 1 1", second)])
     assert [wrong in each for each in row["violations"]] == ([True] if wrong else [])
     assert conclude([column("x")], [], [row])["exit_code"] == bool(wrong)
+
+
+@pytest.mark.parametrize(
+    ("lines", "deadlocks"),
+    [
+        (["grant 1 P.0 0.5 2 1 1", "grant 2.1 P.1 0.6 3 1 2", "served 5.5 P.2 0.7 6 1 3"], 0),
+        (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2"], 1),
+        (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 2.6 6 1 2"], 0),  # it began to wait later
+        (["grant 1 P.0 0.5 2 1 1", "unserved 5.1 P.1 0.6"], 1),
+        (["grant 1 P.0 0.5 4 1 1", "unserved 5.1 P.1 0.6"], 0),  # the other one had it for so long
+        (["unserved 5.1 P.1 0.6", "unserved 5.1 P.0 0.6"], 1),
+        (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2", "stall 2 3.5"], 0),
+        ([], 0),
+    ],
+)
+def test_a_lock_that_is_free_and_that_nobody_gets_is_a_deadlock(lines: list[str], deadlocks: int) -> None:
+    [row] = rows_of([load("contention", *lines, bound=3.0)])
+    assert row["deadlocks"] == len(row["violations"]) == deadlocks
+    assert row["grants"] == sum(line.startswith("grant") for line in lines)
+
+
+def test_what_is_sent_is_counted_apart_from_what_is_timed() -> None:
+    events = load(
+        "contention", "grant 1 P0.0 0.5 2 1 1", "grant 3 Q0.0 2.9 3 1 2", "served 3 Q0.1 2 3.1 1 3", bound=3.0
+    )
+    assert rows_of([events])[0]["sends_per_grant"] is None
+    events[1:1] = [{"cycle": 9, "what": "sent", "pieces": pieces, "bytes": 1, "at": 1.0} for pieces in (10, 17)]
+    [row] = rows_of([events])
+    assert (row["sends_per_grant"], row["grants"], row["starved"]) == (3.5, 1, 2)
 
 
 def test_the_cost_of_a_lock_is_told_beside_its_own_ping() -> None:

@@ -41,6 +41,8 @@ FIELDS = {
     "ended": ("at", "id", "ours"),
     "closed": ("at", "id"),
     "grant": ("at", "id", "asked", "until", "held", "token"),
+    "served": ("at", "id", "asked", "until", "held", "token"),
+    "unserved": ("at", "id", "asked"),
     "spent": ("at", "id", "acquire", "release", "ping"),
     "holds": ("at", "id", "locks", "threads", "bytes"),
     "kept": ("at", "id", "locks", "seconds", "cpu"),

@@ -1,6 +1,7 @@
 """What a lock costs, and what it does when many want it: measured one contestant at a time, with no fault.
 
-Each belief is asked for once more right before it is given back, so exclusion and tokens are judged here too.
+Each belief is asked for once more right before it is given back, so exclusion and tokens are judged here too. Who waits
+as the time is over waits on: a lock that is free, and that nobody gets, is a deadlock.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 from multilock import now
-from multilock.testing.compare.history import Event
+from multilock.testing.beliefs.oracles import within
+from multilock.testing.compare.history import Event, record_of
 from multilock.testing.compare.mates import LOOK_EVERY, Mate, Stopped, Trouble
 from multilock.testing.network import Network, why_no_network
 
@@ -30,6 +32,8 @@ OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
 EACH_WITHIN = 0.05  # … for each of many locks
 PAIRS = 200  # acquires and releases whose cost is measured, at most
+BEHIND = "Q"  # what roles begin with that speak through a proxy; others with P
+COUNTED = 0.5  # of the seconds: for so long contention goes on behind a proxy, which counts what is sent
 DIGITS = 6
 
 
@@ -49,6 +53,8 @@ class Load:
     processes: int = 1
     hold: float = 0.0  #: seconds for which each holds it
     locks: int = 1
+    bound: float = 0.0  #: seconds for which nobody may hold it though somebody waits
+    counted: bool = False  #: what is sent to the server, of contention: a proxy before it costs time, so afterwards
 
     @property
     def header(self) -> Event:
@@ -56,7 +62,7 @@ class Load:
         return {
             "what": "load", "kind": self.kind, "contestant": self.contestant, "adapter": self.adapter,
             "name": self.name, "ttl": self.ttl, "seconds": self.seconds, "contenders": self.contenders,
-            "processes": self.processes, "hold": self.hold, "locks": self.locks, "at": now(),
+            "processes": self.processes, "hold": self.hold, "locks": self.locks, "bound": self.bound, "at": now(),
         }  # fmt: skip
 
 
@@ -64,34 +70,18 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
     """Its events, and the workers that took part."""
     header, why = load.header, ""
     mates: list[Mate] = []
-    network = Network(load.url) if load.kind == "scale" and not why_no_network(load.url) else None
-    url = load.url if network is None else network.url
+    measured = load.kind == "scale" or load.counted
+    network = Network(load.url) if measured and not why_no_network(load.url) else None
     counted: list[Event] = []
     try:
         for _ in range(load.processes):
             mates.append(mate())
-        for number, each in enumerate(mates):
-            each.order("open", f"P{number}", adapter=load.adapter, url=url, ttl=load.ttl, name=load.name)
-        for number, each in enumerate(mates):
-            each.wait_for(f"P{number}", "opened", within=OPEN_WITHIN)
-        share, more = divmod(load.contenders, load.processes)
-        for number, each in enumerate(mates):
-            role, threads = f"P{number}", share + (number < more)
-            each.order(
-                load.kind, role, seconds=load.seconds, threads=threads, hold=load.hold, most=PAIRS, locks=load.locks
-            )
-        within = END_WITHIN + EACH_WITHIN * load.locks
         if load.kind == "scale":
-            mates[0].wait_for("P0", "holds", within=within + load.seconds)
-            counted = [_count(network)]
-        _wait(load.seconds, stop)
-        if load.kind == "scale":
-            mates[0].wait_for("P0", "kept", within=within)
-            counted.append(_count(network))
-        for number, each in enumerate(mates):
-            each.wait_for(f"P{number}", "done", within=within)
-            each.order("close", f"P{number}")
-            each.wait_for(f"P{number}", "closed", within=END_WITHIN)
+            counted = _play(load, mates, stop, network, load.seconds)
+        else:
+            _play(load, mates, stop, None, load.seconds)
+            if network is not None:
+                counted = _play(load, mates, stop, network, COUNTED * load.seconds, behind=BEHIND)
     except Trouble as trouble:
         why = str(trouble)
         for each in mates:
@@ -108,6 +98,41 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
         {"what": "end", "why": why, "at": now()},
     ]
     return [{"cycle": load.number, **event} for event in events], mates
+
+
+def _play(
+    load: Load, mates: list[Mate], stop: threading.Event, network: Network | None, seconds: float, behind: str = "P"
+) -> list[Event]:
+    """Once, from the opening of its clients to their end; what had been sent as it began, and as it ended."""
+    url = load.url if network is None else network.url
+    roles = [f"{behind}{number}" for number in range(len(mates))]
+    for role, each in zip(roles, mates, strict=True):
+        each.order("open", role, adapter=load.adapter, url=url, ttl=load.ttl, name=load.name)
+    for role, each in zip(roles, mates, strict=True):
+        each.wait_for(role, "opened", within=OPEN_WITHIN)
+    counted = [_count(network)]
+    share, more = divmod(load.contenders, load.processes)
+    for number, (role, each) in enumerate(zip(roles, mates, strict=True)):
+        each.order(
+            load.kind, role, seconds=seconds, threads=share + (number < more), hold=load.hold, most=PAIRS,
+            locks=load.locks, patience=load.bound,
+        )  # fmt: skip
+    limit = END_WITHIN + EACH_WITHIN * load.locks + load.bound
+    if load.kind == "scale":
+        mates[0].wait_for(roles[0], "holds", within=limit + seconds)
+        counted = [_count(network)]
+    _wait(seconds, stop)
+    if load.kind == "scale":
+        mates[0].wait_for(roles[0], "kept", within=limit)
+        counted.append(_count(network))
+    for role, each in zip(roles, mates, strict=True):
+        each.wait_for(role, "done", within=limit)
+    if load.kind != "scale":
+        counted.append(_count(network))
+    for role, each in zip(roles, mates, strict=True):
+        each.order("close", role)
+        each.wait_for(role, "closed", within=END_WITHIN)
+    return counted
 
 
 def _count(network: Network | None) -> Event:
@@ -172,13 +197,15 @@ def _cost(events: list[Event]) -> dict[str, Any]:
 
 
 def _contention(events: list[Event]) -> dict[str, Any]:
-    grants = sorted((event for event in events if event["what"] == "grant"), key=lambda event: float(event["at"]))
+    """``deadlocks`` and ``sends_per_grant`` where the history tells: it may be of an older multilock."""
+    given = sorted((event for event in events if event["what"] in ("grant", "served")), key=_at)
+    grants = [event for event in given if event["what"] == "grant" and not event["id"].startswith(BEHIND)]
     seconds = events[0]["seconds"]
     per_contender = Counter(event["id"] for event in grants)
     waited = [event["at"] - event["asked"] for event in grants]
     # From a release until the next one has it, where that one was waiting already.
     handed = [other["at"] - one["until"] for one, other in pairwise(grants) if other["asked"] < one["until"]]
-    return {
+    row = {
         "grants": len(grants),
         "per_second": round(len(grants) / seconds, 1),
         "wait": _spread(waited),
@@ -187,8 +214,13 @@ def _contention(events: list[Event]) -> dict[str, Any]:
         "least": min(per_contender.values(), default=0) if len(per_contender) == events[0]["contenders"] else 0,
         "starved": events[0]["contenders"] - len(per_contender),
         "inversions": sum(other["asked"] < one["asked"] for one, other in pairwise(grants)),
-        "violations": list(_violations(grants)),
+        "violations": list(_violations(given)),
     }
+    if "bound" in events[0]:
+        deadlocks = list(_deadlocks(events, given))
+        row |= {"deadlocks": len(deadlocks), "violations": [*row["violations"], *deadlocks]}
+        row["sends_per_grant"] = _sends_per_grant(events, given)
+    return row
 
 
 def _violations(grants: list[Event]) -> Iterator[str]:
@@ -198,6 +230,34 @@ def _violations(grants: list[Event]) -> Iterator[str]:
             yield f"{one['id']} and {other['id']} believed at the same time, for {one['until'] - other['at']:.6f} s"
         if one["token"] is not None and other["token"] is not None and other["token"] <= one["token"]:
             yield f"token {other['token']} of {other['id']} came after {one['token']} of {one['id']}"
+
+
+def _deadlocks(events: list[Event], given: list[Event]) -> Iterator[str]:
+    """Nobody held it for longer than anybody can keep it who has gone, and somebody waited all the while. Time in which
+    one of their processes did not run does not count."""
+    bound, stalls = events[0]["bound"], record_of(event for event in events if event["what"] == "stall").stalls
+    waits = [*given, *(event for event in events if event["what"] == "unserved")]
+    free_since = min((wait["asked"] for wait in waits), default=0.0)
+    for taken in [*given, {"at": max((wait["at"] for wait in waits), default=0.0), "until": 0.0}]:
+        if taken["at"] - free_since > bound:
+            for wait in waits:
+                start, end = max(free_since, wait["asked"]), min(taken["at"], wait["at"])
+                ran = end - start - max((within(its, start, end) for its in stalls.values()), default=0.0)
+                if ran > bound:
+                    yield f"nobody held it for {ran:.1f} s, and {wait['id']} waited: a deadlock"
+                    break
+        free_since = max(free_since, taken["until"])
+
+
+def _sends_per_grant(events: list[Event], given: list[Event]) -> float | None:
+    """Pieces of bytes that came to the server; requests that are sent together are one."""
+    sent = [event["pieces"] for event in events if event["what"] == "sent" and event["pieces"] is not None]
+    grants = sum(event["id"].startswith(BEHIND) for event in given)
+    return round((sent[1] - sent[0]) / grants, 2) if len(sent) == 2 and grants else None
+
+
+def _at(event: Event) -> float:
+    return float(event["at"])
 
 
 def _spread(values: Iterable[float]) -> dict[str, Any] | None:

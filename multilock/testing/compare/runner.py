@@ -57,6 +57,7 @@ SIZES = [
     for hold in (0.0, 0.001)
 ]
 QUICK_SIZES = [(20, 4, 0.0)]
+COUNTED = 20, 0.0  # contenders, and hold: there it is counted what they send, by one face
 SECONDS, QUICK_SECONDS = 5.0, 1.0
 PERIODS = 2  # ttls for which many locks are held, and renewed
 TICK = 0.1
@@ -348,7 +349,8 @@ class _Runner:
                 self._loads.append(
                     Load(
                         number, kind, column.name, path, column.url, f"{self._begin(column)}{number}", column.ttl,
-                        lasts, contenders, own, hold, locks if kind == "scale" else 1,
+                        lasts, contenders, own, hold, locks if kind == "scale" else 1, column.bound,
+                        (contenders, hold) == COUNTED and path == column.adapters[0],
                     )
                 )  # fmt: skip
 

@@ -18,6 +18,8 @@ of a lease is the role that holds it, or one of::
     ended TIME ROLE YES          the server was asked to end its session, and did (1 or 0)
     closed TIME ROLE             its client is closed
     grant TIME WHO ASKED UNTIL HELD TOKEN    got at TIME, given back at UNTIL, when it was (HELD) still believed in
+    served TIME WHO ASKED UNTIL HELD TOKEN   … the same, after the time that is measured: nobody asked any more
+    unserved TIME WHO ASKED                  waited in vain until TIME, long after that
     spent TIME ROLE ACQUIRE RELEASE PING     seconds of each; PING may be "-"
     done TIME ROLE               its contention, or its cost, has been measured
 """
@@ -76,7 +78,7 @@ def work() -> None:
                     case "acquire":
                         role.start(role.acquire, order["timeout"])
                     case "contention":
-                        role.start(role.contend, order["seconds"], order["threads"], order["hold"])
+                        role.start(role.contend, order["seconds"], order["threads"], order["hold"], order["patience"])
                     case "scale":
                         role.start(role.hold_many, order["locks"], order["seconds"])
                     case "cost":
@@ -191,11 +193,11 @@ class _Role:
             ours = False
         note("released", now(), self.role, int(ours))
 
-    def contend(self, seconds: float, threads: int, hold: float) -> None:
-        """So many contenders of one client, for so long."""
+    def contend(self, seconds: float, threads: int, hold: float, patience: float) -> None:
+        """So many contenders of one client, for so long; who waits then still does so for ``patience`` seconds."""
         until = now() + seconds
         crew = [
-            threading.Thread(target=self._contend, args=(f"{self.role}.{number}", until, hold), daemon=True)
+            threading.Thread(target=self._contend, args=(f"{self.role}.{number}", until, hold, patience), daemon=True)
             for number in range(threads)
         ]
         for each in crew:
@@ -204,19 +206,22 @@ class _Role:
             each.join()
         note("done", now(), self.role)
 
-    def _contend(self, who: str, until: float, hold: float) -> None:
+    def _contend(self, who: str, until: float, hold: float, patience: float) -> None:
         assert self.place is not None
         try:
             lock = self.place.lock(self.name)
             while (asked := now()) < until:
-                if (holding := lock.acquire(max(0.0, until - asked))) is None:
+                if (holding := lock.acquire(until + patience - asked)) is None:
+                    if now() >= until:
+                        note("unserved", now(), who, asked)
                     continue
                 got, token = now(), holding.token
                 if hold:
                     time.sleep(hold)
                 released, yes = now(), self._believes(holding)
                 holding.release()
-                note("grant", got, who, asked, released, int(yes), "-" if token is None else token)
+                what = "grant" if got < until else "served"
+                note(what, got, who, asked, released, int(yes), "-" if token is None else token)
         except Exception as error:
             note("refused", now(), who, json.dumps(f"{type(error).__name__}: {error}"[:TEXT]))
 

@@ -11,8 +11,10 @@ import pytest
 import redis
 
 import multilock
-from multilock import BackendUnavailable, CapabilityMissing, Client, LossReason, now
+from multilock import BackendUnavailable, CapabilityMissing, Client, now
 from multilock.testing import FaultProxy
+from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, queued
+from multilock.testing.conformance.faces import background
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import Contender, holders
 from tests.servers_redlock import RedisServers, url_of
@@ -62,28 +64,32 @@ def test_locks_go_on_when_two_of_five_are_killed(five: RedisServers, client: Cli
         lease.renew()
 
 
-def test_it_is_lost_before_its_validity_when_three_are_killed_and_waiters_go_on_when_one_is_back(
+def test_it_is_lost_before_its_validity_when_three_are_killed_and_a_waiter_goes_on_when_one_is_back(
     five: RedisServers,
 ) -> None:
+    losses: Recorder[multilock.Loss] = Recorder()
     with (
         multilock.connect(five.url, ttl=6) as holder,
         multilock.connect(five.url, ttl=6, outage_timeout=None) as waiter,
     ):
-        losses: list[tuple[multilock.Loss, float]] = []
-        lease = holder.lock(NAME, on_lost=lambda loss: losses.append((loss, now()))).acquire()
-        for member in five.members[:3]:
-            member.kill()
-        loss = lease.wait_lost(30)
-        assert loss is not None
-        assert loss.reason in (LossReason.EXPIRED, LossReason.PAUSED)
-        eventually(lambda: losses, within=10)
-        if loss.reason is LossReason.EXPIRED:
-            assert losses[0][1] < loss.valid_until
+        lease = holder.lock(NAME, on_lost=losses).acquire()
+        waiting = background(lambda: waiter.lock(NAME).acquire())
+        eventually(lambda: queued(holder, NAME) == 1, within=10)
+        with Pulse() as pulse:
+            for member in five.members[:3]:
+                member.kill()
+            loss = losses.wait(within=30)
+            assert losses.times[0] < loss.valid_until + pulse.stopped()
+            assert by_the_clock(loss)
+        assert not lease.is_held()
         with pytest.raises(BackendUnavailable):
-            waiter.lock(NAME).try_acquire()
+            holder.lock(NAME).try_acquire()
+        assert not waiting.done()
         five.members[0].start()
-        with waiter.lock(NAME).acquire(timeout=60) as again:
-            assert again.is_held()
+        with waiting.result(30) as following:
+            assert following.is_held()
+            following.renew()
+            assert following.fence() > (lease.token or 0)
 
 
 @pytest.mark.parametrize("guard", [0.0, 60.0])

@@ -28,7 +28,7 @@ class Ahead(NamedTuple):
     like: tuple[Range, ...] = ()  #: those who hold the name together with it, where there may be too many
     room: int = 1  #: … which they are from this number on
     beside: Range | None = None  #: those who hold the name together with it, however many
-    permits: Range | None = None  #: where the first to come says how many permits the name has
+    strangers: tuple[Range, ...] = ()  #: permits of another number: the claim does not come in while there are any
 
 
 class Keyspace:
@@ -45,8 +45,7 @@ class Keyspace:
         return self._folder(claim.name) + _kin(claim) + claim.id.encode()
 
     def ahead(self, claim: Claim) -> Ahead:
-        """Readers never look at readers, but for their number, so that thousands of them cost another nothing. The
-        number of permits is that of the first: others may stand behind it for a moment, to be refused."""
+        """Readers never look at readers, but for their number, so that thousands of them cost another nothing."""
         begin, end = self.queue(claim.name)
         if claim.mode == "x":
             return Ahead(((begin, end),))
@@ -54,7 +53,8 @@ class Keyspace:
         others = (begin, like[0]), (like[1], end)
         if not claim.permits:
             return Ahead(others, beside=like)
-        return Ahead(others, (like,), claim.permits, None, _below(begin + b"permit/"))
+        first, last = _below(begin + b"permit/")
+        return Ahead(others, (like,), claim.permits, None, ((first, like[0]), (like[1], last)))
 
     def gone(self, claim: Claim) -> bytes:
         """The tombstone of a cancelled claim. No escaped name begins with ``!``."""

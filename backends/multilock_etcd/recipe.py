@@ -135,19 +135,21 @@ class Recipe:
 
     def _join(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy | None:
         """1 and 2: see whom our key will stand behind, and put it at the end of the queue. Sent again, it finds what it
-        did."""
-        own = self._keys.own(claim)
+        did. Who is refused for its number of permits is never in the queue: it would be the first of all permits, and
+        refuse those with the right number, as soon as those before it have left."""
+        own, ahead = self._keys.own(claim), self._keys.ahead(claim)
         said = self._transactions.execute(
-            [absent(own), absent(self._keys.gone(claim))],
-            [*_last_of(self._keys.ahead(claim)), put(own, claim, session.lease)],
-            [read_key(own)],
+            [absent(own), absent(self._keys.gone(claim)), *map(nobody, ahead.strangers)],
+            [*_last_of(ahead), put(own, claim, session.lease)],
+            [*map(oldest_of, ahead.strangers), read_key(own)],
             deadline,
         )
         if said.succeeded:
             place.revision = said.header.revision
-            return self._hold_or_wait(claim, place, said, said.responses[:-1], deadline)
-        found = said.responses[0].response_range.kvs
+            return self._hold_or_wait(claim, place, said, said.responses[:-1])
+        found = said.responses[-1].response_range.kvs
         if not found:
+            self._refuse_another_number(claim, said.responses[:-1])
             return _busy(claim)  # it was cancelled
         place.revision = found[0].create_revision
         return self._stand(claim, place, deadline)
@@ -167,7 +169,7 @@ class Recipe:
         if not said.succeeded:
             place.revision = None
             return Busy(0.0, spent=True) if place.pushed else None
-        return self._hold_or_wait(claim, place, said, said.responses, deadline)
+        return self._hold_or_wait(claim, place, said, said.responses)
 
     def _take_if_free(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy:
         """1 without a queue: put our key only where nobody stands who does not fit. Refused, it leaves nothing. Whether
@@ -177,28 +179,26 @@ class Recipe:
         said = self._transactions.execute(
             [*map(nobody, ahead.others), absent(own), absent(self._keys.gone(claim))],
             [*look, put(own, claim, session.lease)],
-            [*look, read_key(own)],
+            [*map(oldest_of, ahead.strangers), read_key(own)],
             deadline,
         )
         if said.succeeded:
             place.revision = said.header.revision
-            behind = self._behind(claim, place, said.responses[:-1], deadline)
+            behind = self._behind(claim, said.responses[:-1])
             answer: Granted | Busy | None = _busy(claim) if behind else _granted(place)
         elif found := said.responses[-1].response_range.kvs:  # sent again: it was free the first time
             place.revision = found[0].create_revision
             answer = self._stand(claim, place, deadline)
         else:
-            self._behind(claim, place, said.responses[:-1], deadline)  # may be another number
+            self._refuse_another_number(claim, said.responses[:-1])
             return _busy(claim)
         if isinstance(answer, Busy):
             self._take_back(claim, place, deadline)
         return answer or _busy(claim)
 
-    def _hold_or_wait(
-        self, claim: Claim, place: Place, said: Any, last: Sequence[Any], deadline: float
-    ) -> Granted | Busy:
+    def _hold_or_wait(self, claim: Claim, place: Place, said: Any, last: Sequence[Any]) -> Granted | Busy:
         """2 and 3: wait from the revision on at which they were seen, or their end in between would be missed."""
-        behind = self._behind(claim, place, last, deadline)
+        behind = self._behind(claim, last)
         if not behind:
             return _granted(place)
         standing = self._standing(claim, place, last, said.header.revision)
@@ -208,7 +208,7 @@ class Recipe:
             self._watcher.wait(claim.id, [*behind, (self._keys.own(claim), b"")], said.header.revision + 1)
         return _busy(claim)
 
-    def _behind(self, claim: Claim, place: Place, last: Sequence[Any], deadline: float) -> list[Range]:
+    def _behind(self, claim: Claim, last: Sequence[Any]) -> list[Range]:
         """What to watch of those whom our key stands behind: the ``last`` who came before it. Nothing: it holds.
 
         Of those who do not fit it is the newest. Of its like, who leave in any order, as many as hold the name
@@ -216,8 +216,6 @@ class Recipe:
         """
         ahead = self._keys.ahead(claim)
         found = [answer.response_range.kvs for answer in last]
-        if ahead.permits:
-            self._refuse_another_number(claim, place, found.pop(), deadline)
         others = [rows[0] for rows in found[: len(ahead.others)] if rows]
         if others:
             return [(max(others, key=lambda row: row.create_revision).key, b"")]
@@ -242,13 +240,12 @@ class Recipe:
         beside = last[len(ahead.others)].response_range.count if ahead.beside else 0
         return len(standing.others) + len(standing.like) + int(beside)
 
-    def _refuse_another_number(self, claim: Claim, place: Place, first: Sequence[Any], deadline: float) -> None:
-        """The ``first`` permit of all says how many there are. Others may be there to be refused."""
-        for row in first:
-            kind, permits = self._keys.kind(row) or (None, 0)
-            if kind == "permit" and permits != claim.permits:
-                self._take_back(claim, place, deadline)
-                raise other_number(claim, permits, "etcd")
+    def _refuse_another_number(self, claim: Claim, strangers: Sequence[Any]) -> None:
+        for answer in strangers:
+            for row in answer.response_range.kvs:
+                kind, permits = self._keys.kind(row) or (None, 0)
+                if kind == "permit":
+                    raise other_number(claim, permits, "etcd")
 
     def _take_back(self, claim: Claim, place: Place, deadline: float) -> None:
         """Our key is not to wait."""
@@ -457,11 +454,11 @@ def _busy(claim: Claim) -> Busy:
 
 def _last_of(ahead: Ahead, before: int = 0) -> list[Part]:
     """Those who came last, of all for whom a claim may have to wait, one more than `NEAR` are; for a reader how many
-    readers there are; for a permit the first of all permits."""
+    readers there are."""
     others = [last_of(each, NEAR + 1, before) for each in ahead.others]
     like = [last_of(each, ahead.room + NEAR, before) for each in ahead.like]
     like += [number_of(ahead.beside)] if ahead.beside else []
-    return others + like + ([oldest_of(ahead.permits, before)] if ahead.permits else [])
+    return others + like
 
 
 def _granted(place: Place) -> Granted:

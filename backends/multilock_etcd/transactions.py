@@ -149,10 +149,9 @@ def number_of(there: Range) -> Part:
     return {"request_range": {"key": begin, "range_end": end, "count_only": True}}
 
 
-def oldest_of(there: Range, before: int = 0) -> Part:
-    """The contender who came first, if it came ``before`` a revision; without its value."""
-    ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
-    return {"request_range": {**_sorted(there, m.ASCEND, 1), **ahead}}
+def oldest_of(there: Range) -> Part:
+    """The contender who came first; without its value."""
+    return in_order(there, 1, keys_only=True)
 
 
 def _sorted(there: Range, order: int, limit: int) -> Part:

@@ -99,23 +99,37 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
     us.take(us.permit(2))
 
 
-def test_who_is_just_being_refused_for_its_number_refuses_nobody_in_its_turn(
-    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
+@joining
+def test_who_is_refused_for_its_number_refuses_nobody_in_its_turn_also_when_those_before_it_have_left(
+    us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
-    us.take(us.permit(3))
-    leaving = them.permit(5)
+    """Though it dies at once: nothing that it would have to take back is ever in the queue."""
+    held = us.permit(3)
+    us.take(held)
 
     def silent(*_: object) -> None:
         raise BackendUnavailable("no time", unknown=False)
 
     with monkeypatch.context() as patched:
         patched.setattr(Transactions, "delete", silent)
-        with pytest.raises(BackendUnavailable):
-            them.attempt(leaving, join=True)
-    behind = us.wait(us.permit(3))
-    them.release(leaving, unsure=True)
-    us.hears_a_wake_for(behind)
-    us.take(behind)
+        with pytest.raises(BackendRejected, match="has 3 permits here, 5 were asked for"):
+            them.attempt(them.permit(5), join=join)
+    assert standing() == [f"permit/3/{held.id}"]
+    us.release(held)
+    us.take(us.permit(3))
+
+
+@joining
+def test_data_of_an_application_is_no_permit_of_another_number(
+    us: Ours, shared: EtcdServer, prefix: str, standing: Standing, join: bool
+) -> None:
+    key = f"{prefix}job/permit/5/data"
+    etcdctl(shared.endpoint, "put", key, "mine")
+    claim = us.permit(3)
+    assert isinstance(us.attempt(claim, join=join), Busy)
+    assert standing() == ["permit/5/data"]
+    etcdctl(shared.endpoint, "del", key)
+    us.take(claim)
 
 
 @pytest.mark.parametrize("between", ["lock", "read", "write"])

@@ -12,11 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from multilock.testing.compare import Report
+from multilock.testing.compare import Report, summary
 from multilock.testing.compare.card import card
 from multilock.testing.compare.charts import ecdf, scatter
 from multilock.testing.compare.evidence import Evidence, gap_of, gather
 from multilock.testing.compare.history import Event
+from multilock.testing.compare.host import host
 from multilock.testing.compare.loads import rows_of
 from multilock.testing.compare.page import page
 from multilock.testing.compare.report import conclude, history_of, read_report
@@ -266,6 +267,20 @@ def test_however_many_points_there_are_their_chart_stays_small() -> None:
     plot = scatter("x", "s", [(0, "x", points)], end=3600, low=min(seconds), high=max(seconds))
     assert len(plot.series[0].path) < 500_000
     assert len(ecdf("x", "s", [(0, "x", seconds)]).series[0].path) < 40_000
+
+
+def test_the_machine_is_told_as_far_as_it_tells(tmp_path: Path) -> None:
+    assert {"cpu", "memory"}.isdisjoint(host(tmp_path))
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: Abacus <9>\nprocessor\t: 1\nmodel name\t: Abacus <9>\n"
+    )
+    (tmp_path / "meminfo").write_text("MemTotal:        8123456 kB\nMemFree:          123456 kB\n")
+    its = host(tmp_path)
+    assert (its["cpu"], its["memory"]) == ("Abacus <9>", 8123456 * 1024)
+    its |= {"system": "Linux", "cores": 2}
+    report, evidence = made_of([], [], host=its)
+    assert "<dd>Linux, 2 cores of Abacus &lt;9&gt;, 7.7 GiB of memory</dd>" in page(report, evidence)
+    assert "Linux, 2 cores of Abacus <9>, 7.7 GiB of memory, seed 1" in summary.markdown(report)
 
 
 # ---- in a browser

@@ -14,6 +14,7 @@ from multilock.testing.compare import summary
 from multilock.testing.compare.charts import Plot, ecdf, scatter, strip, trend
 from multilock.testing.compare.evidence import Cycle, Evidence, Measured
 from multilock.testing.compare.history import Event
+from multilock.testing.compare.host import describe
 from multilock.testing.compare.render import render
 from multilock.testing.compare.report import Report
 from multilock.testing.compare.scenarios import SCENARIOS
@@ -358,6 +359,10 @@ class _Page:
             said = [_said((column.get("capabilities") or {}).get(name, "–")) for column in servers]
             if any(each != "–" for each in said):
                 yield label, said
+
+    @property
+    def machine(self) -> str:
+        return describe(self.report.data["host"])
 
     def faces(self, column: dict[str, Any]) -> str:
         return ", ".join(face_of(str(path)) for path in column["adapters"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from multilock.testing.compare.host import describe
 from multilock.testing.compare.report import Report, pieces_of
 from multilock.testing.compare.tables import broken_off, in_markdown, tables
 
@@ -91,7 +92,7 @@ def servers(report: Report) -> Iterator[tuple[str, str]]:
 def markdown(report: Report) -> str:
     """``report.md``: for a design record."""
     names, rows = grid(report)
-    host, pieces = report.data["host"], pieces_of(report.data)
+    its, pieces = report.data["host"], pieces_of(report.data)
     made = f", run in {len(pieces)} pieces" if len(pieces) > 1 else ""
     lines = [
         f"# Lock backends compared, {report.data['made_at'][:10]}",
@@ -114,7 +115,7 @@ def markdown(report: Report) -> str:
     lines += ["", *(f"- {line}" for line in last)] if last else []
     lines += [
         "",
-        f"multilock {report.data['multilock']}, Python {host['python']}, {host['system']}, {host['cores']} cores, seed "
+        f"multilock {report.data['multilock']}, Python {its['python']}, {describe(its)}, seed "
         f"{report.data['seed']}{made}. One host, one clock, short ttls: see report.json and history.jsonl.",
     ]
     return "\n".join(lines) + "\n"

@@ -199,8 +199,8 @@ class BackendConformance(Conformance):
         self, backend_: Backend, ear: Ear
     ) -> None:
         holder, waiter = ear.claim(), ear.claim()
+        begun = now()
         granted = take(backend_, holder)
-        asked = now()
         assert isinstance(backend_.attempt(waiter, True, WITHIN), Busy)
         answered = now()
         backend_.release(holder, granted, False, WITHIN)
@@ -209,7 +209,8 @@ class BackendConformance(Conformance):
             assert set(ear.wakes) <= {waiter.id, None}
         pushed = ear.pushed.get(waiter.id)
         if pushed:
-            assert asked - 0.001 <= pushed.sent_at <= answered  # never from when it came
+            # Never from when it came; a session that serves both claims may be proved since before the second one.
+            assert begun - 0.001 <= pushed.sent_at <= answered
             assert pushed.valid_for <= waiter.ttl
             [renewed] = backend_.renew(pushed.group, [(waiter, pushed)], WITHIN)
             assert isinstance(renewed, Granted)

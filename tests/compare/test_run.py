@@ -15,7 +15,7 @@ import redis
 
 from multilock import ConfigurationError, now
 from multilock.testing import Helper, compare, say
-from multilock.testing.compare.runner import _interrupted_once
+from multilock.testing.compare.interrupted import interrupted_once
 from tests.servers import RedisServer
 
 BROKEN = "tests.compare.broken"
@@ -242,7 +242,7 @@ def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_that_a_finalizer_threw_away_is_raised_by_the_next_look() -> None:
-    with _interrupted_once() as check:
+    with interrupted_once() as check:
         check()
         with contextlib.suppress(KeyboardInterrupt):  # as the interpreter does inside one
             signal.raise_signal(signal.SIGTERM)

@@ -11,7 +11,6 @@ import queue
 import random
 import re
 import secrets
-import signal
 import sys
 import tempfile
 import threading
@@ -23,18 +22,20 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import multilock
 from multilock import ConfigurationError, MultilockError, now
 from multilock.testing.beliefs import LedgerServer
 from multilock.testing.compare.columns import Column, columns_for, is_ours
 from multilock.testing.compare.cycle import Cell, Plan, play
+from multilock.testing.compare.folder import check_writable, open_history
 from multilock.testing.compare.history import Event, write_cycle
+from multilock.testing.compare.interrupted import interrupted_once, undisturbed
 from multilock.testing.compare.loads import LOADS, Load, play_load, rows_of
 from multilock.testing.compare.mates import Mate, Stopped
 from multilock.testing.compare.pieces import Before, done_before
-from multilock.testing.compare.report import HISTORY, SCHEMA, Report, conclude
+from multilock.testing.compare.report import SCHEMA, Report, conclude
 from multilock.testing.compare.scenarios import SCENARIOS, Scenario
 from multilock.testing.compare.servers import ServerProcess, given
 from multilock.testing.compare.together import Together
@@ -65,9 +66,6 @@ END_WITHIN = 30.0
 ALIVE_WITHIN = 5.0
 LOOK_AROUND = 5.0  # seconds in which what was given back is gone
 INTERRUPTED = "interrupted"
-DISK = 65_536  # bytes that are written on trial
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -109,9 +107,10 @@ def run(
     ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds (one, however long it lasts);
     ``out`` is a folder for the history and the report, made if need be. ``controls`` run beside, each for
     ``control_cycles`` (default: as many as the others); ``all_of_controls``: also in scenarios in which they need not
-    fail, and contention has all its sizes. ``at_once`` cycles run beside each other (default: 3 for each core, and more
-    as long as all processes run when they want to, up to 20 for each core and 40). ``locks``
-    are held by one client in the scenario ``scale``.
+    fail, and contention has all its sizes. Where no control of a URL must fail in what was chosen, one runs through
+    ``pause`` once. A cell of which nothing could be decided has up to two cycles more. ``at_once`` cycles run beside
+    each other (default: 3 for each core, and more as long as all processes run when they want to, up to 20 for each
+    core and 40). ``locks`` are held by one client in the scenario ``scale``.
 
     ``resume`` goes on with a run that ended early in ``out``: with its seed, and settings that must be the same. It
     runs what is left, and the report is of all pieces.
@@ -135,11 +134,11 @@ def run(
     if seed is not None and seed != before.data.get("seed", seed):
         raise ConfigurationError(f"the run that was begun there has seed {before.data['seed']}, not {seed}")
     seed = before.data.get("seed", secrets.randbelow(10**6) if seed is None else seed)
-    _check_writable(out)
+    check_writable(out)
     servers = given(server_pids, server_containers)
-    with _interrupted_once() as check, contextlib.ExitStack() as stack:
+    with interrupted_once() as check, contextlib.ExitStack() as stack:
         columns = columns_for(urls, adapters, ttl, controls=controls, servers=servers)
-        file = stack.enter_context(_history(out, resume=resume))
+        file = stack.enter_context(open_history(out, resume=resume))
         ledger = stack.enter_context(_ledger())
         limit = _AtOnce(at_once, at_once) if at_once else usual
         runner = _Runner(columns, seed, within, limit, file, progress, ledger)
@@ -147,7 +146,7 @@ def run(
         runner.plan_loads(loads, locks, quick=not all_of_controls)
         runner.go_on(before, {"cycles": cycles, "control_cycles": of_controls, "ttl": ttl})
         runner.run(check)
-        return _undisturbed(partial(_conclude, runner, out, cycles, of_controls, ttl))
+        return undisturbed(partial(_conclude, runner, out, cycles, of_controls, ttl))
 
 
 def _conclude(runner: _Runner, out: Path | None, cycles: int, of_controls: int, ttl: float) -> Report:
@@ -168,36 +167,6 @@ def _scenarios(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
     if unknown := [name for name in chosen if name not in known]:
         raise ConfigurationError(f"there is no scenario {unknown[0]!r}: known are {', '.join(known)}")
     return [name for name in chosen if name in SCENARIOS], [name for name in chosen if name in LOADS]
-
-
-def _check_writable(out: Path | None) -> None:
-    """A folder that cannot be made, or a disk that is full, is told of first. What is kept there is not touched."""
-    if out is None:
-        return
-    trial = out / f"{HISTORY}.trial"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            trial.write_bytes(b"\n" * DISK)
-        finally:
-            trial.unlink(missing_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from error
-
-
-def _history(out: Path | None, *, resume: bool) -> IO[bytes]:
-    """Opened when all else is known to be right: unless it is gone on with, the history that was kept there ends."""
-    path = Path(os.devnull) if out is None else out / HISTORY
-    try:
-        if out is not None and not resume:
-            path.write_bytes(b"\n" * DISK)
-        return path.open("ab" if resume else "wb", buffering=0)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from error
-
-
-def _unwritable(out: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{out} cannot be written: {error.strerror}")
 
 
 @contextlib.contextmanager
@@ -411,7 +380,7 @@ class _Runner:
                 self.partial = INTERRUPTED
                 raise
 
-        _undisturbed(again)
+        undisturbed(again)
 
     def _end(self, threads: list[threading.Thread]) -> None:
         self._stop.set()
@@ -438,7 +407,9 @@ class _Runner:
             with self._lock:
                 running = sorted(f"{plan.contestant} {plan.scenario.name}" for plan in self._running.values())
                 done = len(self._verdicts)
-            self._tell(Progress(done, self._planned, running, now() - self._began, self.within))
+            self._tell(
+                Progress(done, max(self._planned, done + len(running)), running, now() - self._began, self.within)
+            )
 
     # ---- on the threads that play
 
@@ -684,38 +655,3 @@ def _away(column: Column) -> str:
     except MultilockError as error:
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _undisturbed(act: Callable[[], T]) -> T:
-    """As an interrupt comes once (`_interrupted_once`), what it broke off is done again."""
-    try:
-        return act()
-    except KeyboardInterrupt:
-        return act()
-
-
-@contextlib.contextmanager
-def _interrupted_once() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt once; while that is cleaned up after, no other does. What is yielded
-    raises it too, if there was one: an interpreter that is inside a finalizer throws it away."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    interrupted = False
-
-    def interrupt(number: int, frame: object) -> None:
-        nonlocal interrupted
-        if not interrupted:
-            interrupted = True
-            raise KeyboardInterrupt
-
-    def check() -> None:
-        if interrupted:
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -192,7 +192,7 @@ class _Progress:
         said = f"{at.done} of {at.planned} cycles, {at.elapsed:.0f} s"
         if at.done == self.before or not at.running:
             return said
-        left = at.elapsed / (at.done - self.before) * (at.planned - at.done)
+        left = at.elapsed / (at.done - self.before) * max(0, at.planned - at.done)
         if at.within is not None:
             left = min(left, max(0.0, at.within - at.elapsed))
         return f"{said}, about {left:.0f} s left"

@@ -117,7 +117,8 @@ class Evidence:
     def _add_load(self, events: list[Event]) -> None:
         header = events[0]
         self.ran[header["contestant"]].append((header["at"], events[-1]["at"]))
-        grants = sorted((each for each in events if each["what"] == "grant" and each["held"]), key=_at)
+        given = (each for each in events if each["what"] in ("grant", "served"))
+        grants = sorted((each for each in given if each["held"]), key=_at)
         self.tokens[header["contestant"]] += _grown((grant["at"], grant["token"]) for grant in grants)
         if not any(event["what"] == "spent" for event in events):
             return

@@ -38,7 +38,7 @@ def tables(report: Report) -> Iterator[Table]:
     for table in (
         Table("after faults, in units of the ttl", LOST, list(_lost(report)), TOLD),
         Table("acquire and release of a free lock, ms", COST, list(_cost(loads))),
-        Table("contention, ms as p50/p99/max", CONTENTION, list(_contention(loads))),
+        Table("contention, ms as p50/p99/max", CONTENTION, list(_contention(loads)), CROWD),
         Table("many locks held by one client", SCALE, list(_scale(loads))),
     ):
         if table.rows:
@@ -108,7 +108,8 @@ def _cost(loads: Sequence[dict[str, Any]]) -> Iterator[Row]:
             yield _who(row), *map(_ms, _of(spread)), NONE if ping is None else f"{ping:.1f}"
 
 
-CONTENTION = ("contestant", "contenders", "hold", "grants/s", "wait", "hand-over", "grants each", "without")
+CONTENTION = ("contestant", "waiters", "hold", "grants/s", "wait", "hand-over", "each", "none", "sends")
+CROWD = "waiters/processes; each: of one waiter, least to most; none: so many got none; sends: for each grant"
 
 
 def _contention(loads: Sequence[dict[str, Any]]) -> Iterator[Row]:
@@ -116,13 +117,14 @@ def _contention(loads: Sequence[dict[str, Any]]) -> Iterator[Row]:
         if row["kind"] == "contention" and row["wait"]:
             yield (
                 _who(row),
-                f"{row['contenders']} in {row['processes']}",
+                f"{row['contenders']}/{row['processes']}",
                 f"{row['hold'] * 1000:g}",
                 f"{row['per_second']:.0f}",
                 "/".join(map(_ms, _of(row["wait"]))),
                 "/".join(map(_ms, _of(row["hand_over"]))) if row["hand_over"] else NONE,
-                f"{row['least']}-{row['most']}",
+                str(row["most"]) if row["contenders"] == 1 else f"{row['least']}-{row['most']}",
                 str(row["starved"]),
+                NONE if row.get("sends_per_grant") is None else f"{row['sends_per_grant']:.1f}",
             )
 
 

@@ -217,7 +217,7 @@ class SentinelEndpoint(Endpoint):
                 return False
             self._newest = told
         here, anywhere = self._at(told), f"{self.name} at "
-        for wire in list(self._open):
+        for wire in self._open:
             if wire.where.startswith(anywhere) and wire.where != here:
                 wire.interrupt()
         return True

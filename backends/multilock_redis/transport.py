@@ -13,8 +13,9 @@ import socket
 import ssl
 import struct
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -52,6 +53,23 @@ _WITHOUT_RETRIES = {
 }
 
 
+class Open:
+    """The connections that are open, as long as somebody has them: one whose owner was interrupted before it noted it
+    ends at once."""
+
+    def __init__(self) -> None:
+        self._wires: set[weakref.ref[Wire]] = set()  # its methods are atomic: no lock
+
+    def add(self, wire: Wire) -> None:
+        self._wires.add(weakref.ref(wire, self._wires.discard))
+
+    def discard(self, wire: Wire) -> None:
+        self._wires.discard(weakref.ref(wire))
+
+    def __iter__(self) -> Iterator[Wire]:
+        return iter([wire for one in list(self._wires) if (wire := one())])
+
+
 class Wire:
     """One connection, used by one thread at a time. It closes itself when it breaks, or when a call is interrupted:
     an answer that comes later must never be taken for that of another request.
@@ -61,6 +79,7 @@ class Wire:
     """
 
     __slots__ = (
+        "__weakref__",
         "_at",
         "_buffer",
         "_connection",
@@ -76,7 +95,7 @@ class Wire:
         "where",
     )
 
-    def __init__(self, connection: Any, where: str, now: Callable[[], float], among: set[Wire]) -> None:
+    def __init__(self, connection: Any, where: str, now: Callable[[], float], among: Open) -> None:
         """It is ``among`` the open ones until it is closed."""
         self._connection = connection
         self._open = among
@@ -264,7 +283,7 @@ class Wire:
             return
         self._end()  # the server's name may lead to another one by now
         if IS_REPLICA in str(answer):
-            for wire in list(self._open):
+            for wire in self._open:
                 if wire.where == self.where:
                     wire.interrupt()
 
@@ -292,7 +311,7 @@ class Endpoint:
         self.name = name
         self._class = connection_class
         self._settings = settings
-        self._open: set[Wire] = set()  # its methods are atomic: no lock
+        self._open = Open()
         self._permits = _permits()
         #: Another server has taken over. Asked after connecting; and whoever has it say so ends all connections after
         #: that: so one that is being made meanwhile ends in either case.
@@ -303,14 +322,14 @@ class Endpoint:
 
     def interrupt(self) -> None:
         """From any thread: all its connections end now, those in use too."""
-        for wire in list(self._open):
+        for wire in self._open:
             wire.interrupt()
 
     def forget(self) -> None:
         """In a forked child: what the parent had is not used here, and not kept open."""
         self._permits = _permits()  # the threads that have the others are not here
-        inherited, self._open = self._open, set()
-        for wire in list(inherited):  # where there is no fork, the threads that close them are here
+        inherited, self._open = self._open, Open()
+        for wire in inherited:  # where there is no fork, the threads that close them are here
             wire.drop()
 
     def __repr__(self) -> str:

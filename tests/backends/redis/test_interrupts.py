@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 
 import pytest
 
 from multilock.model import LossReason
-from multilock_redis import notices
+from multilock_redis import notices, transport
 from tests.backends.redis.conftest import Connect
-from tests.backends.redis.kit import Bare, Ours
+from tests.backends.redis.kit import Bare, Ours, connected, eventually
 
 
-def interrupted(call: Callable[[], object], moment: int) -> bool:
-    """Do this, with an interrupt at one of the moments of notices.py when CPython looks for signals: where a Python
-    function begins, or a call of a C function returns. False: it has fewer."""
+def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -> bool:
+    """Do this, with an interrupt at one of the moments of notices.py, or of these, when CPython looks for signals:
+    where a Python function begins, or a call of a C function returns. False: it has fewer."""
     left = moment
+    files = {module.__file__ for module in modules or (notices,)}
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         nonlocal left
         frames = (frame, frame.f_back) if event == "call" else (frame,) if event == "c_return" else ()
-        if any(frame and frame.f_code.co_filename == notices.__file__ for frame in frames):
+        if any(frame and frame.f_code.co_filename in files for frame in frames):
             left -= 1
             if left == 0:
                 sys.setprofile(None)
@@ -53,6 +55,31 @@ def test_an_interrupt_at_any_moment_of_subscribing_leaves_a_client_that_can_wait
         bare.publish(f"multilock:wake:{them.ear.client}", second.id)
         them.ear.hears("wake", second.id)
         them.close()
+    assert moment > 10
+
+
+@pytest.mark.parametrize("join", [False, True], ids=["asking", "waiting"])
+def test_a_client_that_was_interrupted_and_closed_has_no_connection_any_more(
+    us: Ours, connect: Connect, bare: Bare, join: bool
+) -> None:
+    us.take()
+    before = connected(bare)
+    moment, more = 0, True
+    gc.disable()
+    try:
+        while more:
+            moment += 1
+            them = connect()
+            claim = them.claim()
+            more = interrupted(
+                lambda ours=them, claim=claim: ours.attempt(claim, join=join),  # type: ignore[misc]
+                moment,
+                *(notices, transport),
+            )
+            them.close()
+        eventually(lambda: connected(bare) <= before)
+    finally:
+        gc.enable()
     assert moment > 10
 
 

@@ -66,7 +66,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | Clus
             seeds, endpoint_at = cluster_of_client(url, options["client"], options)
         else:
             seeds, endpoint_at = cluster_of_url(url, scheme, options)
-        return ClusterBackend(scheme, seeds, endpoint_at, keys, _capabilities(ttl_of(options)), replicas_of(options))
+        replicas = replicas_of(options)
+        return ClusterBackend(scheme, seeds, endpoint_at, keys, _capabilities(ttl_of(options), replicas), replicas)
     endpoint: Endpoint
     if "client" in options:
         of_client = sentinels_of_client if by_sentinels else endpoint_of_client
@@ -76,13 +77,14 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | Clus
     return RedisBackend(scheme, endpoint, keys, replicas_of(options), ttl=ttl_of(options))
 
 
-def _capabilities(ttl: float) -> Capabilities:
+def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
     wait = liveness(ttl)
+    rarer = f" (replicas={replicas.of_grants} makes that rarer, and is no consensus)" if replicas.of_grants else ""
     return Capabilities(
         fencing=True,
         fencing_scope=(
             "unless the server loses the token's key (flush, eviction, restart or failover without the last "
-            "writes, 10 minutes without a holder) and its clock then stands behind the last grant"
+            f"writes, 10 minutes without a holder) and its clock then stands behind the last grant{rarer}"
         ),
         fair=True,
         push_wait=True,
@@ -112,7 +114,7 @@ class RedisBackend:
         self._replicas = replicas or Replicas()
         self._endpoint = endpoint
         self._keys = keys
-        self.capabilities = _capabilities(ttl)
+        self.capabilities = _capabilities(ttl, self._replicas)
 
     def __repr__(self) -> str:
         return f"<RedisBackend {self._endpoint.name}>"

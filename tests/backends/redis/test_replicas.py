@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import pytest
@@ -19,6 +20,8 @@ from multilock_redis.wire import refusal
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, eventually, holder_of, without
 from tests.servers import RedisServer
+from tests.servers_cluster import ClusterNode, RedisCluster
+from tests.servers_sentinel import Guarded
 
 WITHIN = 20.0
 
@@ -174,6 +177,127 @@ def test_who_may_not_wait_is_told_and_leaves_nothing(
     with pytest.raises(BackendRejected, match="NOPERM"):
         ours.take()
     assert left_of_it(bare) == []
+
+
+# on a cluster, and with Sentinels
+
+
+def the_replicas_of(cluster: RedisCluster, name: str) -> tuple[Bare, ClusterNode]:
+    """Where the name is, and that one's replica."""
+    primary = cluster.owner(cluster.slot_of(name))
+    return primary.bare, cluster.replica_of(primary)
+
+
+def at_replica(replica: ClusterNode, name: str) -> str | None:
+    reading = replica.bare.pipeline(transaction=False)
+    reading.execute_command("READONLY")
+    owner = reading.get(f"multilock/{name}").execute()[1]
+    return owner.decode() if owner else None
+
+
+def test_on_a_cluster_the_replica_of_its_shard_has_what_is_granted(cluster: RedisCluster, connect: Connect) -> None:
+    us = connect(cluster.url, replicas=1, within=WITHIN)
+    for primary in cluster.primaries():
+        claim, _ = us.take(us.claim(cluster.name_on(primary)))
+        assert at_replica(cluster.replica_of(primary), claim.name) == claim.owner
+
+
+def test_on_a_cluster_too_few_replicas_of_a_shard_are_no_grant_there(cluster: RedisCluster, connect: Connect) -> None:
+    here, there, _ = (cluster.name_on(primary) for primary in cluster.primaries())
+    us, greedy = (connect(cluster.url, replicas=wanted, within=2.0) for wanted in (1, 2))
+    bare, replica = the_replicas_of(cluster, here)
+    with replica.paused():
+        claim = us.claim(here)
+        with pytest.raises(BackendUnavailable, match="0 of the 1 replicas") as caught:
+            us.attempt(claim)
+        assert caught.value.unknown is True
+        us.within = WITHIN
+        us.release(claim, unsure=True)
+        assert left_of_it(bare) == []
+        us.take(us.claim(there))
+    with pytest.raises(BackendUnavailable, match="1 of the 2 replicas"):
+        greedy.attempt(greedy.claim(here))
+
+
+def test_on_a_cluster_nothing_is_left_of_what_too_few_replicas_have(cluster: RedisCluster) -> None:
+    name = cluster.name_on(cluster.primaries()[0])
+    bare, replica = the_replicas_of(cluster, name)
+    with replica.paused(), multilock.connect(cluster.url, ttl=20, replicas=1, request_timeout=2) as client:
+        with pytest.raises(BackendUnavailable, match="0 of the 1 replicas"):
+            client.lock(name).acquire(timeout=0)
+        eventually(lambda: not left_of_it(bare), within=WITHIN)
+        assert len(bare.keys("*:gone:*")) == 1
+
+
+def test_on_a_cluster_what_is_handed_over_is_held_when_replicas_have_it(
+    cluster: RedisCluster, connect: Connect
+) -> None:
+    us, them = (connect(cluster.url, replicas=1, within=WITHIN) for _ in range(2))
+    name = cluster.name_on(cluster.primaries()[0])
+    bare, replica = the_replicas_of(cluster, name)
+    held, _ = us.take(us.claim(name))
+    waiter = them.wait(them.claim(name))
+    with replica.paused():
+        us.release(held)
+        them.ear.hears("wake", waiter.id)
+        assert holder_of(bare, name) == waiter.owner
+        them.within = 2.0
+        with pytest.raises(BackendUnavailable, match="0 of the 1 replicas"):
+            them.attempt(waiter)
+    them.within = WITHIN
+    them.take(waiter)
+    assert at_replica(replica, name) == waiter.owner
+
+
+def test_on_a_cluster_a_renewal_waits_for_the_replicas_of_each_shard(cluster: RedisCluster, connect: Connect) -> None:
+    us = connect(cluster.url, replicas=1, replicas_on_renew="true", within=WITHIN)
+    here, there, _ = (us.take(us.claim(cluster.name_on(primary))) for primary in cluster.primaries())
+    assert all(isinstance(each, Granted) for each in us.renew(here, there))
+    _, replica = the_replicas_of(cluster, here[0].name)
+    us.within = 2.0
+    with replica.paused():
+        silent, renewed = us.renew(here, there)
+    assert isinstance(silent, BackendUnavailable)
+    assert isinstance(renewed, Granted)
+
+
+@pytest.mark.timeout(120)
+def test_with_sentinels_what_all_replicas_have_outlives_a_failover(guarded: Guarded, connect: Connect) -> None:
+    us, them = (connect(guarded.url, replicas=2, within=WITHIN) for _ in range(2))
+    held = us.take()
+    for replica in guarded.replicas():
+        with redis.Redis(port=replica.port) as bare:
+            assert holder_of(bare) == held[0].owner
+    one_of_them = guarded.replicas()[0]
+    us.within = 2.0
+    with one_of_them.paused(), pytest.raises(BackendUnavailable, match="1 of the 2 replicas") as caught:
+        us.attempt(us.claim("b"))
+    assert caught.value.unknown is True
+    us.within = WITHIN
+    guarded.await_replicas(guarded.primary())
+    guarded.failover()
+
+    def renewed() -> bool:
+        with suppress(BackendUnavailable):
+            return isinstance(us.renew(held)[0], Granted)
+        return False
+
+    eventually(renewed, within=WITHIN)
+    eventually(lambda: refused(them), within=WITHIN)
+
+
+def refused(them: Ours) -> bool:
+    with suppress(BackendUnavailable):
+        return isinstance(them.attempt(them.claim()), Busy)
+    return False
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis+sentinel://h/name", "redis+cluster://h"])
+def test_that_it_is_no_consensus_stands_in_the_capabilities(url: str) -> None:
+    plain, careful = (open_backend(url, {"replicas": wanted}).capabilities for wanted in (0, 2))
+    assert not careful.survives_failover
+    assert "no consensus" not in plain.fencing_scope
+    assert "replicas=2 makes that rarer, and is no consensus" in careful.fencing_scope
 
 
 def test_how_many_replicas_there_are_is_compared(connect: Connect, replica: RedisServer) -> None:

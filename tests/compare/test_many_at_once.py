@@ -214,9 +214,22 @@ def test_a_cell_of_which_nothing_could_be_decided_is_run_again_and_not_for_ever(
         _, plan = plans.popleft()
         run[plan.cell] += 1
         if plan.cell == ("sqlite", "pause"):
-            runner._decided.add(plan.cell)
+            runner._settled.add(plan.cell)
         plans.extend(runner._once_more(plans, plan))
     assert run == {("sqlite", "kill"): 4, ("sqlite", "pause"): 2, ("sqlite-flag", "pause"): 4}
+
+
+def test_each_cell_gets_a_cycle_that_is_decided_however_short_the_time(tmp_path: Path) -> None:
+    runner = planned(columns_for([f"sqlite://{tmp_path}/locks.db"], [], 2.0), ["kill", "pause"], cycles=9)
+    runner.within = runner._for_the_rest = 0.001
+    run = Counter[tuple[str, str]]()
+    while (following := runner._next(runner._plans)) is not None:
+        _, plan = following
+        run[plan.cell] += 1
+        if plan.cell == ("sqlite", "pause"):
+            runner._settled.add(plan.cell)
+        del runner._running[plan.number]
+    assert run == {("sqlite", "kill"): 3, ("sqlite", "pause"): 1, ("sqlite-flag", "pause"): 3}
 
 
 def test_what_a_worker_said_is_not_kept_once_its_cycle_is_over() -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -227,8 +227,8 @@ class _Runner:
         self._rows: list[dict[str, Any]] = []
         self._verdicts: list[tuple[Event, Verdict]] = []
         self._before = Before()
-        self._begun: set[Cell] = set()
-        self._decided: set[Cell] = set()
+        self._begun = Counter[Cell]()
+        self._settled: set[Cell] = set()  # by a cycle that was decided, or broke off
         self._again: dict[Cell, deque[tuple[Column, Plan]]] = defaultdict(deque)  # if there is need
         self._numbered = 0
         self.scenarios: list[str] = []
@@ -330,8 +330,8 @@ class _Runner:
         loads = [(load.number, load.contestant, load.adapter, load.kind) for load in self._loads]
         before.check([*cycles, *loads], {**wanted, "planned": self._planned})
         self._before, self._verdicts, self._rows = before, [*before.verdicts], [*before.rows]
-        self._begun = {_cell_of(header) for header, _ in before.verdicts}
-        self._decided = {_cell_of(header) for header, verdict in before.verdicts if verdict.decided}
+        self._begun = Counter(_cell_of(header) for header, _ in before.verdicts)
+        self._settled = {_cell_of(header) for header, verdict in before.verdicts if verdict.decided}
         self._loads = [load for load in self._loads if load.number not in before.headers]
         for plans in (self._plans, *self._alone.values(), *self._again.values()):
             left = [(column, plan) for column, plan in plans if plan.number not in before.headers]
@@ -419,8 +419,8 @@ class _Runner:
             for thread in before:
                 thread.join()
             while (next_one := self._next(plans)) is not None:
-                if self._play(*next_one):
-                    plans.extend(self._once_more(plans, next_one[1]))
+                self._play(*next_one)
+                plans.extend(self._once_more(plans, next_one[1]))
         except Stopped:
             pass
         except BaseException as error:
@@ -479,31 +479,33 @@ class _Runner:
                 column, plan = plans.popleft()
                 within = self._for_the_rest if together is None else self.within
                 left = math.inf if within is None else self._began + within - now()
-                if column.gone or (left < _lasts(plan) and self._seen(plan)):
+                if column.gone or (left < _lasts(plan) and self._has_enough(plan.cell)):
                     if together is not None:
                         together.leave()
                     continue
                 self._running[plan.number] = plan
-                self._begun.add(plan.cell)
+                self._begun[plan.cell] += 1
                 return column, plan
         return None
 
-    def _seen(self, plan: Plan) -> bool:
-        """Whether its cell has a cycle already: each gets one, however short the time."""
-        return plan.cell in self._begun
+    def _has_enough(self, cell: Cell) -> bool:
+        """Whether this cell needs no more cycles when the time is over: each gets one that is decided, in so many."""
+        begun = self._begun[cell]
+        return begun > AGAIN or (begun > 0 and (cell in self._settled or self._is_running(cell)))
+
+    def _is_running(self, cell: Cell) -> bool:
+        return any(plan.cell == cell for plan in self._running.values())
 
     def _once_more(self, plans: deque[tuple[Column, Plan]], done: Plan) -> list[tuple[Column, Plan]]:
-        """Where this was the last cycle of its cell, and none was decided. A server is not stopped for one more: the
-        others that saw its fault may still use it."""
+        """Where this was the last cycle of its cell, and none was decided. Not where one broke off: it would again. Nor is
+        a server stopped once more: the others that saw its fault may still use it."""
         with self._lock:
-            left = any(plan.cell == done.cell for _, plan in plans)
-            left = left or any(plan.cell == done.cell for plan in self._running.values())
-            if left or done.cell in self._decided or done.scenario.alone or not self._again[done.cell]:
+            wanted = any(plan.cell == done.cell for _, plan in plans) or self._is_running(done.cell)
+            if wanted or done.cell in self._settled or done.scenario.alone or not self._again[done.cell]:
                 return []
             return [self._again[done.cell].popleft()]
 
-    def _play(self, column: Column, plan: Plan) -> bool:
-        """Whether it came to its end."""
+    def _play(self, column: Column, plan: Plan) -> None:
         a, b = self._mate(), self._mate()
         try:
             events = play(plan, a, b, self._stop)
@@ -516,16 +518,15 @@ class _Runner:
             self._room.notify_all()
         end = events[-1]
         if end.get("stopped"):
-            return False
+            return
         if not end["reached"] and not column.gone:
             column.gone = _away(column)
         with self._lock:
             self._write(events)
             verdict = judge_cycle(events)
             self._verdicts.append((events[0], verdict))
-            if verdict.decided:
-                self._decided.add(plan.cell)
-        return bool(end["reached"])
+            if verdict.decided or not end["reached"]:
+                self._settled.add(plan.cell)
 
     def _write(self, events: list[Event]) -> None:
         try:

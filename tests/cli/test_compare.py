@@ -25,6 +25,7 @@ from multilock.cli import compare as cli
 from multilock.testing import compare
 from multilock.testing.compare import Progress, Report, summary
 from tests import chromium
+from tests.compare.test_page import opens_well
 from tests.compare.test_run import DEFECTS
 from tests.servers import RedisServer
 
@@ -99,16 +100,27 @@ def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -
     assert summary.markdown(kept) == text
 
 
-def test_it_keeps_a_page_that_opens_with_nothing_but_itself(report: tuple[Path, str]) -> None:
-    folder, _ = report
-    address = (folder / "report.html").as_uri()
+def test_a_quick_comparison_of_two_backends_is_a_page_that_opens_everywhere_with_nothing_but_itself(
+    tmp_path: Path,
+) -> None:
+    chosen = ("--quick", "--scenarios", "pause,partition,cost,contention", "--ttl", "1")
+    with RedisServer() as server:
+        done = multilock(f"sqlite://{tmp_path}/locks.db", server.url, *chosen, "--out", tmp_path, within=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    address = (tmp_path / "report.html").as_uri()
     with chromium.running() as browser:
-        opened = browser.open(address, 1280, "light")
-        assert (opened.errors, opened.requests) == ([], [address])
+        for width in chromium.WIDTHS:
+            for scheme in chromium.SCHEMES:
+                opens_well(browser, address, width, scheme)
         assert browser.run("document.querySelector('.headline').textContent").startswith("Nothing was broken")
-        cells = browser.run("[...document.querySelectorAll('#verdicts td')].map(each => each.textContent.trim())")
-        assert cells == ["✓ 0 of 1< 95 %"]
-        assert browser.run("document.querySelectorAll('figure.cycle').length") == 2  # ours and its control
+        cells = browser.run("[...document.querySelectorAll('#verdicts td')].map(each => each.textContent.trim()[0])")
+        assert cells == ["✓", "✓", "–", "✓"]
+        failed = browser.run(
+            "[...document.querySelectorAll('#controls table tbody tr th')].map(each => each.innerText)"
+        )
+        assert failed[:3] == ["sqlite-flag", "naive", "naive"]
+        assert browser.run("document.querySelectorAll('figure.cycle').length") == 3 + 3  # of ours, and of the controls
+        assert browser.run("document.querySelectorAll('#tokens .strip').length") == 3  # naive gives none
 
 
 def test_a_page_and_a_card_of_what_was_kept_are_drawn_again(report: tuple[Path, str], tmp_path: Path) -> None:

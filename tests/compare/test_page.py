@@ -306,6 +306,11 @@ def address(hostile: tuple[Report, Evidence], tmp_path_factory: pytest.TempPathF
 def test_the_page_fits_says_no_error_and_asks_nobody(
     browser: chromium.Browser, address: str, width: int, scheme: str
 ) -> None:
+    opens_well(browser, address, width, scheme)
+
+
+def opens_well(browser: chromium.Browser, address: str, width: int, scheme: str) -> None:
+    """It fits, also with all its details, says no error, asks nobody, and is light or dark."""
     opened = browser.open(address, width, scheme)
     assert opened.errors == []
     assert opened.requests == [address]

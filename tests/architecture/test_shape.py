@@ -43,6 +43,7 @@ EXTRAS = {
     "redlock/agreement": ("the token that a majority keeps", {"redis"}),
     "redlock/renewal": ("renew: what a majority says of each lease", {"redis"}),
     "redlock/undo": ("release, rest, cancel: told until each server has confirmed", {"redis"}),
+    "redlock/watching": ("each server tells what it loses", {"redis"}),
     "redlock/ear": ("what servers push, counted to a majority", {"redis"}),
     "redlock/standing": ("one claim, and what is known of it at each server", {"redis"}),
     "redlock/places": ("where each claim of this client stands, and which were given up", {"redis"}),

@@ -497,8 +497,8 @@ class _Runner:
         return any(plan.cell == cell for plan in self._running.values())
 
     def _once_more(self, plans: deque[tuple[Column, Plan]], done: Plan) -> list[tuple[Column, Plan]]:
-        """Where this was the last cycle of its cell, and none was decided. Not where one broke off: it would again. Nor is
-        a server stopped once more: the others that saw its fault may still use it."""
+        """Where this was the last cycle of its cell, and none was decided. Not where one broke off: it would again. Nor
+        is a server stopped once more: the others that saw its fault may still use it."""
         with self._lock:
             wanted = any(plan.cell == done.cell for _, plan in plans) or self._is_running(done.cell)
             if wanted or done.cell in self._settled or done.scenario.alone or not self._again[done.cell]:

@@ -32,6 +32,7 @@ EXTRAS = {
     "sweep": ("what a renewal looks after besides", {"consul", "etcd"}),
     "readers": ("what readers lock, and who waits for them", {"consul"}),
     "semaphore": ("the layout of the server's own semaphore", {"consul"}),
+    "watched": ("which claims are watched, by claim and by name", {"redis"}),
     "node": ("all of it for one primary", {"redis"}),
     "endpoints": ("where servers are, out of a URL or of a client handed over", {"redis"}),
     "cluster": ("a node for each primary of a cluster", {"redis"}),

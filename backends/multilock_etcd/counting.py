@@ -21,7 +21,7 @@ from multilock_etcd.keys import Range
 from multilock_etcd.places import Place
 from multilock_etcd.sessions import Session
 
-__all__ = ["Deletion", "Line", "Standing", "Verdict"]
+__all__ = ["Countdown", "Deletion", "Standing", "Verdict"]
 
 REMEMBERED = 256  # deletions; who comes later than that has to look
 
@@ -80,7 +80,7 @@ Verdict = tuple[Standing, bool]
 """It is first; or it has to look. It is counted no more."""
 
 
-class Line:
+class Countdown:
     """Those of one client who wait for a name, and what the watch of that name has told."""
 
     def __init__(self, queue: Range) -> None:

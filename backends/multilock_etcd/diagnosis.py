@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from multilock import Finding, MultilockError
-from multilock_etcd import wire as m
+from multilock_etcd import wire
 from multilock_etcd.sessions import ACKNOWLEDGES_NOTHING
 from multilock_etcd.transport import Cluster, Transport, calls
 
@@ -25,19 +25,19 @@ def diagnose(transport: Transport, cluster: Cluster, within: float) -> list[Find
     """Ask every endpoint of the URL, and the cluster for its members. Raises if nobody answers."""
     findings: list[Finding] = []
     silent: list[Exception] = []
-    for target, said in transport.each(calls.STATUS, m.StatusRequest(), within / 2):
+    for target, said in transport.each(calls.STATUS, wire.StatusRequest(), within / 2):
         if isinstance(said, Exception):
             silent.append(said)
             findings.append(_endpoint_silent(target, said))
         else:
             findings += _about_member(target, said)
-    for target, said in transport.each(calls.KEEP_ALIVE, m.LeaseKeepAliveRequest(ID=NOBODYS), within / 2):
+    for target, said in transport.each(calls.KEEP_ALIVE, wire.LeaseKeepAliveRequest(ID=NOBODYS), within / 2):
         if isinstance(said, Exception) and ACKNOWLEDGES_NOTHING in str(said):
             findings.append(_grpc_proxy(target))
     if len(silent) == len(cluster.targets):
         raise silent[0]
     try:
-        members, _ = transport.call(calls.MEMBERS, m.MemberListRequest(), within)
+        members, _ = transport.call(calls.MEMBERS, wire.MemberListRequest(), within)
     except MultilockError:  # with authentication only root may ask
         return findings
     return findings + list(_about_cluster(len(cluster.targets), members.members))

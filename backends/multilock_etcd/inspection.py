@@ -10,7 +10,7 @@ from typing import Any
 from multilock.backend import LockInfo
 from multilock.names import escape
 from multilock.values import decode_value
-from multilock_etcd import wire as m
+from multilock_etcd import wire
 from multilock_etcd.keys import SHARED, Keyspace, end_of, rests
 from multilock_etcd.sessions import Sessions
 from multilock_etcd.transactions import Transactions, created, delete, in_order, read_key
@@ -117,7 +117,7 @@ class Inspection:
         """All keys with this beginning, page by page in their order, which keeps the keys of one name together."""
         key, end = begin or b"\0", end_of(begin)
         while True:
-            said, _ = self._transport.call(calls.RANGE, m.RangeRequest(key=key, range_end=end, limit=PAGE), within)
+            said, _ = self._transport.call(calls.RANGE, wire.RangeRequest(key=key, range_end=end, limit=PAGE), within)
             yield from said.kvs
             if not said.more:
                 return

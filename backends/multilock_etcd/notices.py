@@ -24,8 +24,8 @@ from typing import Any
 from multilock import BackendUnavailable, LossReason, MultilockError
 from multilock.backend import Notices
 from multilock.telling import logger
-from multilock_etcd import wire as m
-from multilock_etcd.counting import Deletion, Line, Standing, Verdict
+from multilock_etcd import wire
+from multilock_etcd.counting import Countdown, Deletion, Standing, Verdict
 from multilock_etcd.keys import Range
 from multilock_etcd.sessions import ENDED, Sessions
 from multilock_etcd.transactions import AT_ONCE, missing, present_revision
@@ -38,15 +38,15 @@ LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
 DENIED_AGAIN = 5.0  # seconds; a watch that is denied with a token that is no older is denied for good
 REASON_WITHIN = 0.1  # seconds that losses in a row may wait for their reasons, all together …
 IN_A_ROW = 1.0  # … which is what comes within so many seconds
-KEPT_LINES = 8  # names that are watched although nobody waits for them …
+KEPT_COUNTDOWNS = 8  # names that are watched although nobody waits for them …
 KEPT_FOR = 32  # … and for so many answers in a row
 
 
 class _Watch:
     """``tell`` is called with each event; with ``once`` the first deletion ends the watch, and nothing else counts.
-    A ``line`` is told whole answers, of deletions."""
+    A ``countdown`` is told whole answers, of deletions."""
 
-    __slots__ = ("confirmed", "id", "line", "once", "start", "tell", "what")
+    __slots__ = ("confirmed", "countdown", "id", "once", "start", "tell", "what")
 
     def __init__(
         self,
@@ -55,23 +55,23 @@ class _Watch:
         start: int,
         tell: Callable[[Any], None],
         once: bool = False,
-        line: Line | None = None,
+        countdown: Countdown | None = None,
     ) -> None:
         self.id = number
         self.what = what
         self.start = start
         self.tell = tell
         self.once = once
-        self.line = line
+        self.countdown = countdown
         self.confirmed = False
 
     def request(self) -> Any:
-        filters = [m.NOPUT] if self.once or self.line is not None else []
+        filters = [wire.NOPUT] if self.once or self.countdown is not None else []
         key, end = self.what
-        create = m.WatchCreateRequest(
+        create = wire.WatchCreateRequest(
             key=key, range_end=end, start_revision=self.start, filters=filters, watch_id=self.id
         )
-        return m.WatchRequest(create_request=create)
+        return wire.WatchRequest(create_request=create)
 
 
 class _Holder:
@@ -94,7 +94,7 @@ class Watcher:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
-        self._lines: dict[Range, _Watch] = {}
+        self._countdowns: dict[Range, _Watch] = {}
         self._unused: dict[
             Range, _Watch
         ] = {}  # those of them that nobody waits in, in the order in which they were left
@@ -132,13 +132,13 @@ class Watcher:
             return  # another attempt has put another key
         with self._lock:
             self._drop(self._waiting.pop(claim_id, []))
-            watch = self._lines.get(queue)
+            watch = self._countdowns.get(queue)
             if watch is None or watch.id not in self._watches:
-                watch = self._lines[queue] = self._add(queue, 0, _nothing, line=Line(queue))
+                watch = self._countdowns[queue] = self._add(queue, 0, _nothing, countdown=Countdown(queue))
             self._unused.pop(queue, None)
             self._counting[claim_id] = watch
-            assert watch.line is not None
-            verdicts = self._judged(watch, watch.line.enter(standing))
+            assert watch.countdown is not None
+            verdicts = self._judged(watch, watch.countdown.enter(standing))
         self._tell(verdicts)
         self._start()
 
@@ -146,8 +146,8 @@ class Watcher:
         """It asks, and is told nothing until it has its answer."""
         with self._lock:
             if watch := self._counting.pop(claim_id, None):
-                assert watch.line is not None
-                watch.line.leave(claim_id)
+                assert watch.countdown is not None
+                watch.countdown.leave(claim_id)
                 self._judged(watch, [])
 
     def hold(self, claim_id: str, key: bytes, revision: int, lease: Hashable) -> None:
@@ -195,9 +195,14 @@ class Watcher:
                 self._call.cancel()
 
     def _add(
-        self, what: Range, start: int, tell: Callable[[Any], None], once: bool = False, line: Line | None = None
+        self,
+        what: Range,
+        start: int,
+        tell: Callable[[Any], None],
+        once: bool = False,
+        countdown: Countdown | None = None,
     ) -> _Watch:
-        watch = _Watch(next(self._numbers), what, start, tell, once, line)
+        watch = _Watch(next(self._numbers), what, start, tell, once, countdown)
         self._watches[watch.id] = watch
         if self._outbox:
             self._outbox.put(watch.request())
@@ -214,27 +219,27 @@ class Watcher:
     def _drop(self, watches: list[_Watch]) -> None:
         for watch in watches:
             if self._watches.pop(watch.id, None) and self._outbox:
-                self._outbox.put(m.WatchRequest(cancel_request=m.WatchCancelRequest(watch_id=watch.id)))
+                self._outbox.put(wire.WatchRequest(cancel_request=wire.WatchCancelRequest(watch_id=watch.id)))
 
     # ---- who counts
 
     def _judged(self, watch: _Watch, verdicts: list[Verdict]) -> list[Verdict]:
-        """With the lock held, after each change in a line."""
+        """With the lock held, after each change in a countdown."""
         for standing, first in verdicts:
             self._counting.pop(standing.claim.id, None)
             standing.place.pushed |= first
-        line = watch.line
-        if line is not None and not line and self._lines.get(line.queue) is watch:
-            self._unused.setdefault(line.queue, watch)
-            if line.unheeded > KEPT_FOR:
-                self._close_line(line.queue)
-            elif len(self._unused) > KEPT_LINES:
-                self._close_line(next(iter(self._unused)))
+        countdown = watch.countdown
+        if countdown is not None and not countdown and self._countdowns.get(countdown.queue) is watch:
+            self._unused.setdefault(countdown.queue, watch)
+            if countdown.unheeded > KEPT_FOR:
+                self._close_countdown(countdown.queue)
+            elif len(self._unused) > KEPT_COUNTDOWNS:
+                self._close_countdown(next(iter(self._unused)))
         return verdicts
 
-    def _close_line(self, queue: Range) -> None:
+    def _close_countdown(self, queue: Range) -> None:
         self._drop([self._unused.pop(queue)])
-        del self._lines[queue]
+        del self._countdowns[queue]
 
     def _tell(self, verdicts: list[Verdict]) -> None:
         for standing, first in verdicts:
@@ -294,7 +299,7 @@ class Watcher:
         """Nothing is watched now; what keeps our leases alive may be broken as well."""
         with self._lock:
             self._outbox = self._call = None
-            for mine in (self._watches, self._lines, self._unused, self._counting):
+            for mine in (self._watches, self._countdowns, self._unused, self._counting):
                 mine.clear()
         if not self._closed.is_set():
             for lease in self._sessions.leases():
@@ -354,8 +359,8 @@ class Watcher:
         elif watch:
             if answer.created:
                 watch.confirmed = True
-            if watch.line is not None:
-                self._hear_line(watch, watch.line, answer)
+            if watch.countdown is not None:
+                self._hear_countdown(watch, watch.countdown, answer)
                 return
             if answer.events and watch.once:
                 with self._lock:
@@ -363,11 +368,11 @@ class Watcher:
             for event in answer.events:
                 watch.tell(event)
 
-    def _hear_line(self, watch: _Watch, line: Line, answer: Any) -> None:
+    def _hear_countdown(self, watch: _Watch, countdown: Countdown, answer: Any) -> None:
         deletions = [Deletion(event.kv.key, event.kv.mod_revision) for event in answer.events]
         with self._lock:
-            verdicts = line.begins(answer.header.revision) if answer.created else []
-            verdicts = self._judged(watch, verdicts + (line.hear(deletions) if deletions else []))
+            verdicts = countdown.begins(answer.header.revision) if answer.created else []
+            verdicts = self._judged(watch, verdicts + (countdown.hear(deletions) if deletions else []))
         self._tell(verdicts)
 
     def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
@@ -385,7 +390,7 @@ class Watcher:
             raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
         if watch is None:
             with self._lock:
-                self._drop_unconfirmed_lines()
+                self._drop_unconfirmed_countdowns()
         if not self._denial_told:
             self._denial_told = True
             logger.warning(
@@ -393,12 +398,12 @@ class Watcher:
                 answer.cancel_reason,
             )
 
-    def _drop_unconfirmed_lines(self) -> None:
+    def _drop_unconfirmed_countdowns(self) -> None:
         """Whoever waits in one hears of nothing before its timer. Who counts next asks for a new one."""
-        for queue, watch in list(self._lines.items()):
+        for queue, watch in list(self._countdowns.items()):
             if not watch.confirmed:
                 self._drop([watch])
-                del self._lines[queue]
+                del self._countdowns[queue]
                 self._unused.pop(queue, None)
 
     def _lost(self, claim_id: str, revision: int) -> None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.backend import Claim, Granted, Notices
-from multilock_etcd import wire as m
+from multilock_etcd import wire
 from multilock_etcd.transport import LeaseMissing, Transport, calls
 
 __all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "RENEWALS", "REVOKE_WITHIN", "Session", "Sessions"]
@@ -77,7 +77,7 @@ class Sessions:
         session = self._alive.get(lease)
         if session is None:
             return None
-        said, sent_at = self._transport.call(calls.KEEP_ALIVE, m.LeaseKeepAliveRequest(ID=session.lease), within)
+        said, sent_at = self._transport.call(calls.KEEP_ALIVE, wire.LeaseKeepAliveRequest(ID=session.lease), within)
         if said.TTL <= 0:
             self.end(lease)
             return None
@@ -102,7 +102,7 @@ class Sessions:
         if session.seen_at >= revision:
             return False
         try:
-            said, _ = self._transport.call(calls.TIME_TO_LIVE, m.LeaseTimeToLiveRequest(ID=session.lease), within)
+            said, _ = self._transport.call(calls.TIME_TO_LIVE, wire.LeaseTimeToLiveRequest(ID=session.lease), within)
         except MultilockError:
             return False
         if said.TTL <= 0:
@@ -132,7 +132,7 @@ class Sessions:
 
     def new_rest(self, seconds: float, within: float) -> tuple[int, float]:
         """A lease that keeps a name for so long, and for how long it really does, at least."""
-        said, _ = self._transport.call(calls.GRANT, m.LeaseGrantRequest(TTL=math.ceil(seconds)), within)
+        said, _ = self._transport.call(calls.GRANT, wire.LeaseGrantRequest(TTL=math.ceil(seconds)), within)
         return said.ID, float(said.TTL)
 
     def end_rest(self, lease: int, within: float) -> None:
@@ -164,7 +164,7 @@ class Sessions:
         return self._now() >= session.sent_at + session.ttl
 
     def _grant(self, ttl: float, within: float) -> Session:
-        said, sent_at = self._transport.call(calls.GRANT, m.LeaseGrantRequest(TTL=math.ceil(ttl)), within)
+        said, sent_at = self._transport.call(calls.GRANT, wire.LeaseGrantRequest(TTL=math.ceil(ttl)), within)
         session = Session(said.ID, float(said.TTL), sent_at)
         self._alive[session.lease] = session
         if not self._acknowledges:
@@ -197,7 +197,7 @@ class Sessions:
 
     def _try_revoke(self, lease: int, deadline: float) -> bool:
         try:
-            self._transport.call(calls.REVOKE, m.LeaseRevokeRequest(ID=lease), deadline - self._now())
+            self._transport.call(calls.REVOKE, wire.LeaseRevokeRequest(ID=lease), deadline - self._now())
         except LeaseMissing:
             return True
         except MultilockError:

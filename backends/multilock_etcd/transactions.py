@@ -11,7 +11,7 @@ from typing import Any
 
 from multilock.backend import Claim
 from multilock.values import encode_value
-from multilock_etcd import wire as m
+from multilock_etcd import wire
 from multilock_etcd.keys import Range
 from multilock_etcd.transport import Transport, calls
 
@@ -49,29 +49,29 @@ class Transactions:
         self, compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part], deadline: float
     ) -> Any:
         """If all that is compared is true, all of ``success``; else all of ``failure``."""
-        request = m.TxnRequest(compare=compare, success=success, failure=failure)
+        request = wire.TxnRequest(compare=compare, success=success, failure=failure)
         return self._transport.call(calls.TXN, request, deadline - self._now())[0]
 
     def row(self, key: bytes, deadline: float) -> Any:
         """This key; None: it is not there."""
-        said, _ = self._transport.call(calls.RANGE, m.RangeRequest(key=key), deadline - self._now())
+        said, _ = self._transport.call(calls.RANGE, wire.RangeRequest(key=key), deadline - self._now())
         return said.kvs[0] if said.kvs else None
 
     def delete(self, key: bytes, within: float) -> bool:
         """Delete this key, whatever it says. False: it was not there."""
-        said, _ = self._transport.call(calls.DELETE, m.DeleteRangeRequest(key=key), within)
+        said, _ = self._transport.call(calls.DELETE, wire.DeleteRangeRequest(key=key), within)
         return bool(said.deleted)
 
     def first_of(self, queue: Range, limit: int, deadline: float) -> tuple[Sequence[Any], int]:
         """Who came first there, in order of arrival, ``limit`` of them (0: all); and how many keys there are."""
-        request = m.RangeRequest(**_sorted(queue, m.ASCEND, limit))
+        request = wire.RangeRequest(**_sorted(queue, wire.ASCEND, limit))
         said, _ = self._transport.call(calls.RANGE, request, deadline - self._now())
         return said.kvs, said.count
 
 
 def present_revision(transport: Transport, within: float) -> int:
     """As a majority agrees."""
-    said, _ = transport.call(calls.TXN, m.TxnRequest(), within)
+    said, _ = transport.call(calls.TXN, wire.TxnRequest(), within)
     now: int = said.header.revision
     return now
 
@@ -81,8 +81,8 @@ def missing(
 ) -> tuple[set[bytes], int]:
     """Those of these keys, `AT_ONCE` at most, that do not exist any more at their create_revision, or have moved from
     their lease to another; and the present revision: a watch from there on misses nothing."""
-    reads = [m.RequestOp(request_range=m.RangeRequest(key=key, keys_only=True)) for key, _, _ in keys]
-    said, _ = transport.call(calls.TXN, m.TxnRequest(success=reads), within)
+    reads = [wire.RequestOp(request_range=wire.RangeRequest(key=key, keys_only=True)) for key, _, _ in keys]
+    said, _ = transport.call(calls.TXN, wire.TxnRequest(success=reads), within)
     gone: set[bytes] = set()
     for (key, made, lease), answer in zip(keys, said.responses, strict=True):
         found = answer.response_range.kvs
@@ -96,7 +96,7 @@ def missing(
 
 
 def absent(key: bytes) -> Part:
-    return {"target": m.CREATE, "key": key}
+    return {"target": wire.CREATE, "key": key}
 
 
 def nobody(there: Range) -> Part:
@@ -105,11 +105,11 @@ def nobody(there: Range) -> Part:
 
 
 def created(key: bytes, at: int) -> Part:
-    return {"target": m.CREATE, "key": key, "create_revision": at}
+    return {"target": wire.CREATE, "key": key, "create_revision": at}
 
 
 def modified(key: bytes, at: int | None) -> Part:
-    return {"target": m.MODIFY, "key": key, "mod_revision": at}
+    return {"target": wire.MODIFY, "key": key, "mod_revision": at}
 
 
 # ---- what is done
@@ -134,13 +134,13 @@ def read(key: bytes) -> Part:
 
 def in_order(queue: Range, limit: int = 0, keys_only: bool = False) -> Part:
     """The contenders in order of arrival."""
-    return {"request_range": {**_sorted(queue, m.ASCEND, limit), "keys_only": keys_only}}
+    return {"request_range": {**_sorted(queue, wire.ASCEND, limit), "keys_only": keys_only}}
 
 
 def last_of(there: Range, limit: int, before: int = 0) -> Part:
     """The contenders who came last, those who came ``before`` a revision; without their values."""
     ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
-    return {"request_range": {**_sorted(there, m.DESCEND, limit), **ahead}}
+    return {"request_range": {**_sorted(there, wire.DESCEND, limit), **ahead}}
 
 
 def number_of(there: Range) -> Part:
@@ -161,5 +161,5 @@ def _sorted(there: Range, order: int, limit: int) -> Part:
         "range_end": end,
         "limit": limit,
         "sort_order": order,
-        "sort_target": m.SORT_BY_CREATION,
+        "sort_target": wire.SORT_BY_CREATION,
     }

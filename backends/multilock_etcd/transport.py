@@ -183,7 +183,7 @@ class Transport:
         self._now = now
         self._lock = threading.Lock()
         self._current = 0
-        self._lines: list[_Line | None] = [None] * len(cluster.targets)
+        self._connections: list[_Connection | None] = [None] * len(cluster.targets)
         self._login = _Login(cluster)
         self._closed = False
         _traffic.add(self)
@@ -198,8 +198,8 @@ class Transport:
         """Whether the endpoint in use has just left a question open, ours or that of another client of this process,
         and told us nothing since."""
         number = self._current
-        line = self._lines[number]
-        heard_at = line.answered_at if line and line.answered_at else -math.inf
+        connection = self._connections[number]
+        heard_at = connection.answered_at if connection and connection.answered_at else -math.inf
         return _silent_at.get(self._cluster.targets[number], -math.inf) > max(heard_at, self._now() - SILENCE_COUNTS)
 
     def call(self, method: Method, request: Any, within: float) -> tuple[Any, float]:
@@ -214,13 +214,13 @@ class Transport:
         while True:
             if (sent_at := self._now()) >= deadline:
                 raise BackendUnavailable("no time was left to ask etcd", unknown=False)
-            line = self._use()
+            connection = self._use()
             try:
-                metadata = self._prepared(line, deadline)
+                metadata = self._prepared(connection, deadline)
                 if (sent_at := self._now()) >= deadline:  # it stood still, and may have been called off
                     continue
-                answer = line.invoke(method, request, deadline - sent_at, metadata)
-                line.answered_at = self._now()
+                answer = connection.invoke(method, request, deadline - sent_at, metadata)
+                connection.answered_at = self._now()
                 return answer, sent_at
             except _BehindALogin as error:  # which says nothing about the endpoint
                 raise BackendUnavailable(str(error), unknown=False) from None
@@ -228,7 +228,7 @@ class Transport:
                 if relogin and self._login.is_over(error):
                     relogin = False
                     continue
-                silence = self._failed(line, error, sent_at)
+                silence = self._failed(connection, error, sent_at)
                 tries -= 1
                 if isinstance(silence, BackendUnavailable) and not silence.unknown and tries > 0:
                     continue
@@ -236,45 +236,45 @@ class Transport:
                     raise
                 raise silence from error
             finally:
-                self._leave(line)
+                self._leave(connection)
 
     def each(self, method: Method, request: Any, within: float) -> Iterator[tuple[str, Any]]:
         """Ask every endpoint, for an equal share of the time: its name, and its answer or the error."""
-        share = within / len(self._lines)
+        share = within / len(self._connections)
         for number, target in enumerate(self._cluster.targets):
-            line = self._use(number)
+            connection = self._use(number)
             until = self._now() + share
             try:
-                metadata = self._prepared(line, until)
-                yield target, line.invoke(method, request, until - self._now(), metadata)
+                metadata = self._prepared(connection, until)
+                yield target, connection.invoke(method, request, until - self._now(), metadata)
             except (grpc.RpcError, MultilockError) as error:
                 failure = _translate(error, f"etcd {target}")
                 if failure is not error:
                     failure.__cause__ = error
                 yield target, failure
             finally:
-                self._leave(line)
+                self._leave(connection)
 
     @contextmanager
     def watch(self, requests: Iterator[Any]) -> Iterator[Any]:
         """The answers of a watch stream, without a limit in time: ``cancel()`` ends it, and so does giving up its
         endpoint."""
-        line = self._use()
+        connection = self._use()
         sent_at = self._now()
         try:
-            stream = line.stream(requests, self._prepared(line, sent_at + PREPARE_WITHIN))
+            stream = connection.stream(requests, self._prepared(connection, sent_at + PREPARE_WITHIN))
             try:
                 yield stream
             finally:
-                line.streams.discard(stream)
+                connection.streams.discard(stream)
                 stream.cancel()
         except (grpc.RpcError, BackendUnavailable) as error:
             if isinstance(error, grpc.RpcError):
                 self._login.is_over(error)
-                raise self._failed(line, error, sent_at) from error
+                raise self._failed(connection, error, sent_at) from error
             raise
         finally:
-            self._leave(line)
+            self._leave(connection)
 
     def token_over(self) -> None:
         """A watch was denied: the token may be the reason."""
@@ -283,100 +283,100 @@ class Transport:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            lines, self._lines = self._lines, [None] * len(self._lines)
-        for line in lines:
-            if line:
-                line.close()
+            connections, self._connections = self._connections, [None] * len(self._connections)
+        for connection in connections:
+            if connection:
+                connection.close()
 
     def interrupt(self) -> None:
         """End the calls that are under way, so that this process can fork."""
-        for line in self._lines:
-            if line:
-                self._give_up(line)
-                line.abort()
+        for connection in self._connections:
+            if connection:
+                self._give_up(connection)
+                connection.abort()
 
-    def _prepared(self, line: _Line, deadline: float) -> Sequence[tuple[str, str]]:
+    def _prepared(self, connection: _Connection, deadline: float) -> Sequence[tuple[str, str]]:
         """See to it that this endpoint is alive and knows us; then what to send with each request. Whatever goes wrong
         here, the request itself was not sent."""
-        if len(self._lines) > 1 and line.answered_at is None:
+        if len(self._connections) > 1 and connection.answered_at is None:
             # A frozen member takes connections and says nothing. One of several gets only its share of the time.
-            share = (deadline - self._now()) / len(self._lines)
-            self._first(line, calls.STATUS, wire.StatusRequest(), share)
+            share = (deadline - self._now()) / len(self._connections)
+            self._first(connection, calls.STATUS, wire.StatusRequest(), share)
         known = self._login.known
         if known is not None:
             return known
 
         def ask(method: Method, request: Any) -> Any:
-            return self._first(line, method, request, deadline - self._now())
+            return self._first(connection, method, request, deadline - self._now())
 
         return self._login.metadata(ask, deadline - self._now())
 
-    def _first(self, line: _Line, method: Method, request: Any, within: float) -> Any:
+    def _first(self, connection: _Connection, method: Method, request: Any, within: float) -> Any:
         try:
-            answer = line.invoke(method, request, within, self._login.base)
+            answer = connection.invoke(method, request, within, self._login.base)
         except grpc.RpcError as error:
             if error.code() not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN):
-                line.answered_at = self._now()
-            raise _translate(error, line.name, sent=False) from error
-        line.answered_at = self._now()
+                connection.answered_at = self._now()
+            raise _translate(error, connection.name, sent=False) from error
+        connection.answered_at = self._now()
         return answer
 
-    def _use(self, number: int | None = None) -> _Line:
+    def _use(self, number: int | None = None) -> _Connection:
         if self._cluster.client is not None and self._cluster.pid != os.getpid():
             raise ConfigurationError("the etcd client was handed over before the fork: connect after the fork")
         with self._lock:
-            line = self._lines[self._current if number is None else number]
-            if line is not None:
-                line.users += 1
-                return line
+            connection = self._connections[self._current if number is None else number]
+            if connection is not None:
+                connection.users += 1
+                return connection
         with _traffic, self._lock:
             if self._closed:
                 raise BackendUnavailable("the connections to etcd are closed", unknown=False)
             number = self._current if number is None else number
-            line = self._lines[number]
-            if line is None:
-                line = self._lines[number] = _Line(self._cluster, self._cluster.targets[number])
-            line.users += 1
-            return line
+            connection = self._connections[number]
+            if connection is None:
+                connection = self._connections[number] = _Connection(self._cluster, self._cluster.targets[number])
+            connection.users += 1
+            return connection
 
-    def _leave(self, line: _Line) -> None:
+    def _leave(self, connection: _Connection) -> None:
         with self._lock:
-            line.users -= 1
-            over = line.retired and not line.users
+            connection.users -= 1
+            over = connection.retired and not connection.users
         if over:
-            line.close()
+            connection.close()
 
-    def _failed(self, line: _Line, error: Exception, sent_at: float) -> Exception:
+    def _failed(self, connection: _Connection, error: Exception, sent_at: float) -> Exception:
         """The exception to raise; an endpoint that is silent is given up for the next."""
-        silence = _translate(error, line.name)
+        silence = _translate(error, connection.name)
         late = _code(error) is Code.DEADLINE_EXCEEDED
-        heard = line.answered_at is not None and line.answered_at > sent_at
+        heard = connection.answered_at is not None and connection.answered_at > sent_at
         # Late is not silent: others were answered meanwhile, or there was hardly any time.
         busy = late and error is not silence and (heard or self._now() - sent_at < SILENT_AFTER)
         if isinstance(silence, BackendUnavailable) and not busy:
             if late:
-                _silent_at[line.target] = self._now()
+                _silent_at[connection.target] = self._now()
             # One that is still connecting may be a slow one: the next request finds it further on.
-            self._give_up(line, connecting=late and line.answered_at is None)
+            self._give_up(connection, connecting=late and connection.answered_at is None)
         return silence
 
-    def _give_up(self, line: _Line, *, connecting: bool = False) -> None:
+    def _give_up(self, connection: _Connection, *, connecting: bool = False) -> None:
         """The next request goes to the next endpoint, and one to this endpoint over a new connection."""
         with self._lock:
-            if line not in self._lines:
+            if connection not in self._connections:
                 return
-            number = self._lines.index(line)
+            number = self._connections.index(connection)
             if number == self._current:
-                self._current = (number + 1) % len(self._lines)
-            if connecting or not line.ours:
+                self._current = (number + 1) % len(self._connections)
+            if connecting or not connection.ours:
                 return
-            self._lines[number] = None
-            line.retired = True
-        for stream in list(line.streams):
+            self._connections[number] = None
+            connection.retired = True
+        for stream in list(connection.streams):
             stream.cancel()
 
 
-class _Line:
+class _Connection:
     """One endpoint's channel. It is closed when it was given up and nobody uses it any more."""
 
     def __init__(self, cluster: Cluster, target: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import multilock
-from multilock_etcd import wire as m
+from multilock_etcd import wire
 from multilock_etcd.transport import Cluster, Transport, calls
 from tests.benchmarks import sessions
 from tests.benchmarks.crowd import ASYNCIO, FAIR, OURS, SECONDS, crowds, ours
@@ -47,27 +47,27 @@ def raw(server: EtcdServer) -> Contender:
             method.path, request_serializer=request.SerializeToString, response_deserializer=method.answer.FromString
         )
 
-    lease = stub(calls.GRANT, m.LeaseGrantRequest)(m.LeaseGrantRequest(TTL=3600)).ID
-    txn, delete = stub(calls.TXN, m.TxnRequest), stub(calls.DELETE, m.DeleteRangeRequest)
-    last = m.RangeRequest(key=b"raw/", range_end=b"raw0", limit=2, sort_order=2, sort_target=2, keys_only=True)
+    lease = stub(calls.GRANT, wire.LeaseGrantRequest)(wire.LeaseGrantRequest(TTL=3600)).ID
+    txn, delete = stub(calls.TXN, wire.TxnRequest), stub(calls.DELETE, wire.DeleteRangeRequest)
+    last = wire.RangeRequest(key=b"raw/", range_end=b"raw0", limit=2, sort_order=2, sort_target=2, keys_only=True)
     keys: list[bytes] = []
 
     def acquire() -> None:
         own = b"raw/" + os.urandom(24).hex().encode()
-        absent = [m.Compare(target=m.CREATE, key=own), m.Compare(target=m.CREATE, key=b"gone/" + own)]
-        put = m.PutRequest(key=own, value=b"v" * 200, lease=lease)
-        request = m.TxnRequest(compare=absent, success=[_op(put=put), _op(range=last)])
+        absent = [wire.Compare(target=wire.CREATE, key=own), wire.Compare(target=wire.CREATE, key=b"gone/" + own)]
+        put = wire.PutRequest(key=own, value=b"v" * 200, lease=lease)
+        request = wire.TxnRequest(compare=absent, success=[_op(put=put), _op(range=last)])
         assert txn(request, timeout=WITHIN).succeeded
         keys.append(own)
 
     def release() -> None:
-        assert delete(m.DeleteRangeRequest(key=keys.pop()), timeout=WITHIN).deleted == 1
+        assert delete(wire.DeleteRangeRequest(key=keys.pop()), timeout=WITHIN).deleted == 1
 
     return Contender(acquire, release)
 
 
 def _op(**kind: Any) -> Any:
-    return m.RequestOp(**{f"request_{name}": request for name, request in kind.items()})
+    return wire.RequestOp(**{f"request_{name}": request for name, request in kind.items()})
 
 
 class Peer:
@@ -177,14 +177,14 @@ def _notices() -> dict[str, Any]:
 
         def row(name: str) -> Any:
             begin = f"multilock/{name}".encode()
-            found, _ = operator.call(calls.RANGE, m.RangeRequest(key=begin + b"/", range_end=begin + b"0"), WITHIN)
+            found, _ = operator.call(calls.RANGE, wire.RangeRequest(key=begin + b"/", range_end=begin + b"0"), WITHIN)
             return found.kvs[0]
 
         def delete(_: multilock.Client, name: str) -> float:
-            return operator.call(calls.DELETE, m.DeleteRangeRequest(key=row(name).key), WITHIN)[1]
+            return operator.call(calls.DELETE, wire.DeleteRangeRequest(key=row(name).key), WITHIN)[1]
 
         def revoke(_: multilock.Client, name: str) -> float:
-            return operator.call(calls.REVOKE, m.LeaseRevokeRequest(ID=row(name).lease), WITHIN)[1]
+            return operator.call(calls.REVOKE, wire.LeaseRevokeRequest(ID=row(name).lease), WITHIN)[1]
 
         try:
             return sessions.notices(server.url, {"the key is deleted": delete, "the lease is revoked": revoke})

@@ -10,7 +10,7 @@ import pytest
 from multilock.backend import Claim
 from multilock.model import owner_text
 from multilock_etcd import counting
-from multilock_etcd.counting import Deletion, Line, Standing
+from multilock_etcd.counting import Countdown, Deletion, Standing
 from multilock_etcd.keys import Keyspace
 from multilock_etcd.places import Place
 from multilock_etcd.sessions import Session
@@ -40,132 +40,138 @@ def gone(revision: int, of: str = "one") -> Deletion:
 
 
 @pytest.fixture
-def line() -> Line:
+def countdown() -> Countdown:
     """Of a watch that begins after revision 10."""
-    line = Line(KEYS.queue("job"))
-    line.begins(10)
-    return line
+    countdown = Countdown(KEYS.queue("job"))
+    countdown.begins(10)
+    return countdown
 
 
-def test_who_was_ahead_leaves_the_count_and_at_nobody_it_is_first_and_told_once(line: Line) -> None:
+def test_who_was_ahead_leaves_the_count_and_at_nobody_it_is_first_and_told_once(countdown: Countdown) -> None:
     waiting = standing("lock", "one", "two")
-    assert line.enter(waiting) == []
-    assert line.hear([gone(11)]) == []
-    assert line.hear([gone(12, "two")]) == [(waiting, True)]
-    assert not line
-    assert line.hear([gone(13)]) == []
+    assert countdown.enter(waiting) == []
+    assert countdown.hear([gone(11)]) == []
+    assert countdown.hear([gone(12, "two")]) == [(waiting, True)]
+    assert not countdown
+    assert countdown.hear([gone(13)]) == []
 
 
-def test_what_is_told_again_lets_nobody_in_and_hides_nobody(line: Line) -> None:
+def test_what_is_told_again_lets_nobody_in_and_hides_nobody(countdown: Countdown) -> None:
     waiting = standing("lock", "one", "two", "three")
-    line.enter(waiting)
+    countdown.enter(waiting)
     first, second = gone(11), gone(12, "two")
-    assert line.hear([first]) == []
-    assert line.hear([first, second]) == []
-    assert line.hear([first]) == []
-    assert line.hear([second, gone(13, "three")]) == [(waiting, True)]
+    assert countdown.hear([first]) == []
+    assert countdown.hear([first, second]) == []
+    assert countdown.hear([first]) == []
+    assert countdown.hear([second, gone(13, "three")]) == [(waiting, True)]
 
 
-def test_what_is_told_again_takes_nobody_from_who_comes_later(line: Line) -> None:
-    line.hear([gone(11), gone(12, "two")])
-    line.hear([gone(11), gone(12, "two")])
+def test_what_is_told_again_takes_nobody_from_who_comes_later(countdown: Countdown) -> None:
+    countdown.hear([gone(11), gone(12, "two")])
+    countdown.hear([gone(11), gone(12, "two")])
     late = standing("lock", "two", "three", revision=11, at=11)
-    assert line.enter(late) == []
-    assert line.hear([gone(11), gone(12, "two")]) == []
-    assert line.hear([gone(13, "three")]) == [(late, True)]
+    assert countdown.enter(late) == []
+    assert countdown.hear([gone(11), gone(12, "two")]) == []
+    assert countdown.hear([gone(13, "three")]) == [(late, True)]
 
 
-def test_what_is_told_again_makes_the_memory_no_longer(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_told_again_makes_the_memory_no_longer(countdown: Countdown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "REMEMBERED", 2)
-    line.hear([gone(11), gone(12), gone(13), gone(14)])
-    line.hear([gone(11), gone(12), gone(13)])
+    countdown.hear([gone(11), gone(12), gone(13), gone(14)])
+    countdown.hear([gone(11), gone(12), gone(13)])
     late = standing(at=11)
-    assert line.enter(late) == [(late, False)]
+    assert countdown.enter(late) == [(late, False)]
 
 
-def test_who_came_later_was_never_in_the_count(line: Line) -> None:
-    line.enter(standing())
-    assert line.hear([gone(12, "newcomer")]) == []
+def test_who_came_later_was_never_in_the_count(countdown: Countdown) -> None:
+    countdown.enter(standing())
+    assert countdown.hear([gone(12, "newcomer")]) == []
 
 
-def test_all_waiters_are_told_by_the_one_watch(line: Line) -> None:
+def test_all_waiters_are_told_by_the_one_watch(countdown: Countdown) -> None:
     first, second = standing(), standing("lock", "one", "first", revision=11, at=11)
-    line.enter(first)
-    line.enter(second)
-    assert line.hear([gone(12)]) == [(first, True)]
-    assert line.hear([gone(13, "first")]) == [(second, True)]
+    countdown.enter(first)
+    countdown.enter(second)
+    assert countdown.hear([gone(12)]) == [(first, True)]
+    assert countdown.hear([gone(13, "first")]) == [(second, True)]
 
 
-def test_who_comes_later_is_told_what_the_watch_told_since_it_counted_and_nothing_from_before(line: Line) -> None:
-    line.hear([gone(11), gone(13, "two")])
+def test_who_comes_later_is_told_what_the_watch_told_since_it_counted_and_nothing_from_before(
+    countdown: Countdown,
+) -> None:
+    countdown.hear([gone(11), gone(13, "two")])
     late = standing("lock", "one", "two", revision=12, at=12)  # somebody came again with the key of one
-    assert line.enter(late) == []
+    assert countdown.enter(late) == []
     in_time = standing("lock", "two", revision=12, at=12)
-    assert line.enter(in_time) == [(in_time, True)]
-    assert line.hear([gone(14)]) == [(late, True)]
+    assert countdown.enter(in_time) == [(in_time, True)]
+    assert countdown.hear([gone(14)]) == [(late, True)]
 
 
 def test_a_member_that_is_behind_tells_what_was_not_there_when_it_counted_and_that_does_not_count() -> None:
-    line = Line(KEYS.queue("job"))
-    line.enter(standing(revision=12, at=12))
-    assert line.begins(8) == []
-    assert line.hear([gone(9)]) == []
-    assert line.hear([gone(12), gone(13, "newcomer")]) == []
-    [(_, first)] = line.hear([gone(14)])
+    countdown = Countdown(KEYS.queue("job"))
+    countdown.enter(standing(revision=12, at=12))
+    assert countdown.begins(8) == []
+    assert countdown.hear([gone(9)]) == []
+    assert countdown.hear([gone(12), gone(13, "newcomer")]) == []
+    [(_, first)] = countdown.hear([gone(14)])
     assert first
 
 
 def test_who_counted_before_the_watch_begins_has_to_look() -> None:
-    line = Line(KEYS.queue("job"))
+    countdown = Countdown(KEYS.queue("job"))
     early, in_time = standing(at=10), standing(revision=11, at=11)
-    line.enter(early)
-    line.enter(in_time)
-    assert line.begins(11) == [(early, False)]
-    assert line.enter(again := standing(at=10)) == [(again, False)]
-    assert line.hear([gone(12)]) == [(in_time, True)]
+    countdown.enter(early)
+    countdown.enter(in_time)
+    assert countdown.begins(11) == [(early, False)]
+    assert countdown.enter(again := standing(at=10)) == [(again, False)]
+    assert countdown.hear([gone(12)]) == [(in_time, True)]
 
 
-def test_who_counted_before_what_is_remembered_has_to_look(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_counted_before_what_is_remembered_has_to_look(
+    countdown: Countdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(counting, "REMEMBERED", 2)
     for revision, of in (11, "one"), (12, "two"), (13, "three"):
-        line.hear([gone(revision, of)])
+        countdown.hear([gone(revision, of)])
     late, in_time = standing(at=10), standing("lock", "two", "three", "four", at=11)
-    assert line.enter(late) == [(late, False)]
-    assert line.enter(in_time) == []
-    assert line.hear([gone(14, "four")]) == [(in_time, True)]
+    assert countdown.enter(late) == [(late, False)]
+    assert countdown.enter(in_time) == []
+    assert countdown.hear([gone(14, "four")]) == [(in_time, True)]
 
 
 @pytest.mark.parametrize("together", [11, 12])
 def test_whose_own_key_was_deleted_is_not_first_whoever_went_in_the_same_revision_or_answer(
-    line: Line, together: int
+    countdown: Countdown, together: int
 ) -> None:
     waiting = standing()
-    line.enter(waiting)
+    countdown.enter(waiting)
     own = Deletion(waiting.own, together)
-    assert line.hear([gone(11), own]) == [(waiting, False)]
+    assert countdown.hear([gone(11), own]) == [(waiting, False)]
 
 
-def test_who_asks_or_was_given_up_is_told_nothing(line: Line) -> None:
+def test_who_asks_or_was_given_up_is_told_nothing(countdown: Countdown) -> None:
     waiting = standing()
-    line.enter(waiting)
-    line.leave(waiting.claim.id)
-    assert line.hear([gone(11)]) == []
+    countdown.enter(waiting)
+    countdown.leave(waiting.claim.id)
+    assert countdown.hear([gone(11)]) == []
 
 
-def test_answers_are_unheeded_only_while_nobody_waits(line: Line) -> None:
-    line.enter(waiting := standing())
-    line.hear([gone(11, "another")])
-    assert line.unheeded == 0
-    line.leave(waiting.claim.id)
-    line.hear([gone(12, "another")])
-    assert line.unheeded == 1
+def test_answers_are_unheeded_only_while_nobody_waits(countdown: Countdown) -> None:
+    countdown.enter(waiting := standing())
+    countdown.hear([gone(11, "another")])
+    assert countdown.unheeded == 0
+    countdown.leave(waiting.claim.id)
+    countdown.hear([gone(12, "another")])
+    assert countdown.unheeded == 1
 
 
-def test_a_permit_waits_for_all_who_do_not_fit_and_for_as_many_of_its_like_as_there_is_no_room_for(line: Line) -> None:
+def test_a_permit_waits_for_all_who_do_not_fit_and_for_as_many_of_its_like_as_there_is_no_room_for(
+    countdown: Countdown,
+) -> None:
     like = ["permit/2/one", "permit/2/two", "permit/2/three"]
     permit = standing("permit", "permit/3/other", like=like, permits=2)
     assert permit.to_go == 3
-    line.enter(permit)
-    assert line.hear([gone(11, like[0]), gone(12, like[1])]) == []
-    assert line.hear([gone(13, "permit/3/other")]) == [(permit, True)]
+    countdown.enter(permit)
+    assert countdown.hear([gone(11, like[0]), gone(12, like[1])]) == []
+    assert countdown.hear([gone(13, "permit/3/other")]) == [(permit, True)]
     assert permit.to_go == 0

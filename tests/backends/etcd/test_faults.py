@@ -272,8 +272,8 @@ def is_counted(client: multilock.Client) -> bool:
     backend: Any = client._kernel.backend
     watcher = backend._watcher
     with watcher._lock:
-        lines = [watch.line for watch in watcher._lines.values()]
-        return any(line and line._after is not None for line in lines)
+        countdowns = [watch.countdown for watch in watcher._countdowns.values()]
+        return any(each and each._after is not None for each in countdowns)
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from multilock.backend import Busy, Claim, Granted
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
-from multilock_etcd import notices
-from multilock_etcd import wire as m
-from multilock_etcd.counting import Line
+from multilock_etcd import notices, wire
+from multilock_etcd.counting import Countdown
 from multilock_etcd.transactions import Transactions
 from multilock_etcd.transport import Method, Transport, calls
 from tests.backends.etcd.conftest import Connect
@@ -36,14 +35,14 @@ def pushed(ours: Ours, claim: Claim) -> Granted:
 def listening(ours: Ours, *waiting: Claim) -> None:
     """The server has said where the watch begins, and whoever counted before that has looked again."""
     watcher = ours.backend._watcher
-    eventually(lambda: all(watch.confirmed for watch in list(watcher._lines.values())))
+    eventually(lambda: all(watch.confirmed for watch in list(watcher._countdowns.values())))
     for claim in waiting:
         assert isinstance(ours.attempt(claim, join=True), Busy)
     ours.woken()
 
 
-def lines(ours: Ours) -> int:
-    return len(ours.backend._watcher._lines)
+def countdowns(ours: Ours) -> int:
+    return len(ours.backend._watcher._countdowns)
 
 
 @pytest.mark.parametrize("kind", ["lock", "read", "write", "permit"])
@@ -71,7 +70,7 @@ def test_a_hand_over_is_one_request_to_join_and_one_to_release(
 
     def call(transport: Transport, method: Method, request: Any, within: float) -> Any:
         if method is calls.GRANT:
-            request = m.LeaseGrantRequest(TTL=granted)
+            request = wire.LeaseGrantRequest(TTL=granted)
         return really(transport, method, request, within)
 
     monkeypatch.setattr(Transport, "call", call)
@@ -112,7 +111,7 @@ def test_the_waiters_of_a_client_share_a_watch_and_it_stays_for_the_next_one(ser
 
 
 def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "KEPT_LINES", 2)
+    monkeypatch.setattr(notices, "KEPT_COUNTDOWNS", 2)
     monkeypatch.setattr(notices, "KEPT_FOR", 1)
     for name in ("a", "b", "c"):
         holding, waiting = (ours.claim()._replace(name=name) for ours in (us, them))
@@ -120,14 +119,14 @@ def test_watches_that_nobody_needs_are_few_and_end(us: Ours, them: Ours, monkeyp
         them.wait(waiting)
         them.release(waiting)
         us.release(holding)
-    assert lines(them) <= 2
+    assert countdowns(them) <= 2
 
     def turn() -> bool:
         for name in ("a", "b", "c"):
             claim = us.claim()._replace(name=name)
             us.take(claim)
             us.release(claim)
-        return lines(them) == 0
+        return countdowns(them) == 0
 
     eventually(turn, within=START)
 
@@ -141,7 +140,7 @@ def test_who_is_too_far_behind_watches_one_key_until_it_is_near(
     for claim in queue[1:]:
         us.wait(claim)
     far = them.wait(them.claim())
-    assert lines(them) == 0
+    assert countdowns(them) == 0
     us.release(queue[1])
     us.release(queue[2])
     them.hears_a_wake_for(far)
@@ -158,9 +157,9 @@ def test_beside_many_of_its_like_a_reader_watches_one_key_only(
     writer = us.writer()
     us.take(writer)
     crowd = [us.wait(us.reader()) for _ in range(3)]
-    assert lines(us) == 1
+    assert countdowns(us) == 1
     far = them.wait(them.reader())
-    assert lines(them) == 0
+    assert countdowns(them) == 0
     for claim in crowd:
         us.release(claim)
     us.release(writer)
@@ -174,13 +173,13 @@ def test_a_name_whose_watch_is_denied_is_watched_again_for_the_next_one(us: Ours
     deaf = them.wait(them.claim())
     listening(them)
     watcher = them.backend._watcher
-    [denied] = watcher._lines.values()
+    [denied] = watcher._countdowns.values()
     denied.confirmed = False
     watcher._denied_at = watcher._notices.now()
     answer = {"created": True, "canceled": True, "compact_revision": 0, "cancel_reason": "permission denied"}
     watcher._hear(SimpleNamespace(watch_id=-1, events=(), **answer))
     waiting = them.wait(them.claim())
-    assert denied not in watcher._lines.values()
+    assert denied not in watcher._countdowns.values()
     listening(them, waiting)
     them.release(deaf)
     us.release(holding)
@@ -195,11 +194,11 @@ def test_whatever_is_raised_in_the_thread_of_notices_is_a_broken_stream(
     waiting, behind = them.wait(them.claim()), them.wait(them.claim())
     listening(them, waiting, behind)
 
-    def breaks(_: Line, __: Any) -> Any:
+    def breaks(_: Countdown, __: Any) -> Any:
         raise ValueError("by the test")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Line, "hear", breaks)
+        patched.setattr(Countdown, "hear", breaks)
         us.release(holding)
         assert them.ear.wait(lambda: None in them.ear.wakes, WITHIN)
     assert "by the test" in caplog.text
@@ -221,8 +220,8 @@ def test_who_asks_is_told_by_its_answer_and_then_what_the_watch_told_meanwhile(
     def slow(self: Transactions, *asked: Any) -> Any:
         said = execute(self, *asked)
         us.release(holding)
-        [watch] = them.backend._watcher._lines.values()
-        eventually(lambda: watch.line is not None and watch.line._told)
+        [watch] = them.backend._watcher._countdowns.values()
+        eventually(lambda: watch.countdown is not None and watch.countdown._told)
         assert them.ear.pushed == {}
         return said
 
@@ -350,7 +349,7 @@ def test_after_the_stream_broke_it_looks_and_counts_from_there(shared: EtcdServe
         proxy.cut()
         assert waiter.ear.wait(lambda: None in waiter.ear.wakes, START)
         assert isinstance(waiter.attempt(waiting, join=True), Busy)
-        eventually(lambda: lines(waiter) == 1)
+        eventually(lambda: countdowns(waiter) == 1)
         listening(waiter, waiting)
         holder.release(queue[1])
         assert waiter.ear.wait(lambda: waiting.id in waiter.ear.pushed, START)

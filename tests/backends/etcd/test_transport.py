@@ -14,7 +14,7 @@ from multilock import BackendRejected, BackendUnavailable, now
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
-from multilock_etcd import wire as m
+from multilock_etcd import wire
 from multilock_etcd.transport import Cluster, LeaseMissing, Transport, calls
 from tests.servers import free_port
 from tests.servers_etcd import EtcdCluster, EtcdServer
@@ -42,27 +42,27 @@ def nowhere() -> str:
 
 def test_a_request_counts_from_its_sending(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
     transport = open_(f"{proxy.host}:{proxy.port}")
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     proxy.delay(0.3, "down")
     before = now()
-    _, sent_at = transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    _, sent_at = transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     assert now() - sent_at >= 0.3
     assert sent_at >= before
 
 
 def test_where_nobody_listens_nothing_was_executed(open_: Open) -> None:
     with pytest.raises(BackendUnavailable) as caught:
-        open_(nowhere()).call(calls.TXN, m.TxnRequest(), 2.0)
+        open_(nowhere()).call(calls.TXN, wire.TxnRequest(), 2.0)
     assert not caught.value.unknown
 
 
 def test_where_nobody_answers_it_may_have_been(server: EtcdServer, open_: Open) -> None:
     transport = open_(server.endpoint)
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     server.pause()
     began = now()
     with pytest.raises(BackendUnavailable) as caught:
-        transport.call(calls.TXN, m.TxnRequest(), 0.5)
+        transport.call(calls.TXN, wire.TxnRequest(), 0.5)
     assert caught.value.unknown
     assert now() - began < 2
     server.resume()
@@ -70,7 +70,7 @@ def test_where_nobody_answers_it_may_have_been(server: EtcdServer, open_: Open) 
 
 def test_without_time_nothing_is_sent(shared: EtcdServer, open_: Open) -> None:
     with pytest.raises(BackendUnavailable) as caught:
-        open_(shared.endpoint).call(calls.TXN, m.TxnRequest(), 0.0)
+        open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(), 0.0)
     assert not caught.value.unknown
 
 
@@ -88,19 +88,19 @@ def test_who_stood_still_until_it_knew_its_endpoint_sends_nothing(
 
     monkeypatch.setattr(transport, "_now", lambda: now() + stood_still[-1])
     monkeypatch.setattr(transport, "_prepared", stands_still)
-    put = m.RequestOp(request_put=m.PutRequest(key=b"stood-still"))
+    put = wire.RequestOp(request_put=wire.PutRequest(key=b"stood-still"))
     with pytest.raises(BackendUnavailable, match="no time was left") as caught:
-        transport.call(calls.TXN, m.TxnRequest(success=[put]), 10.0)
+        transport.call(calls.TXN, wire.TxnRequest(success=[put]), 10.0)
     assert not caught.value.unknown
     monkeypatch.undo()
-    ask = m.RequestOp(request_range=m.RangeRequest(key=b"stood-still"))
-    answer, _ = transport.call(calls.TXN, m.TxnRequest(success=[ask]), 10.0)
+    ask = wire.RequestOp(request_range=wire.RangeRequest(key=b"stood-still"))
+    answer, _ = transport.call(calls.TXN, wire.TxnRequest(success=[ask]), 10.0)
     assert not answer.responses[0].response_range.kvs
 
 
 def test_an_endpoint_where_nobody_listens_is_passed_over(shared: EtcdServer, open_: Open) -> None:
     transport = open_(nowhere(), nowhere(), shared.endpoint)
-    assert transport.call(calls.TXN, m.TxnRequest(), 2.0)[0].header.revision > 0
+    assert transport.call(calls.TXN, wire.TxnRequest(), 2.0)[0].header.revision > 0
     assert transport.name == f"etcd {shared.endpoint}"
 
 
@@ -115,7 +115,7 @@ def test_frozen_members_are_passed_over_however_little_time_there_is(cluster: Et
 
 def _answered(transport: Transport, within: float) -> bool:
     try:
-        transport.call(calls.TXN, m.TxnRequest(), within)
+        transport.call(calls.TXN, wire.TxnRequest(), within)
     except BackendUnavailable:
         return False
     return True
@@ -123,12 +123,12 @@ def _answered(transport: Transport, within: float) -> bool:
 
 def test_a_dead_connection_is_replaced(server: EtcdServer, proxy: FaultProxy, open_: Open) -> None:
     transport = open_(f"{proxy.host}:{proxy.port}")
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     for connection in proxy.connections:
         connection.black_hole()  # for ever; a new one would work
     with pytest.raises(BackendUnavailable):
-        transport.call(calls.TXN, m.TxnRequest(), 0.3)
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+        transport.call(calls.TXN, wire.TxnRequest(), 0.3)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
 
 
 def test_a_connection_that_takes_longer_than_one_request_is_made_all_the_same(
@@ -137,7 +137,7 @@ def test_a_connection_that_takes_longer_than_one_request_is_made_all_the_same(
     proxy.delay(0.12)
     transport = open_(f"{proxy.host}:{proxy.port}")
     with pytest.raises(BackendUnavailable):
-        transport.call(calls.TXN, m.TxnRequest(), 0.35)
+        transport.call(calls.TXN, wire.TxnRequest(), 0.35)
     eventually(lambda: _answered(transport, 0.35))
 
 
@@ -146,25 +146,25 @@ def test_a_request_with_hardly_any_time_says_nothing_about_the_endpoint(
 ) -> None:
     monkeypatch.setattr("multilock_etcd.transport.SILENT_AFTER", 5.0)  # 10 ms are longer while the machine stands still
     transport = open_(f"{proxy.host}:{proxy.port}")
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     [connection] = proxy.connections
     proxy.delay(0.05)
     with pytest.raises(BackendUnavailable):
-        transport.call(calls.TXN, m.TxnRequest(), 0.01)
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+        transport.call(calls.TXN, wire.TxnRequest(), 0.01)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     assert proxy.connections == [connection]
 
 
 def test_a_lease_that_is_missing_is_no_outage(shared: EtcdServer, open_: Open) -> None:
-    put = m.RequestOp(request_put=m.PutRequest(key=b"k", lease=12345))
+    put = wire.RequestOp(request_put=wire.PutRequest(key=b"k", lease=12345))
     with pytest.raises(LeaseMissing):
-        open_(shared.endpoint).call(calls.TXN, m.TxnRequest(success=[put]), 2.0)
+        open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(success=[put]), 2.0)
 
 
 def test_what_etcd_refuses_is_rejected_with_its_words(shared: EtcdServer, open_: Open) -> None:
-    put = m.RequestOp(request_put=m.PutRequest(key=b"k"))
+    put = wire.RequestOp(request_put=wire.PutRequest(key=b"k"))
     with pytest.raises(BackendRejected, match="duplicate key"):
-        open_(shared.endpoint).call(calls.TXN, m.TxnRequest(success=[put, put]), 2.0)
+        open_(shared.endpoint).call(calls.TXN, wire.TxnRequest(success=[put, put]), 2.0)
 
 
 def test_a_server_that_is_no_etcd_is_no_hang(open_: Open) -> None:
@@ -174,18 +174,18 @@ def test_a_server_that_is_no_etcd_is_no_hang(open_: Open) -> None:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         began = now()
         with pytest.raises((BackendUnavailable, BackendRejected)):
-            open_(f"127.0.0.1:{web.server_port}").call(calls.TXN, m.TxnRequest(), 1.0)
+            open_(f"127.0.0.1:{web.server_port}").call(calls.TXN, wire.TxnRequest(), 1.0)
         assert now() - began < 3
         web.shutdown()
 
 
 def test_a_closed_transport_asks_nobody(shared: EtcdServer, open_: Open) -> None:
     transport = open_(shared.endpoint)
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     transport.close()
     transport.close()
     with pytest.raises(BackendUnavailable) as caught:
-        transport.call(calls.TXN, m.TxnRequest(), 2.0)
+        transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     assert not caught.value.unknown
 
 
@@ -193,7 +193,7 @@ def test_a_closed_transport_asks_nobody(shared: EtcdServer, open_: Open) -> None
 def test_a_watch_ends_when_its_member_has_no_leader(cluster: EtcdCluster, open_: Open) -> None:
     survivor, *others = cluster.members
     transport = open_(survivor.endpoint)
-    create = m.WatchRequest(create_request=m.WatchCreateRequest(key=b"k", watch_id=1))
+    create = wire.WatchRequest(create_request=wire.WatchCreateRequest(key=b"k", watch_id=1))
     requests: SimpleQueue[Any] = SimpleQueue()
     requests.put(create)
     created = threading.Event()
@@ -224,13 +224,13 @@ def test_giving_an_endpoint_up_ends_its_watches(server: EtcdServer, proxy: Fault
             for _ in answers:
                 pass
 
-    transport.call(calls.TXN, m.TxnRequest(), 2.0)
+    transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     watching = background(watch)
-    eventually(lambda: (line := transport._lines[0]) and line.streams)
+    eventually(lambda: (connection := transport._connections[0]) and connection.streams)
     for connection in proxy.connections:
         connection.black_hole()
     with pytest.raises(BackendUnavailable):
-        transport.call(calls.TXN, m.TxnRequest(), 0.3)
+        transport.call(calls.TXN, wire.TxnRequest(), 0.3)
     with pytest.raises(BackendUnavailable):
         watching.result(5)
     requests.put(None)

@@ -201,6 +201,7 @@ class BackendConformance(Conformance):
         holder, waiter = ear.claim(), ear.claim()
         begun = now()
         granted = take(backend_, holder)
+        asked = now()
         assert isinstance(backend_.attempt(waiter, True, WITHIN), Busy)
         answered = now()
         backend_.release(holder, granted, False, WITHIN)

@@ -123,7 +123,10 @@ class RedlockBackend:
         def ear_of(which: int) -> Ear:
             return Ear(which, quorum, self.places, notices, pushed)
 
-        self.servers = Servers(self.scheme, self._endpoints, self._keys, notices.now, ear_of)
+        def back() -> None:
+            notices.wake(None)  # who had no answer asks at once
+
+        self.servers = Servers(self.scheme, self._endpoints, self._keys, notices.now, ear_of, back)
         self._watching = Watching(self.servers, self.places)
         self.rounds = Rounds(self.servers, self.places, self._watching, notices, token=self._token)
         self._undo = Undo(self.servers, self.places)

@@ -36,10 +36,14 @@ class NotAsked(BackendUnavailable):
 
 
 class Crew(Generic[Subject]):
-    def __init__(self, subject: Subject, name: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self, subject: Subject, name: str, now: Callable[[], float], back: Callable[[], None] | None = None
+    ) -> None:
+        """``back`` is called when a server that was down has answered, on a thread of the crew."""
         self._subject = subject
         self._name = name
         self._now = now
+        self._back = back
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle: SimpleQueue[None] = SimpleQueue()  # one for each thread that waits for a job
         self._threads = 0
@@ -74,6 +78,13 @@ class Crew(Generic[Subject]):
             self._idle.get_nowait()
         except Empty:
             self._one_more()
+
+    def is_up(self) -> bool:
+        """It has answered, to whomever: from now on all questions are asked. Whether it was down."""
+        with self._lock:
+            was_down = self._pause > 0.0
+            self._silences, self._pause, self._why = 0, 0.0, None
+        return was_down
 
     def close(self) -> None:
         with self._lock:
@@ -116,15 +127,12 @@ class Crew(Generic[Subject]):
             self._is_silent(silence, self._now() - now)
             raise
         else:
-            self._answers()
+            if self.is_up() and self._back:
+                self._back()
             return said
         finally:
             if tries:
                 self._trying = False
-
-    def _answers(self) -> None:
-        with self._lock:
-            self._silences, self._pause, self._why = 0, 0.0, None
 
     def _is_silent(self, silence: BackendUnavailable, took: float) -> None:
         with self._lock:

@@ -55,17 +55,25 @@ class Servers:
         keys: Keyspace,
         now: Callable[[], float],
         ear_of: Callable[[int], Notices],
+        back: Callable[[], None],
     ) -> None:
-        """No I/O. Made anew in a forked child. ``ear_of``: who is told what that server pushes."""
+        """No I/O. Made anew in a forked child. ``ear_of``: who is told what that server pushes; ``back`` is called when
+        one that was down has answered."""
         self._scheme = scheme
         self.endpoints = endpoints
         self.now = now
         self.quorum = Quorum(len(endpoints))
         self.nodes = [Node(endpoint, keys, ear_of(which)) for which, endpoint in enumerate(endpoints)]
+
+        def is_back(which: int) -> None:
+            self.crews[which].is_up()
+            self.keepers[which].is_up()
+            back()
+
         named = list(zip(self.nodes, endpoints, strict=True))
-        self.crews = [Crew(node, endpoint.name, now) for node, endpoint in named]
+        self.crews = [Crew(node, each.name, now, partial(is_back, which)) for which, (node, each) in enumerate(named)]
         # What is held is kept and given back, however many wait: their questions are not before these.
-        self.keepers = [Crew(node, endpoint.name, now) for node, endpoint in named]
+        self.keepers = [Crew(node, each.name, now, partial(is_back, which)) for which, (node, each) in enumerate(named)]
 
     def counts(self, which: int) -> bool:
         """Whether its word counts: see `Guarded`."""

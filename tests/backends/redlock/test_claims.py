@@ -228,6 +228,33 @@ def test_a_limit_that_was_short_and_spent_tells_nothing_of_the_servers(contend: 
     us.take(us.claim("b"))
 
 
+def test_servers_that_are_back_are_asked_at_once_by_whoever_waits_or_holds(contend: Contend) -> None:
+    us = contend()
+    waits, held = us.claim(), us.take(us.claim("held"))
+    us.settle(held[0])
+    us.cut_off(0, 1, 2)
+    crews, keepers = us.backend.servers.crews, us.backend.servers.keepers
+
+    def all_are_down() -> bool:
+        with pytest.raises(BackendUnavailable):
+            us.attempt(waits, join=True)
+        assert isinstance(us.renew(held)[0], BackendUnavailable)
+        return all(crew._pause for crew in [*crews, *keepers])
+
+    eventually(all_are_down, within=WITHIN)
+    us.ear.heard.clear()
+    for proxy in us.proxies:
+        proxy.accept()
+    for crew in crews:
+        crew._again_at = 0.0  # its pause is over; those of the keepers are not
+    for crew in keepers:
+        crew._again_at = math.inf
+    us.backend.ping(WITHIN)
+    us.ear.hears("wake", None, within=WITHIN)
+    eventually(lambda: not any(crew._pause for crew in [*crews, *keepers]), within=WITHIN)
+    assert isinstance(us.renew(held)[0], Granted)
+
+
 def test_a_server_that_has_restarted_is_asked_on_though_it_does_not_count(
     contend: Contend, servers: RedisServers
 ) -> None:

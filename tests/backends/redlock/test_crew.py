@@ -23,7 +23,8 @@ class Asked:
     def __init__(self) -> None:
         self.time = 0.0
         self.times = 0
-        self.crew: Crew[str] = Crew("a", "it", lambda: self.time)
+        self.back: list[float] = []  # when it was
+        self.crew: Crew[str] = Crew("a", "it", lambda: self.time, lambda: self.back.append(self.time))
 
     def ask(self, failure: Callable[[], Exception] | None = None, takes: float = 0.0) -> Any:
         answers: SimpleQueue[Any] = SimpleQueue()
@@ -104,6 +105,7 @@ def test_a_server_is_asked_again_at_once_unless_it_is_known_to_be_down(
         asked.ask(failure, takes)
     assert asked.times == 2 * SILENCES
     assert asked.ask() == "a"
+    assert not asked.back
 
 
 @pytest.mark.parametrize("failure", [refused, loads, loads_as_one_logs_in])
@@ -114,9 +116,11 @@ def test_a_server_that_is_down_is_asked_now_and_then(asked: Asked, failure: Call
         asked.time += 0.01
         asked.ask(failure)
     assert asked.times == 1 + 5 + 8  # the pauses double up to a second
+    assert not asked.back
     asked.time += 1.0
     assert asked.ask() == "a"
     assert asked.ask() == "a"
+    assert asked.back == [asked.time]
 
 
 def test_a_server_that_has_been_silent_for_long_is_asked_now_and_then(asked: Asked) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import multiprocessing
 import threading
 import time
@@ -35,6 +36,7 @@ from tests.servers_zookeeper import ZooKeeperServer
 TTL = 30.0
 BESIDE = (0, 1_000, 5_000)
 AT_ONCE = 16  # threads that take the readers beside which it is measured
+SETTLES, RESTS = 1.0, 0.05  # seconds; the part of a processor below which a process rests
 CYCLES = 40
 PERMITS, WANTING, SECONDS = 3, 40, 8.0
 
@@ -155,11 +157,16 @@ class _Others:
         self._client: multilock.Client | None = None
 
     def take(self, url: str, count: int) -> None:
-        """Until they are so many."""
+        """Until they are so many, and their process rests: what is held for longer than a moment begins to be watched,
+        which would be measured instead."""
         client = self._client = self._client or multilock.connect(url, ttl=TTL)
         reader = client.read_write_lock("read").reader()
         with ThreadPoolExecutor(AT_ONCE) as pool:
             self._held += pool.map(lambda _: reader.acquire(), range(count - len(self._held)))
+        before = -math.inf
+        while time.process_time() - before > RESTS * SETTLES:
+            before = time.process_time()
+            time.sleep(SETTLES)
 
     def end(self) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -189,6 +189,10 @@ def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Evid
     assert gap_of(later) is None
 
 
+def test_the_card_says_for_how_long_both_believed_where_there_is_room(hostile: tuple[Report, Evidence]) -> None:
+    assert "✗ 1/1 400ms" in card(*hostile)
+
+
 def test_a_void_or_partial_report_says_so_first(hostile: tuple[Report, Evidence]) -> None:
     report, evidence = hostile
     text = page(report, evidence)

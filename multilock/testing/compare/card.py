@@ -15,7 +15,7 @@ __all__ = ["card"]
 
 EDGE, TOP, HEAD, BOTTOM = 48.0, 118.0, 34.0, 438.0
 NAMES = 150.0  # width of the names of the faults
-WIDEST, HIGHEST = 96.0, 30.0
+WIDEST, HIGHEST = 112.0, 30.0
 LETTER = 0.62  # of the size of a letter is its width, roughly
 MARKS = {"kept": "✓", "broken": "✗", "undecided": "?", "": "–"}
 

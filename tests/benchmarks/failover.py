@@ -39,12 +39,15 @@ def failovers() -> dict[str, dict[str, Any]]:
             for _ in range(RUNS):
                 guarded.heal()
                 runs.append(_failover(guarded, fault))
-            found[way] = {
-                name: {"median": round(median(values), 3), "longest": round(max(values), 3)}
-                for name in runs[0]
-                if (values := [run[name] for run in runs])
-            }
+            found[way] = {name: _summed_up([run[name] for run in runs]) for name in runs[0]}
     return found
+
+
+def _summed_up(values: list[Any]) -> Any:
+    """Seconds, or words."""
+    if isinstance(values[0], str):
+        return ", ".join(sorted(set(values)))
+    return {"median": round(median(values), 3), "longest": round(max(values), 3)}
 
 
 def _ask(guarded: Guarded) -> None:
@@ -52,14 +55,14 @@ def _ask(guarded: Guarded) -> None:
         guard.execute_command("SENTINEL", "FAILOVER", NAME)
 
 
-def _failover(guarded: Guarded, fault: Fault) -> dict[str, float]:
+def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:
     """In seconds from the fault on."""
     former = guarded.primary()
-    lost: list[float] = []
+    lost: list[tuple[float, multilock.Loss[multilock.Lease]]] = []
     told = threading.Event()
 
     def on_lost(loss: multilock.Loss[multilock.Lease]) -> None:
-        lost.append(now())
+        lost.append((now(), loss))
         told.set()
 
     with multilock.connect(guarded.url, ttl=TTL) as holder, _Taking(guarded.url) as taking:
@@ -74,10 +77,12 @@ def _failover(guarded: Guarded, fault: Fault) -> dict[str, float]:
         taking.goes_on()
         assert kept.is_held()
         assert not gone.is_held()
+        [(told_at, loss)] = lost
         return {
             "s until a Sentinel names another": named - at,
             "s in which no free lock was to be had": taking.longest_gap(),
-            "s until the holder of a forgotten lock was told": lost[0] - at,
+            "s until the holder of a forgotten lock was told": told_at - at,
+            "what it was told": f"{loss.reason.name}: {loss.message}",
         }
 
 

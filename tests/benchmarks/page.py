@@ -115,9 +115,13 @@ def _failover(found: Mapping[str, Any]) -> list[str]:
     return [
         _table(
             ["median (longest)", *measured],
-            ([way, *(f"{its['median']} ({its['longest']})" for its in row.values())] for way, row in ways.items()),
+            ([way, *map(_summed_up, row.values())] for way, row in ways.items()),
         )
     ]
+
+
+def _summed_up(its: Any) -> str:
+    return its if isinstance(its, str) else f"{its['median']} ({its['longest']})"
 
 
 #: What can be measured alone, and what shows it.

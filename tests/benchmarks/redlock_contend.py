@@ -4,7 +4,7 @@ that may lack everything of ours.
 redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release; answered by
                                                       the seconds that each took, a list in JSON
 redlock_contend.py WHAT PORTS SECONDS THREADS REST    as `tests.benchmarks.crowd`: they hold it for 2 ms, and ask again
-                                                      after REST seconds
+                                                      after REST seconds; who waits then is given GIVE_UP more
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import math
 import os
 import socket
 import sys
@@ -26,6 +27,7 @@ NAME = "redlock"
 TTL = 10.0  # pottery's own; what a stray request of some library leaves behind is gone that soon
 HOLD = 0.002  # seconds
 FOR_EVER = 10**9
+GIVE_UP = 3.0  # seconds; many who try again at random may each have some of the servers for ever
 
 Take = Callable[[], Callable[[], object]]  # acquires, and says how it is given back
 TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]
@@ -152,13 +154,16 @@ async def cycles_on_a_loop(take: TakeAsync) -> None:
 
 def crowd(take: Take, seconds: float, count: int, rest: float) -> None:
     turns: list[tuple[float, float, float]] = []
+    waiting: dict[int, float] = {}
     _say("ready")
     sys.stdin.readline()
     until = _now() + seconds
 
-    def work() -> None:
+    def work(me: int) -> None:
         while (asked := _now()) < until:
+            waiting[me] = asked
             give_back = take()
+            del waiting[me]
             got = _now()
             time.sleep(HOLD)
             back = _now()
@@ -166,23 +171,31 @@ def crowd(take: Take, seconds: float, count: int, rest: float) -> None:
             turns.append((got, back, asked))
             time.sleep(rest)
 
-    threads = [threading.Thread(target=work) for _ in range(count)]
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
-    _say(turns)
+        thread.join(max(0.0, until + GIVE_UP - _now()))
+    _say([*turns, *_never(waiting)])
+
+
+def _never(waiting: dict[int, float]) -> list[tuple[float, float, float]]:
+    """The turns of who waits in vain, until now."""
+    return [(math.inf, _now(), asked) for asked in list(waiting.values())]
 
 
 async def crowd_on_a_loop(take: TakeAsync, seconds: float, count: int, rest: float) -> None:
     turns: list[tuple[float, float, float]] = []
+    waiting: dict[int, float] = {}
     _say("ready")
     await asyncio.to_thread(sys.stdin.readline)
     until = _now() + seconds
 
-    async def work() -> None:
+    async def work(me: int) -> None:
         while (asked := _now()) < until:
+            waiting[me] = asked
             give_back = await take()
+            del waiting[me]
             got = _now()
             await asyncio.sleep(HOLD)
             back = _now()
@@ -190,8 +203,10 @@ async def crowd_on_a_loop(take: TakeAsync, seconds: float, count: int, rest: flo
             turns.append((got, back, asked))
             await asyncio.sleep(rest)
 
-    await asyncio.gather(*(work() for _ in range(count)))
-    _say(turns)
+    tasks = [asyncio.create_task(work(number)) for number in range(count)]
+    ended, _ = await asyncio.wait(tasks, timeout=seconds + GIVE_UP)
+    await asyncio.gather(*ended)
+    _say([*turns, *_never(waiting)])
 
 
 async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
@@ -200,6 +215,7 @@ async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
         await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]))
     else:
         await cycles_on_a_loop(take)
+    os._exit(0)  # as below; the end of a loop would wait for who tries on for ever
 
 
 def main(what: str, servers: str, *order: str) -> None:

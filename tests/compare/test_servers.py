@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -75,6 +76,19 @@ def test_a_process_is_stopped_and_goes_on(sleeper: subprocess.Popen[bytes]) -> N
     with server.stopped(60.0):
         assert stands_still(sleeper.pid)
     assert not stands_still(sleeper.pid)
+
+
+def test_who_has_thousands_of_open_files_stops_it_too(sleeper: subprocess.Popen[bytes]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with contextlib.ExitStack() as files:
+        while files.enter_context(open(os.devnull)).fileno() < 1100:
+            pass
+        with ServerProcess(pid=sleeper.pid).stopped(60.0):
+            assert stands_still(sleeper.pid)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_it_goes_on_after_an_error(sleeper: subprocess.Popen[bytes]) -> None:

@@ -159,7 +159,7 @@ def _down(order: dict[str, Any]) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        bufsize=0,  # select() sees what is unread
+        bufsize=0,  # poll() sees what is unread
         start_new_session=True,  # ctrl-C is not for it
     )
     try:
@@ -170,7 +170,7 @@ def _down(order: dict[str, Any]) -> Iterator[None]:
     finally:
         assert keeper.stdin is not None
         assert keeper.stdout is not None
-        early = bool(select.select([keeper.stdout], [], [], 0)[0])
+        early = _says_something(keeper, 0.0)
         keeper.stdin.close()
         rest = keeper.stdout.read().decode()
         keeper.stdout.close()
@@ -183,8 +183,16 @@ def _down(order: dict[str, Any]) -> Iterator[None]:
 
 def _hear(keeper: subprocess.Popen[bytes], within: float) -> str:
     assert keeper.stdout is not None
-    ready, _, _ = select.select([keeper.stdout], [], [], within)
-    return keeper.stdout.readline().decode().strip() if ready else f"no word in {within:.0f} s"
+    if not _says_something(keeper, within):
+        return f"no word in {within:.0f} s"
+    return keeper.stdout.readline().decode().strip()
+
+
+def _says_something(keeper: subprocess.Popen[bytes], within: float) -> bool:
+    """Or has ended."""
+    poll = select.poll()  # select() takes no descriptor above 1023, and 1,000 contenders leave none below
+    poll.register(keeper.stdout, select.POLLIN)  # type: ignore[arg-type]
+    return bool(poll.poll(within * 1000))
 
 
 def _ancestors() -> set[int]:

@@ -89,7 +89,7 @@ def compare(wanted: Wanted) -> int:
             all_of_controls=not wanted.quick,
             out=folder,
             resume=wanted.resume,
-            progress=_progress(console, stack, _Progress(_loads(wanted))),
+            progress=_progress(console, stack, _Progress()),
         )
         if folder is not None:
             write_whole(folder / "report.md", summary.markdown(report))
@@ -119,10 +119,6 @@ def _scenarios(wanted: Wanted) -> list[str] | None:
     if wanted.scenarios:
         return wanted.scenarios.split(",")
     return [name for name in (*SCENARIOS, *LOADS) if name != "scale"] if wanted.quick and not wanted.scale else None
-
-
-def _loads(wanted: Wanted) -> list[str]:
-    return [name for name in _scenarios(wanted) or LOADS if name in LOADS]
 
 
 def verify(folder: str) -> int:
@@ -176,9 +172,8 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
 
 @dataclass(slots=True)
 class _Progress:
-    """What is said of a run while it goes on. ``loads`` are measured after all cycles."""
+    """What is said of a run while it goes on."""
 
-    loads: Sequence[str]
     before: int | None = None  # cycles of earlier pieces, which took none of the time that has elapsed
 
     def line(self, at: Progress, width: int) -> str:
@@ -190,7 +185,7 @@ class _Progress:
         if self.before is None:
             self.before = at.done
         said = f"{at.done} of {at.planned} cycles, {at.elapsed:.0f} s"
-        if at.done == self.before or not at.running:
+        if at.done == self.before or at.measuring:
             return said
         left = at.elapsed / (at.done - self.before) * max(0, at.planned - at.done)
         if at.within is not None:
@@ -198,10 +193,7 @@ class _Progress:
         return f"{said}, about {left:.0f} s left"
 
     def _runs(self, at: Progress) -> str:
-        """Loads run when no cycle does."""
-        if at.done and not at.running and self.loads:
-            return f"measures {', '.join(self.loads)}"
-        return ", ".join(dict.fromkeys(at.running))
+        return f"measures {at.measuring}" if at.measuring else ", ".join(dict.fromkeys(at.running))
 
 
 def _progress(console: Console, stack: ExitStack, told: _Progress) -> Callable[[Progress], None]:

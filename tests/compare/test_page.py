@@ -264,6 +264,8 @@ def test_a_regression_is_shown_where_the_verdict_names_one_and_nowhere_else(held
     told = [what for what in report.violations if " came after " in what]
     assert len(told) == 3 * held
     assert sum(not grew for _, grew in evidence.tokens["ours"]) == len(told)
+    rows = [*report.data["cells"], report.data["loads"][0]]
+    assert [row["token_regressions"] for row in rows] == [held, 2 * held]
 
 
 def test_however_many_points_there_are_their_chart_stays_small() -> None:

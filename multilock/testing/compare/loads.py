@@ -214,7 +214,8 @@ def _contention(events: list[Event]) -> dict[str, Any]:
         "least": min(per_contender.values(), default=0) if len(per_contender) == events[0]["contenders"] else 0,
         "starved": events[0]["contenders"] - len(per_contender),
         "inversions": sum(other["asked"] < one["asked"] for one, other in pairwise(grants)),
-        "violations": list(_violations(given)),
+        "token_regressions": sum(1 for _ in _regressions(given)),
+        "violations": [*_overlaps(given), *_regressions(given)],
     }
     if "bound" in events[0]:
         deadlocks = list(_deadlocks(events, given))
@@ -223,11 +224,19 @@ def _contention(events: list[Event]) -> dict[str, Any]:
     return row
 
 
-def _violations(grants: list[Event]) -> Iterator[str]:
-    believed = [event for event in grants if event["held"]]
-    for one, other in pairwise(believed):
+def _overlaps(grants: list[Event]) -> Iterator[str]:
+    for one, other in _believed(grants):
         if other["at"] < one["until"]:
             yield f"{one['id']} and {other['id']} believed at the same time, for {one['until'] - other['at']:.6f} s"
+
+
+def _believed(grants: list[Event]) -> Iterator[tuple[Event, Event]]:
+    """Each that was believed in, and the next one."""
+    return pairwise(event for event in grants if event["held"])
+
+
+def _regressions(grants: list[Event]) -> Iterator[str]:
+    for one, other in _believed(grants):
         if one["token"] is not None and other["token"] is not None and other["token"] <= one["token"]:
             yield f"token {other['token']} of {other['id']} came after {one['token']} of {one['id']}"
 

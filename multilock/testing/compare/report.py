@@ -34,7 +34,7 @@ __all__ = [
 
 SCHEMA = 1
 HISTORY, REPORT = "history.jsonl", "report.json"
-LATER = frozenset({"writes", "writes_refused"})  # of a cell: not in the first reports
+LATER = frozenset({"writes", "writes_refused", "token_regressions"})  # of a row: not in the first reports
 GREEN, VIOLATION, VOID, UNREACHABLE = 0, 1, 3, 69
 DECIDED_SHARE = 0.5  # of the cycles of a contestant that is no control; with fewer the run has shown nothing
 

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import math
 import os
-import platform
 import queue
 import random
 import re
@@ -31,6 +30,7 @@ from multilock.testing.compare.columns import Column, columns_for, is_ours
 from multilock.testing.compare.cycle import Cell, Plan, play
 from multilock.testing.compare.folder import check_writable, open_history
 from multilock.testing.compare.history import Event, write_cycle
+from multilock.testing.compare.host import host
 from multilock.testing.compare.interrupted import interrupted_once, undisturbed
 from multilock.testing.compare.loads import LOADS, Load, play_load, rows_of
 from multilock.testing.compare.mates import Mate, Stopped
@@ -77,6 +77,7 @@ class Progress:
     running: list[str] = field(default_factory=list)
     elapsed: float = 0.0
     within: float | None = None
+    measuring: str = ""  #: a load, after all cycles
 
 
 def run(
@@ -233,6 +234,7 @@ class _Runner:
         self._numbered = 0
         self.scenarios: list[str] = []
         self._running: dict[int, Plan] = {}
+        self._measuring = ""
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # for another cycle
         self._stop = threading.Event()
@@ -407,9 +409,8 @@ class _Runner:
             with self._lock:
                 running = sorted(f"{plan.contestant} {plan.scenario.name}" for plan in self._running.values())
                 done = len(self._verdicts)
-            self._tell(
-                Progress(done, max(self._planned, done + len(running)), running, now() - self._began, self.within)
-            )
+            planned, elapsed = max(self._planned, done + len(running)), now() - self._began
+            self._tell(Progress(done, planned, running, elapsed, self.within, self._measuring))
 
     # ---- on the threads that play
 
@@ -454,9 +455,10 @@ class _Runner:
         try:
             for thread in before:
                 thread.join()
-            for load in self._loads:
+            for number, load in enumerate(self._loads, 1):
                 if self._stop.is_set():
                     return
+                self._measuring = f"{load.contestant} {load.kind}, {number} of {len(self._loads)}"
                 a_mate = partial(self._mate, fresh=load.kind == "scale")  # its memory is measured
                 events, mates = play_load(load, a_mate, self._stop)
                 for mate in mates:
@@ -608,10 +610,7 @@ class _Runner:
             "ttl": ttl,
             "at_once": self.at_once.most,
             "seconds": round(sum(piece["seconds"] for piece in pieces), 3),
-            "host": {
-                "system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count(),
-                "machine": platform.machine(),
-            },
+            "host": host(),
             "scenarios": [{"name": name, "says": SCENARIOS[name].says} for name in self.scenarios],
             "columns": columns,
             "cells": cells,

@@ -74,7 +74,7 @@ def face_of(adapter: str) -> str:
     return FACES.get(name, name)
 
 
-LOST = ("contestant", "ttl", "known after", "told before", "takeover", "tokens", "fenced writes", "late refused")
+LOST = ("contestant", "ttl", "known after", "told before", "takeover", "tokens", "regressed", "writes", "late refused")
 TOLD = "≤ from the fault until the holder knew, and until the next one held; ≥ from its callback until then"
 
 
@@ -94,8 +94,13 @@ def _lost(report: Report) -> Iterator[Row]:
             f"≤ {max(known):.2f}" if known else NONE,
             f"≥ {min(margins):.2f}" if margins else NONE,
             f"≤ {max(taken):.2f}" if taken else NONE,
-            *(str(sum(cell.get(key, 0) for cell in cells)) for key in ("tokens", "writes", "writes_refused")),
+            *(_sum(cells, name) for name in ("tokens", "token_regressions", "writes", "writes_refused")),
         )
+
+
+def _sum(cells: Sequence[dict[str, Any]], name: str) -> str:
+    known = [cell[name] for cell in cells if name in cell]
+    return str(sum(known)) if known else NONE
 
 
 COST = ("contestant", "p50", "p99", "max", "× ping")

@@ -39,6 +39,7 @@ class Verdict:
     takeover: float = math.nan  #: … until B did
     margin: float = math.nan  #: from A's callback until B believed
     tokens: tuple[int, ...] = ()
+    regressions: int = 0  #: of them
     writes: int = 0  #: with a token, that were taken
     refused: int = 0  #: … and that were not, for a greater token had been there
 
@@ -108,6 +109,7 @@ def judge_cycle(events: list[Event]) -> Verdict:
         "takeover": _since(at, b.began if b else None) if lost else math.nan,
         "margin": b.began - a.losses[0][0] if a and a.losses and b else math.nan,
         "tokens": tuple(belief.token for belief in cycle.beliefs if belief.token is not None),
+        "regressions": sum(1 for _ in _regressions(cycle)),
         "writes": sum(event["taken"] for event in cycle.writes),
         "refused": sum(not event["taken"] for event in cycle.writes),
     }
@@ -166,9 +168,7 @@ def _deaf(cycle: _Cycle) -> Iterator[str]:
 
 def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
     """What else is promised: of tokens and of callbacks."""
-    for one, other in pairwise(cycle.beliefs):
-        if one.token is not None and other.token is not None and other.token <= one.token:
-            yield f"token {other.token} of {other.id} came after {one.token} of {one.id}"
+    yield from _regressions(cycle)
     values = Counter(event["value"] for event in cycle.writes if event["taken"])
     for value in (value for value, times in values.items() if times > 1):
         who = " and ".join(event["id"] for event in cycle.writes if event["taken"] and event["value"] == value)
@@ -182,6 +182,12 @@ def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
             yield f"{belief.id} lost it, and was never told"
         if told_before and (late := _told_late(cycle, belief)) is not None and not late[1]:
             yield f"{belief.id} was told of its loss {late[0] * 1000:.0f} ms after the next one believed"
+
+
+def _regressions(cycle: _Cycle) -> Iterator[str]:
+    for one, other in pairwise(cycle.beliefs):
+        if one.token is not None and other.token is not None and other.token <= one.token:
+            yield f"token {other.token} of {other.id} came after {one.token} of {one.id}"
 
 
 def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
@@ -263,6 +269,7 @@ def _cell(contestant: str, scenario: str, rows: list[tuple[Event, Verdict]]) -> 
         "takeover": _spread([each.takeover / ttl for each in verdicts]),
         "callback_margin": _spread([each.margin / ttl for each in verdicts]),
         "tokens": sum(len(each.tokens) for each in verdicts),
+        "token_regressions": sum(each.regressions for each in verdicts),
         "writes": sum(each.writes for each in verdicts),
         "writes_refused": sum(each.refused for each in verdicts),
     }

@@ -685,8 +685,16 @@ class Chaos:
 
     # ---- the end
 
+    def stood_still(self, since: float) -> float:
+        """Seconds since then, in a chaos of another kind, in which nobody could get a lock though all was in order."""
+        return 0.0
+
+    def standstills(self) -> Iterator[Fault]:
+        """What stood still though nobody stopped it, in a chaos of another kind: as much a fault as if somebody had."""
+        return iter(())
+
     def seen(self) -> Iterator[str]:
-        """What is wrong so far, in a chaos of another kind …"""
+        """What is wrong so far, …"""
         return iter(())
 
     def judged(self) -> Iterator[str]:
@@ -705,7 +713,8 @@ class Chaos:
             self.collect()
         began = now()
         stuck = set(self.names)
-        while now() < began + 2 * self.arena.ttl or (stuck and now() < began + bound + 2 * self.arena.ttl):
+        patience = bound + 2 * self.arena.ttl
+        while now() < began + 2 * self.arena.ttl or (stuck and now() < began + patience + self.stood_still(began)):
             self.collect()
             stuck -= {belief.name for belief in self.record.beliefs.values() if belief.began > began}
             time.sleep(0.02)
@@ -841,7 +850,8 @@ def run(
             violations += (f"O2 {lost}" for lost in ledger.lost)
             violations += record.token_regressions()
             violations += record.late_callbacks()
-            violations += record.slow_takeovers(chaos.faults, bound, chaos.arena.ttl, chaos.told_to_stop_at)
+            faults = [*chaos.faults, *chaos.standstills()]
+            violations += record.slow_takeovers(faults, bound, chaos.arena.ttl, chaos.told_to_stop_at)
             violations += record.miscounted_callbacks(set(record.ends))
             violations += (f"O7: process {pid} ended with {end}" for pid, end in record.ends.items() if end != ("-", 0))
             violations += record.wrong

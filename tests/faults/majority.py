@@ -14,6 +14,7 @@ import math
 import random
 import re
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,15 +28,18 @@ from redis.retry import Retry
 from multilock import now
 from multilock.model import LockInfo, parse_owner
 from multilock.testing.beliefs import Fault, LedgerServer
+from multilock.testing.beliefs.oracles import within
 from multilock.testing.conformance.faces import background
 from multilock.testing.proxy import Direction
 from multilock_redis.redlock.crew import LONGEST_PAUSE
+from multilock_redis.redlock.servers import LEAST_LIMIT
 from tests.faults.chaos import (
     FOR_A_WHILE,
     KEYS,
     PROCESS_PACE,
     RECOVERY,
     SERVER_PACE,
+    SHORT_STOP,
     STREAMS,
     Arena,
     Chaos,
@@ -64,6 +68,32 @@ DIRECTIONS: list[Direction] = ["both", "up", "down"]
 FAR = 0.1, 0.2  # seconds that answers take; less than a request may, and more than the next holder needs to come
 FAR_FOR = 5.0
 TOGETHER = 2, 4  # processes on one side of a partition
+
+
+class Standstills:
+    """Times in which this process, which is the network of all contenders, did not run."""
+
+    BEAT = 0.01  # seconds
+
+    def __init__(self) -> None:
+        self.those: list[tuple[float, float]] = []
+        self._last = now()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="standstills", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def beat(self, at: float) -> None:
+        last, self._last = self._last, at
+        if at - last > SHORT_STOP:
+            self.those.append((last, at))
+
+    def _watch(self) -> None:
+        while not self._end.wait(self.BEAT):
+            self.beat(now())
 
 
 class RedlockArena(RemoteArena):
@@ -138,9 +168,15 @@ class Majority(Chaos):
     ) -> None:
         super().__init__(arena, ledger, seed, habits, defect, mixed)
         self.waits = Waits(self.record)
+        self._of_network = Standstills()
+        self._far: list[Fault] = []
         self.undone: dict[str, float] = {}
         self._found: dict[tuple[str, int, str], float] = {}  # when a server was asked last, and had this of a claim
         self._look_at = 0.0
+
+    def close(self) -> None:
+        self._of_network.close()
+        super().close()
 
     def streams(self) -> list[Stream]:
         processes: dict[Happening, float] = {
@@ -258,14 +294,17 @@ class Majority(Chaos):
         self._busy.add(place)
         network.delay(self.dice.uniform(*FAR), "down")
         since = now()
+        self._far.append(far := Fault("far away", helper.pid, since))
 
         def look() -> None:
             if any(each.pid == helper.pid and each.began > since for each in self._holding(FOR_A_WHILE)):
                 self._begin("cut off far away", place, network.heal, self._rest(always_long=True))
                 network.black_hole("up")
+                far.end = now()
             elif now() > since + FAR_FOR:
                 network.heal()
                 self._busy.discard(place)
+                far.end = now()
             else:
                 self._do(0.005, look)
 
@@ -307,6 +346,20 @@ class Majority(Chaos):
             self._look_at = at + LOOK_EVERY
             for which, what, owner in self.arena.found():
                 self._found[owner.partition("@")[0], which, what] = at
+
+    def stood_still(self, since: float) -> float:
+        return within(self._of_network.those, since, now())
+
+    def standstills(self) -> Iterator[Fault]:
+        """On a machine with too little time: the network, whose answers came too late, and contenders, which cannot be
+        told from those that are stopped as they are handed a lock. And who is far away, again and again: where it has
+        to connect anew, what it asked for is given to it, and it hears of that too late."""
+        for start, end in itertools.chain(self._of_network.those, *self.record.stalls.values()):
+            if end - start > LEAST_LIMIT:
+                yield Fault("stood still", None, start, end)
+        for far in self._far:
+            for times in range(math.ceil((min(far.end, now()) - far.start) / self.arena.ttl)):
+                yield Fault(far.kind, far.pid, far.start + times * self.arena.ttl, far.end)
 
     def seen(self) -> Iterator[str]:
         for (id, which, what), at in self._found.items():

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from multilock import now
 from multilock.testing.beliefs import Fault, LedgerServer, Record
 from tests.faults.chaos import overstays
+from tests.faults.majority import Standstills
 
 TTL = 0.75
 Ask = Callable[[Record], Iterable[str]]
@@ -143,6 +145,17 @@ def test_a_takeover_may_be_late_after_a_fault_or_where_its_process_did_not_run(
 ) -> None:
     late = record("1 got 1 n a 1 1", "1 held 2 a", "2 got 5 n b 2 1", *stalls)
     assert len(list(late.slow_takeovers(faults, 1.0, TTL, until))) == number
+
+
+def test_a_network_stands_still_where_its_process_did_not_run() -> None:
+    network = Standstills()
+    network.close()
+    start = now()
+    network.beat(start)
+    network.those.clear()
+    for passed in (0.01, 0.05, 0.3, 0.34):
+        network.beat(start + passed)
+    assert network.those == [(start + 0.05, start + 0.3)]
 
 
 def test_the_ledger_refuses_an_old_token_and_notices_a_lost_update(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -542,23 +542,21 @@ class Connections:
         """A connection, and what is left of ``within``. Who stood still has nothing left, and asks nothing: that may
         have been called off meanwhile, so long ago that no server knows."""
         start = self._now()
-        wire = self._unused(start) or self._endpoint.connect(within, self._now)
+        while self._idle:
+            try:
+                wire = self._idle.pop()
+            except IndexError:  # another thread took it
+                continue
+            if wire.used > start - FRESH or not wire.stale():
+                break
+            wire.close()
+        else:
+            wire = self._endpoint.connect(within, self._now)
         left = start + within - self._now()
         if left <= 0:
             self._give(wire)
             raise BackendUnavailable(f"{wire.where}: no time was left to ask it", unknown=False, backend="redis")
         return wire, left
-
-    def _unused(self, now: float) -> Wire | None:
-        while self._idle:
-            try:
-                wire = self._idle.pop()
-            except IndexError:  # another thread took it
-                break
-            if wire.used > now - FRESH or not wire.stale():
-                return wire
-            wire.close()
-        return None
 
     def _give(self, wire: Wire) -> None:
         if wire.alive:

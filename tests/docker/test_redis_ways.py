@@ -32,7 +32,22 @@ def project() -> Iterator[Project]:
     with running("cluster.yaml", "redis", "sentinel", "shards") as project:
         for url in WAYS.values():
             each_grants(url)
+        for port in SENTINELS:
+            until_it_can_fail_over(port)
         yield project
+
+
+def until_it_can_fail_over(port: int) -> None:
+    """This Sentinel, which has just been started, knows the others and a replica that follows. It asks the primary for
+    its replicas every ten seconds; one that finds no good one tries again minutes later."""
+    until = time.monotonic() + WELL_WITHIN
+    with redis.Redis(port=port) as guard:
+        while not (
+            guard.sentinel_master("locks")["num-other-sentinels"] == len(SENTINELS) - 1
+            and any(replica["master-link-status"] == "ok" for replica in guard.sentinel_slaves("locks"))
+        ):
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 def test_every_service_is_healthy_and_open_to_this_machine_only(project: Project) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -26,6 +25,7 @@ from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerFault, ServerProcess, each_of, given
 from multilock.testing.compare.sessions import close_kazoo
 from tests.compare.test_many_at_once import mate_that_said
+from tests.open_files import over_a_thousand
 from tests.servers import RedisServer
 from tests.servers_redlock import RedisServers
 
@@ -79,16 +79,8 @@ def test_a_process_is_stopped_and_goes_on(sleeper: subprocess.Popen[bytes]) -> N
 
 
 def test_who_has_thousands_of_open_files_stops_it_too(sleeper: subprocess.Popen[bytes]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2048:
-        pytest.skip(f"this machine allows {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    with contextlib.ExitStack() as files:
-        while files.enter_context(open(os.devnull)).fileno() < 1100:
-            pass
-        with ServerProcess(pid=sleeper.pid).stopped(60.0):
-            assert stands_still(sleeper.pid)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with over_a_thousand(), ServerProcess(pid=sleeper.pid).stopped(60.0):
+        assert stands_still(sleeper.pid)
 
 
 def test_it_goes_on_after_an_error(sleeper: subprocess.Popen[bytes]) -> None:

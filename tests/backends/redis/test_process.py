@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import threading
 import time
@@ -23,6 +21,7 @@ from multilock_redis.transactions import RELEASE
 from multilock_redis.transport import FRESH
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ear, Ours, eventually, holder_of
+from tests.open_files import over_a_thousand
 from tests.servers import RedisServer
 
 
@@ -221,19 +220,12 @@ def test_one_thread_keeps_to_one_connection(us: Ours) -> None:
 
 
 def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2048:
-        pytest.skip(f"this machine allows {hard} open files")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
-    with contextlib.ExitStack() as files:
-        while files.enter_context(open(os.devnull)).fileno() < 1100:
-            pass
+    with over_a_thousand():
         held = us.take()
         us.watch(held)
         time.sleep(FRESH)
         assert all(us.renew(held))
         assert us.release(held[0])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_spare_connections_end_when_they_were_not_used_for_a_minute(us: Ours) -> None:

@@ -38,6 +38,7 @@ class Ear:
             self._notices.wake(None)
         elif standing := self._places.get(claim_id):
             with standing.lock:
+                standing.at[self._which].is_hinted()
                 standing.woken.add(self._which)
                 ours = standing.woken | {which for which, at in enumerate(standing.at) if at.vote}
                 enough = len(ours) >= self._quorum.needed
@@ -55,8 +56,9 @@ class Ear:
                 if standing.leaving:  # what a release ends is no loss
                     return
                 at = standing.at[self._which]
-                at.watched, at.gone, at.taken = False, True, now
-                lacking = sum(at.lacks(now, limit(claim, claim.ttl)) for at in standing.at)
+                at.watched, at.taken = False, now
+                at.is_gone()
+                lacking = standing.lacking(now, limit(claim, claim.ttl))
                 lost = self._quorum.lost(lacking) and not standing.told_gone
                 standing.told_gone |= lost
             if lost:

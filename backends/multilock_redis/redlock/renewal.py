@@ -96,7 +96,7 @@ class Renewal:
         renewed: list[Granted | BackendUnavailable | None] = []
         for i in range(len(self._held)):
             proof = self._proof(i, votes[i])
-            if proof is not None or quorum.lost(gone[i]):
+            if proof is not None or quorum.lost(gone[i] + self._lacking(i, {which for which, _ in answered})):
                 renewed.append(proof)
             else:  # a server that refuses now may have kept it
                 failure = servers.silence(silences, "renew it")
@@ -117,6 +117,14 @@ class Renewal:
         """Whether this server's renewal counts."""
         standing = self._places.get(self._held[i][0].id)
         return self._servers.counts(which) and (standing is None or standing.at[which].vouches(renewed.sent_at))
+
+    def _lacking(self, i: int, answered: set[int]) -> int:
+        """How many of the servers that have not answered do not keep this lease, as far as is known."""
+        standing, now = self._places.get(self._held[i][0].id), self._servers.now()
+        if standing is None:
+            return 0
+        with standing.lock:
+            return sum(which not in answered and at.lacks(now, 0.0) for which, at in enumerate(standing.at))
 
     def _proof(self, i: int, votes: Sequence[Granted]) -> Granted | None:
         claim, granted = self._held[i]

@@ -175,7 +175,7 @@ class Rounds:
             if standing.leaving or granted.sent_at <= at.floor or granted.valid_for > standing.claim.ttl:
                 return
             at.touched = True
-            at.gone = False
+            at.is_granted(granted)
             tops_up = standing.held and not standing.short and not at.under_way
             if at.under_way:
                 at.push = granted

@@ -25,6 +25,7 @@ class At:
         "floor",
         "given",
         "gone",
+        "keeps",
         "number",
         "push",
         "released",
@@ -50,6 +51,7 @@ class At:
         self.asked = 0.0  # when the last request was sent, or later
         self.ends: float | None = None  # when what it told us of can be over
         self.given = -math.inf  # when the last request was sent that it granted
+        self.keeps = -math.inf  # until then it keeps the name for this claim, by its newest statement
         self.gone = False  # it has said that this claim does not hold the name
         self.taken = -math.inf  # when it pushed that: an operator comes to one server after the other
         self.watched = False  # it tells when it does not hold the name for this claim any more
@@ -60,9 +62,24 @@ class At:
         return not self.void and sent_at > self.cleared
 
     def lacks(self, now: float, operator: float) -> bool:
-        """Whether it has not the name for this claim, or had not within so many seconds: what is taken back there
-        meanwhile, by a renewal between two servers' answers to an operator, is taken all the same."""
-        return self.gone or now - self.taken < operator
+        """Return True if the server does not keep the name for this claim, or did not within the last ``operator``
+        seconds. A server that never granted it lacks it as well. An operator takes a name from one server after the
+        other, so a renewal between two of them must not hide what the first one lost."""
+        return now >= self.keeps or now - self.taken < operator
+
+    def is_granted(self, granted: Granted) -> None:
+        """The server has said that it keeps the name for this claim."""
+        self.gone = False
+        self.keeps = granted.sent_at + granted.valid_for
+
+    def is_gone(self) -> None:
+        """The server has said that it does not keep the name for this claim."""
+        self.gone = True
+        self.keeps = -math.inf
+
+    def is_hinted(self) -> None:
+        """The server has told the claim to look again: what it vouched for before may have been taken since."""
+        self.vote = self.push = None
 
     def spends(self) -> bool:
         """Whether the claim has to go on as another: nothing else undoes a request without an answer. Nor can it give
@@ -88,12 +105,17 @@ class At:
             unknown = not isinstance(said, BackendRejected) and getattr(said, "unknown", True)
             self.unsure |= unknown
             self.touched |= unknown
+            if self.push:  # the next answer is newer, and may contradict it
+                self.vote, self.push = self.push if counts else None, None
         else:
             unknown = False
             self.touched |= join or isinstance(said, Granted)
-            if isinstance(said, Granted):
-                self.gone, self.given = False, said.sent_at
             push, self.push = self.push, None
+            if isinstance(said, Granted):
+                self.given = said.sent_at
+                self.is_granted(said)
+            elif push is None:
+                self.keeps = -math.inf
             vote = said if isinstance(said, Granted) else push
             self.vote = vote if vote and counts else None
             ends = said.expires_in if isinstance(said, Busy) else 0.0
@@ -172,4 +194,12 @@ class Standing:
         at = self.at[which]
         with self.lock:
             at.asked = max(at.asked, now)
-            at.gone = answer is None and at.given < since
+            if answer is not None and answer.sent_at > at.taken:
+                at.is_granted(answer)
+            elif answer is None and at.given < since:
+                at.is_gone()
+
+    def lacking(self, now: float, operator: float) -> int:
+        """How many servers do not keep the name for this claim."""
+        with self.lock:
+            return sum(at.lacks(now, operator) for at in self.at)

@@ -20,6 +20,7 @@ from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
 from multilock_redis.redlock.crew import AT_ONCE
 from multilock_redis.redlock.guard import Guarded
+from multilock_redis.redlock.standing import At
 from multilock_redis.transport import Endpoint
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -479,6 +480,7 @@ def test_a_late_answer_to_a_renewal_takes_nothing_from_a_server_that_has_it_agai
 def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, granted = us.take()
+    us.settle(claim)
     us.backend.watch("redlock", [(claim, granted)], WITHIN)
     eventually(lambda: all(node.listener._tracked for node in us.backend.servers.nodes))
     ports = [member.port for member in servers.members]
@@ -489,6 +491,45 @@ def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: R
     with redis.Redis(port=ports[1]) as bare:
         bare.delete("multilock/a")
     us.ear.hears("gone", claim.id, LossReason.TAKEN, within=WITHIN)
+
+
+def test_one_forgetful_server_ends_a_lease_of_a_bare_majority(contend: Contend, servers: RedisServers) -> None:
+    us, them = contend(), contend()
+    us.cut_off(2)
+    held = us.take()
+    us.backend.watch("redlock", [held], WITHIN)
+    eventually(lambda: all(node.listener._tracked for node in us.backend.servers.nodes[:2]), within=WITHIN)
+    with redis.Redis(port=servers.members[1].port) as bare:
+        bare.delete("multilock/a")
+    us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
+    them.take()
+
+
+def test_a_renewal_loses_what_only_a_minority_keeps(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    us.cut_off(2)
+    held = us.take()
+    with redis.Redis(port=servers.members[1].port) as bare:
+        bare.delete("multilock/a")
+    assert us.renew(held) == [None]
+
+
+def test_a_server_where_the_lease_has_expired_lacks_it() -> None:
+    at = At()
+    at.is_asked(False)
+    at.answers(Granted(1, 6.0, 10.0, 6.0, 2.0, "g", "k"), 10.1, join=False, gave_way=False, counts=True)
+    assert [at.lacks(now, 0.25) for now in (10.1, 15.9, 16.1)] == [False, False, True]
+
+
+def test_a_refusal_contradicts_a_push_that_came_before_it() -> None:
+    at = At()
+    at.is_asked(False)
+    at.push = Granted(1, 6.0, 10.0, 6.0, 2.0, "g", "k")
+    at.answers(BackendUnavailable("lost", unknown=True), 10.1, join=True, gave_way=False, counts=True)
+    assert at.vote
+    at.is_asked(False)
+    at.answers(Busy(2.0, 5.0), 10.2, join=True, gave_way=False, counts=True)
+    assert at.vote is None
 
 
 def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, servers: RedisServers) -> None:

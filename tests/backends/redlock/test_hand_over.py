@@ -85,6 +85,33 @@ def test_a_token_kept_too_late_proves_nothing_that_was_given_away_meanwhile(wait
     assert second.id not in us.ear.pushed
 
 
+def test_an_operator_ends_a_hand_over_whose_token_is_being_written(contend: Contend, servers: RedisServers) -> None:
+    former, us = contend(), contend()
+    held, _ = former.take()
+    former.settle(held)
+    waits = us.claim()
+    assert isinstance(us.attempt(waits, join=True), Busy)
+    us.settle(waits)
+    writing, goes_on = threading.Event(), threading.Event()
+    for node in us.backend.servers.nodes:
+
+        def late(name: str, token: int, within: float, agree: Any = node.recipe.agree) -> Any:
+            writing.set()
+            goes_on.wait(WITHIN)
+            return agree(name, token, within)
+
+        node.recipe.agree = late  # type: ignore[method-assign]
+    former.give_back(held)
+    assert writing.wait(WITHIN)
+    assert former.backend.force_release("a", WITHIN)
+    assert holders(servers) == [""] * 3
+    standing = us.backend.places.standings[waits.id]
+    eventually(lambda: len(standing.woken) == 3, within=WITHIN)
+    goes_on.set()
+    eventually(lambda: not standing.agreeing, within=WITHIN)
+    assert waits.id not in us.ear.pushed
+
+
 def test_a_hand_over_whose_token_no_majority_keeps_is_none(contend: Contend) -> None:
     us, them = contend(), contend()
     held, _ = us.take()

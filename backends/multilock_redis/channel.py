@@ -9,7 +9,7 @@ from multilock.backend import Busy, Claim, Granted, Returned
 from multilock_redis.notices import Listener
 from multilock_redis.recipe import Recipe
 from multilock_redis.transport import Wire
-from multilock_redis.wire import ScriptMissing
+from multilock_redis.wire import ScriptMissing, Unclear, doubted
 
 __all__ = ["Channel"]
 
@@ -46,6 +46,8 @@ class Channel:
             answer = self._wire.finish()
         except ScriptMissing:
             return None
+        except Unclear as error:
+            raise doubted(error) from error
         return self._understand(answer)
 
 

@@ -286,7 +286,7 @@ class SentinelEndpoint(Endpoint):
             stack.callback(wire.close)
             asking = self._call_on(sentinel, ASK_WITHIN, now)
             stack.callback(asking.close)
-            [(answer, _)] = wire.exchange([LISTEN], ASK_WITHIN)
+            [(answer, _)] = wire.exchange([LISTEN], ASK_WITHIN, pushes=True)
             if isinstance(answer, BackendUnavailable):
                 raise answer
             self._heed(asking, sentinel)  # what changed before it was listened to

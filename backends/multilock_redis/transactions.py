@@ -11,7 +11,7 @@ from pathlib import Path
 
 from multilock import BackendUnavailable
 from multilock_redis.transport import Answer, Connections
-from multilock_redis.wire import ScriptMissing, bulks, pack
+from multilock_redis.wire import ScriptMissing, Unclear, bulks, doubted, pack
 
 __all__ = [
     "ACQUIRE",
@@ -67,6 +67,8 @@ class Transactions:
             return self.connections.call(request, within)
         except ScriptMissing:
             return _checked(self._load_and_run([script], [request], self.connections.exchange, deadline))[0]
+        except Unclear as error:
+            raise doubted(error) from error
 
     def run_all(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
@@ -82,7 +84,7 @@ class Transactions:
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
             return self._load_and_run(scripts, requests, exchange, deadline)
-        return answers
+        return _clear(answers)
 
     def _load_and_run(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, deadline: float
@@ -90,10 +92,15 @@ class Transactions:
         """In one round trip. It is the same request again, so it has its own time of sending."""
         loads = [script.load for script in scripts]
         answers = exchange([*loads, *requests], deadline - self.now())
+        answers = _clear(answers)
         _checked(answers[: len(loads)])
         # Missing again: somebody flushes the scripts in a loop.
         forgot = BackendUnavailable("the server forgot the script that it had just loaded", unknown=False)
         return [(forgot if isinstance(it, ScriptMissing) else it, at) for it, at in answers[len(loads) :]]
+
+
+def _clear(answers: list[Answer]) -> list[Answer]:
+    return [(doubted(it) if isinstance(it, Unclear) else it, at) for it, at in answers]
 
 
 def _checked(answers: list[Answer]) -> list[Answer]:

@@ -26,14 +26,14 @@ from redis.retry import Retry
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.options import NO_TLS, who_answered
-from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, parse, refusal
+from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, Unclear, parse, refusal
 
 __all__ = ["Answer", "Connections", "Endpoint", "Wire", "is_down", "not_connected"]
 
 Answer = tuple[Any, float]
 """What the server said (or the exception that it became), and when the request was sent."""
 
-FRESH = 0.01  # seconds; a connection idle for longer may have been closed by the server, which costs a poll to see
+SHORT = 0.05  # seconds; a request that had less time says nothing about its connection by its silence
 SPARE = 4  # idle connections that are kept however long they were not used …
 SPARE_FOR = 60.0  # … and seconds for which more than these are kept
 BATCH = 500  # requests written at once in a pipeline
@@ -59,6 +59,9 @@ class Open:
 
     def __init__(self) -> None:
         self._wires: set[weakref.ref[Wire]] = set()  # its methods are atomic: no lock
+        #: Server -> when the last request was sent that it did not answer in time. A firewall that has forgotten one
+        #: connection has as a rule forgotten all that are as old: none that was not used since is used again.
+        self.silent: dict[str, float] = {}
 
     def add(self, wire: Wire) -> None:
         self._wires.add(weakref.ref(wire, self._wires.discard))
@@ -87,8 +90,10 @@ class Wire:
         "_heard",
         "_now",
         "_open",
+        "_poll",
         "_sock",
         "_timeout",
+        "_until",
         "_watched",
         "alive",
         "used",
@@ -102,14 +107,17 @@ class Wire:
         self.where = where  #: begins with the URL, without secrets
         self._now = now
         self._sock: socket.socket = connection._sock  # redis-py has no public way to it
+        self._poll = select.poll()  # select() takes no descriptor above 1023
+        self._poll.register(self._sock, select.POLLIN)
         self._timeout = 0.0
+        self._until = 0.0  # when the rest of an answer that has begun must be there
         self._buffer = b""  # what was read …
         self._at = 0  # … and up to where it was understood
         self._heard = False  # anything at all
         self._ended = False  # by `interrupt`
         self._watched = False
         self.alive = True
-        self.used = 0.0  # when the last request was sent
+        self.used = now()  # when the last request was sent, or the connection made
         # However this connection ends, bytes that did not leave are dropped and the server hears of it at once.
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         among.add(self)
@@ -122,6 +130,7 @@ class Wire:
             if not 0.8 * within <= self._timeout <= within:
                 self._limit(within)
             self.used = self._now()
+            self._until = self.used + within
             # If this fails the request did not leave whole, so that it cannot be executed.
             self._sock.sendall(request)
             sent = True
@@ -136,10 +145,11 @@ class Wire:
     def begin(self, request: bytes) -> bool:
         """Send one request without blocking, on a connection that was set so; `finish` reads its answer. False: it did
         not leave whole; then this connection is to be closed."""
-        before, self.used = self.used, self._now()
         try:
-            if (before > self.used - FRESH or not self.stale()) and self._sock.send(request) == len(request):
-                return True
+            if not self.stale():
+                self.used = self._now()
+                if self._sock.send(request) == len(request):
+                    return True
         except OSError:
             pass
         self._end()
@@ -172,9 +182,11 @@ class Wire:
             raise answer
         return answer
 
-    def exchange(self, requests: Sequence[bytes], within: float) -> list[Answer]:
-        """Pipelined: all are sent, then all answers read. An error answer is in its place, as what `call` raises."""
-        deadline = self._now() + within
+    def exchange(self, requests: Sequence[bytes], within: float, *, pushes: bool = False) -> list[Answer]:
+        """Pipelined: all are sent, then all answers read. An error answer is in its place, as what `call` raises.
+
+        More answers than requests: which of them is whose is not known. With ``pushes`` the rest was not asked for."""
+        self._until = deadline = self._now() + within
         sent_at: list[float] = []
         answers: list[Answer] = []
         try:
@@ -188,6 +200,8 @@ class Wire:
                 if self._at == len(self._buffer):
                     self._limit(deadline - self._now())
                 answers.append((self._read(), at))
+            if self._at < len(self._buffer) and not pushes:
+                raise ValueError("it answered more than it was asked")
         except (OSError, ValueError) as error:
             raise self._broken(error, sent=True) from error
         except BaseException:
@@ -207,6 +221,7 @@ class Wire:
 
     def receive(self, within: float) -> Any:
         """The next message; None if it is not there within ``within`` seconds, which may be 0."""
+        self._until = self._now() + within
         try:
             if within:
                 self._limit(within)
@@ -220,10 +235,12 @@ class Wire:
             raise self._broken(error, sent=True) from error
 
     def stale(self) -> bool:
-        """Something arrived that nobody asked for: as a rule the server's end of the connection."""
-        poll = select.poll()  # select() takes no descriptor above 1023
-        poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(0))
+        """Nothing may be asked here any more. Something arrived that nobody asked for: the server's end of the
+        connection, or an answer that came twice, which the next request would take for its own. Or the server was
+        silent on another connection, and this one was not used since."""
+        if self._at < len(self._buffer) or self.used < self._open.silent.get(self.where, 0.0):
+            return True
+        return bool(self._poll.poll(0))
 
     def interrupt(self) -> None:
         """From any thread: a read that waits fails now, and so does one of what has arrived and was not read yet."""
@@ -253,7 +270,7 @@ class Wire:
         if self._at == len(self._buffer):
             data = self._sock.recv(CHUNK)
             self._heard = self._heard or bool(data)
-            if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2 and not self._ended:
+            if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2 > 0 and not self._ended:
                 return int(data[1:-2])  # what an acquire or release is told as a rule
             self._took(data)
         while True:
@@ -262,8 +279,15 @@ class Wire:
                     answer, self._at = parse(self._buffer, self._at, self.where)
                     return answer
                 except Incomplete:
-                    pass
+                    self._await_rest()
             self._took(self._sock.recv(CHUNK))
+
+    def _await_rest(self) -> None:
+        """Of an answer that comes in pieces: all of them together have the time of one."""
+        if not self._watched:
+            if (left := self._until - self._now()) <= 0:
+                raise TimeoutError("its answer came in pieces, and not whole in time")
+            self._limit(left)
 
     def _took(self, more: bytes) -> None:
         if self._ended:
@@ -279,7 +303,7 @@ class Wire:
             self._sock.settimeout(self._timeout)
 
     def _keep_after(self, answer: object) -> None:
-        if not isinstance(answer, BackendUnavailable):
+        if not isinstance(answer, (BackendUnavailable, Unclear)):
             return
         self._end()  # the server's name may lead to another one by now
         if IS_REPLICA in str(answer):
@@ -288,6 +312,8 @@ class Wire:
                     wire.interrupt()
 
     def _broken(self, error: Exception, sent: bool) -> BackendUnavailable:
+        if sent and isinstance(error, TimeoutError) and self._now() - self.used >= SHORT:
+            self._open.silent[self.where] = max(self.used, self._open.silent.get(self.where, 0.0))
         self._end()
         what = "did not answer" if sent else "cannot be reached"
         why = f"{self.where} {what}: {error}{self._hint(error)}"
@@ -547,7 +573,7 @@ class Connections:
                 wire = self._idle.pop()
             except IndexError:  # another thread took it
                 continue
-            if wire.used > start - FRESH or not wire.stale():
+            if not wire.stale():
                 break
             wire.close()
         else:

@@ -14,7 +14,9 @@ __all__ = [
     "Incomplete",
     "Redirected",
     "ScriptMissing",
+    "Unclear",
     "bulks",
+    "doubted",
     "pack",
     "parse",
     "refusal",
@@ -49,6 +51,15 @@ _REFUSED = {
     "DENIED": "it runs in protected mode: see its configuration",
     "ERR": "see the server's message",
 }
+# What an ERR must say so that it is known to come from a server that did nothing. A proxy says ERR too, and may have
+# passed the request on before ("ERR Connection timed out").
+_NOTHING_DONE = re.compile(
+    r"unknown|subcommand|wrong number|syntax|DB index|support|disabled|allowed|permitted|permission|denied|"
+    r"redirect|Protocol error|AUTH|password|NOSCRIPT|compiling",
+    re.IGNORECASE,
+)
+# Said to a connection that has just been made, before it has asked anything.
+_FULL = "max number of clients"
 _IN_NO_CLUSTER = "it is not a node of a cluster: give redis://host:port"
 _UNKNOWN = "is it a Sentinel? Then give redis+sentinel://host:port/NAME; else it must not be renamed or disabled there"
 # Before 7.0 a server wraps what a command in a script said: "ERR Error running script (…): @user_script:3: -OOM …"
@@ -70,6 +81,15 @@ class Redirected(BackendRejected):
         self.slot = int(slot)
         self.host = "" if host == "?" else host.strip("[]")  #: empty: as that of the node that said so
         self.port = int(port)
+
+
+class Unclear(BackendRejected):
+    """An ERR that no server is known to say: of a request that changes nothing, a refusal; of others see `doubted`."""
+
+
+def doubted(error: Unclear) -> BackendUnavailable:
+    """What it means for a request that changes something."""
+    return BackendUnavailable(str(error), unknown=True, backend="redis")
 
 
 def refused(error: BackendRejected) -> BackendUnavailable:
@@ -137,11 +157,14 @@ def refusal(text: str, where: str) -> Exception:
     can, and such an error has no word of the tables.
     """
     word = text.partition(" ")[0]
-    if "user_script" in text and word == "ERR":
+    if _FULL in text:
+        why = f"{where}: {text} (raise maxclients, or see who has the connections with CLIENT LIST)"
+        return BackendUnavailable(why, unknown=False, backend="redis")
+    if "user_script" in text and (word == "ERR" or word.startswith("@")):
         inner = _IN_SCRIPT.search(text)
         word = inner[1] if inner and inner[1] != "ERR" else ""
-    elif "unauthenticated" in text:  # what a command of more than ten words is told instead of NOAUTH
-        word = "NOAUTH"
+    elif "unauthenticated" in text:  # what a command of more than ten words is told instead
+        word, text = "NOAUTH", "NOAUTH Authentication required."
     if any(lacking in text for lacking in _LACKING):
         word = "NOPERM"
     if word == "NOSCRIPT":
@@ -153,6 +176,8 @@ def refusal(text: str, where: str) -> Exception:
         elif "cluster support disabled" in text:
             hint = _IN_NO_CLUSTER
         told = f"{where} refused: {text} ({hint})"
+        if word == "ERR" and not _NOTHING_DONE.search(text):
+            return Unclear(told, backend="redis")
         return Redirected(told, text) if word in ("MOVED", "ASK") else BackendRejected(told, backend="redis")
     if word in SILENT:
         return BackendUnavailable(f"{where}: {text} ({SILENT[word]})", unknown=False, backend="redis")

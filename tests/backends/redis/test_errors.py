@@ -16,7 +16,7 @@ from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Granted, LossReason
 from multilock.testing import FaultProxy
 from multilock_redis.transport import CONNECTING_AT_ONCE
-from multilock_redis.wire import Redirected, refusal
+from multilock_redis.wire import Redirected, Unclear, refusal
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ours, busy, eventually, holder_of, since, without
 from tests.servers import RedisServer, free_port
@@ -44,7 +44,7 @@ def locked(redis_server: RedisServer) -> RedisServer:
 
 
 def test_no_password_is_rejected(locked: RedisServer) -> None:
-    with pytest.raises(BackendRejected, match="give username= and password="):
+    with pytest.raises(BackendRejected, match=r"NOAUTH Authentication required\..*give username= and password="):
         Ours(locked.url).take()
 
 
@@ -409,6 +409,19 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_used(us: O
     us.take()
 
 
+@pytest.mark.parametrize("path", ["0", "1"])
+def test_a_server_that_takes_no_more_clients_is_silent(redis_server: RedisServer, path: str) -> None:
+    with redis.Redis(port=redis_server.port) as bare:
+        bare.config_set("maxclients", 1)
+        us = Ours(redis_server.url.removesuffix("0") + path)
+        with silent(unknown=False) as caught:
+            us.take()
+        assert "max number of clients" in str(caught.value)
+        bare.config_set("maxclients", 100)
+        us.take()
+        us.close()
+
+
 def test_a_server_that_was_restarted_is_found_again(redis_server: RedisServer) -> None:
     us = Ours(redis_server.url)
     held = us.take()
@@ -433,6 +446,10 @@ def test_a_server_that_was_restarted_is_found_again(redis_server: RedisServer) -
         ("ERR user_script:7: attempt to compare nil with number script: 0f", BackendUnavailable, True),
         ("ERR Error running script (call to f_0f): @user_script:7: user_script:7: attempt", BackendUnavailable, True),
         ("UNKNOWNWORD something new", BackendUnavailable, True),
+        ("ERR Connection timed out", Unclear, 0),
+        ("ERR max number of clients reached", BackendUnavailable, False),
+        ("ERR max number of clients + cluster connections reached", BackendUnavailable, False),
+        ("@user_script: 12: -READONLY You can't write against a read only replica.", BackendUnavailable, False),
         ("ERR unknown command 'EVALSHA'", BackendRejected, 0),
         (
             "ERR The user executing the script can't run this command or subcommand script: 0f, on @user_script:9.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from multilock.kernel.process import EXIT_TIME
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock_redis import RedisBackend, open_backend, transport
 from multilock_redis.transactions import RELEASE
-from multilock_redis.transport import FRESH
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, Ear, Ours, eventually, holder_of
 from tests.open_files import over_a_thousand
@@ -223,7 +221,6 @@ def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
     with over_a_thousand():
         held = us.take()
         us.watch(held)
-        time.sleep(FRESH)
         assert all(us.renew(held))
         assert us.release(held[0])
 

@@ -16,7 +16,7 @@ from multilock.election import Election, Leadership
 from multilock.foreign import refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.face import BlockingFace, run
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.process import OfThisProcess, notice_fork
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.lease import Lease
@@ -84,6 +84,7 @@ class Client(OfThisProcess):
 
     def _scope(self) -> Scope[HeldLease]:
         """The leases of this thread; none of the parent's after a fork."""
+        notice_fork()
         scopes: dict[str, Scope[HeldLease]] = self._scopes.__dict__
         scope = scopes.get(self._kernel.client)
         if scope is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import os
 import sys
 import threading
 import traceback
@@ -19,7 +18,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
 
-__all__ = ["THREAD", "Teller", "at_exit", "defer", "flush", "logger"]
+__all__ = ["THREAD", "Teller", "at_exit", "begin", "defer", "flush", "logger"]
 
 BACKLOG = 10_000  # lines kept for a handler that hangs; those that come then are dropped, and counted
 THREAD = "multilock-log"
@@ -36,7 +35,6 @@ class Teller:
 
     def __init__(self, name: str) -> None:
         self._log = logging.getLogger(name)
-        self.isEnabledFor: Callable[[int], bool] = self._log.isEnabledFor
 
     def debug(self, message: str, *args: object, **more: Any) -> None:
         self._say(logging.DEBUG, message, args, **more)
@@ -59,6 +57,15 @@ class Teller:
     def log(self, level: int, message: str, *args: object, **more: Any) -> None:
         self._say(level, message, args, **more)
 
+    def wants(self, level: int) -> bool:
+        """Return what ``isEnabledFor`` would, without the lock of logging: a configuration that hangs has it."""
+        log: logging.Logger | None = self._log
+        if self._log.disabled or self._log.manager.disable >= level:
+            return False
+        while log and not log.level:
+            log = log.parent
+        return log is None or level >= log.level
+
     def _say(
         self,
         level: int,
@@ -67,7 +74,7 @@ class Teller:
         exc_info: object = None,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        if level < logging.WARNING and not self.isEnabledFor(level):  # a warning, being rare, is asked of later
+        if not self.wants(level):
             return
         frame = sys._getframe(2)
         code = frame.f_code
@@ -109,8 +116,6 @@ class _Entry:
 
     def _tell(self) -> None:
         log, moment = self._log, self._moment
-        if moment.levelno >= logging.WARNING and not log.isEnabledFor(moment.levelno):
-            return
         record = log.makeRecord(
             log.name,
             moment.levelno,
@@ -229,5 +234,4 @@ _log = logging.getLogger("multilock")
 _log.addFilter(_complete)
 logger = Teller(_log.name)
 _telling = _Telling()
-defer, flush, at_exit = _telling.defer, _telling.flush, _telling.at_exit
-os.register_at_fork(after_in_child=_telling.begin)
+defer, flush, at_exit, begin = _telling.defer, _telling.flush, _telling.at_exit, _telling.begin

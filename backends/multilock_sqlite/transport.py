@@ -108,6 +108,7 @@ class Database:
 
     def close(self) -> None:
         self._closed = True
+        _notice_fork()
         self.close_idle()
 
     def close_idle(self, files: Set[tuple[int, int]] | None = None) -> None:
@@ -125,8 +126,7 @@ class Database:
         self._idle = []
 
     def _take(self, deadline: float) -> Connection:
-        if os.getpid() != _pid:
-            _after_in_child()  # forked by C code that told nobody
+        _notice_fork()
         file = self._file()
         while True:
             _wait_for_fork(file, deadline)
@@ -405,6 +405,12 @@ def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
                 backend="sqlite",
             )
         time.sleep(FORK_PAUSE)
+
+
+def _notice_fork() -> None:
+    """C code forks without calling Python's hooks."""
+    if os.getpid() != _pid:
+        _after_in_child()
 
 
 def _after_in_child() -> None:

@@ -23,7 +23,7 @@ from multilock.decorate import decorator, lock_for
 from multilock.errors import BackendUnavailable
 from multilock.foreign import refuse
 from multilock.kernel.core import SOON, Kernel
-from multilock.kernel.process import OfThisProcess
+from multilock.kernel.process import OfThisProcess, notice_fork
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
 from multilock.lease import AsyncLease
@@ -77,6 +77,7 @@ class AsyncClient(OfThisProcess):
 
     def _scope(self) -> Scope[HeldAsyncLease] | None:
         """The leases of this task, if it is a task that asks; none of the parent's after a fork."""
+        notice_fork()
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no loop runs in this thread

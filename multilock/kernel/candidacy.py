@@ -98,6 +98,7 @@ class Candidacy(OfThisProcess, Generic[T]):
     # One campaign
 
     async def _campaign(self, timeout: float | None, stop: Stop | None = None) -> Term[T]:
+        self._kernel.check_open()
         seconds = check_timeout(timeout)
         self._reporter.begin()
         try:

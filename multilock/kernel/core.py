@@ -188,7 +188,7 @@ class Kernel:
                 self.scheme,
                 extra=self.extra(lease),
             )
-        if logger.isEnabledFor(logging.DEBUG):
+        if logger.wants(logging.DEBUG):
             logger.debug("acquired the lock %r", claim.name, extra=self.extra(lease))
         if tell := self.events.tell:
             tell.acquired(lease, started)
@@ -329,6 +329,7 @@ class Kernel:
     # The end
 
     def check_open(self) -> None:
+        process.notice_fork()
         if self.closed:
             raise self.closed_error()
 

@@ -46,6 +46,7 @@ class End:
     def close(self) -> None:
         """Blocking, bounded: callbacks and answers get one request timeout each, elections their grace if that is more.
         See ``Client.close``."""
+        process.notice_fork()
         kernel = self._kernel
         leases: list[Holding] | None = None
         try:

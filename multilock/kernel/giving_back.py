@@ -67,6 +67,7 @@ class GivingBack:
 
     async def release(self, lease: Holding) -> bool:
         """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
+        process.notice_fork()
         if process.in_the_middle():
             return self._release_from_within(lease)
         kernel = self._kernel
@@ -151,7 +152,7 @@ class GivingBack:
         lease._hooks = None
         if not first:
             return
-        if logger.isEnabledFor(logging.DEBUG):
+        if logger.wants(logging.DEBUG):
             logger.debug("released the lock %r", lease.name, extra=kernel.extra(lease))
         if tell := kernel.events.tell:
             tell.released(lease, released_at)

@@ -1,19 +1,20 @@
-"""All clients of this process: which of them a thread is inside, and that each hears of a fork and of the exit."""
+"""All clients of this process: which of them a thread is inside, and that each learns of a fork and of the exit."""
 
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import threading
 import weakref
 from collections.abc import Iterator
 from threading import get_ident
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, SupportsIndex
 
 from multilock import telling
 from multilock.kernel.runtime import inside, now
 
-__all__ = ["OfThisProcess", "in_the_middle", "register"]
+__all__ = ["OfThisProcess", "in_the_middle", "notice_fork", "register"]
 
 EXIT_TIME = 2.0  # seconds for all clients together …
 FAREWELL = 0.5  # … of which the last are for closing connections and ending sessions
@@ -69,6 +70,7 @@ def in_the_middle() -> bool:
 
 
 def _at_exit() -> None:
+    notice_fork()  # what the parent holds is not this child's to give back
     began = now()
     kernels = _living()
     shares = _shares(len(kernels), began + EXIT_TIME / 2)
@@ -84,9 +86,59 @@ def _shares(count: int, end: float) -> Iterator[float]:
         yield now() + (end - now()) / left
 
 
+# A fork. Python calls hooks in the child, but only after a fork of its own: daemon(3), or a library that forks, tells
+# nobody. So whatever asks whether a lease is held, or sends a request, looks first whether this is another process.
+
+MADV_WIPEONFORK = 18  # <sys/mman.h>: a forked child finds the page empty
+
+
+class _ByPid:
+    """The same as the page, where the system cannot wipe one: a system call each time."""
+
+    def __init__(self) -> None:
+        self._pid, self._value = os.getpid(), 0
+
+    def __getitem__(self, _: SupportsIndex) -> int:
+        return self._value if os.getpid() == self._pid else 0
+
+    def __setitem__(self, _: SupportsIndex, value: int) -> None:
+        self._pid, self._value = os.getpid(), value
+
+
+def _mark() -> mmap.mmap | _ByPid:
+    if os.uname().sysname == "Linux":
+        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            page.madvise(MADV_WIPEONFORK)
+        except OSError:  # Linux before 4.14
+            return _ByPid()
+        return page
+    return _ByPid()
+
+
+FORKED, RESETTING, OURS = range(3)
+_process = _mark()
+_process[0] = OURS
+_resetting: dict[int, threading.RLock] = {}  # by pid: a lock that the parent had may be taken for ever
+
+
+def notice_fork() -> None:
+    """Do what Python's hooks do, in a child that was forked without them. Costs no system call otherwise."""
+    if _process[0] != OURS:
+        with _resetting.setdefault(os.getpid(), threading.RLock()):
+            if _process[0] == FORKED:
+                _after_fork_in_child()
+
+
 def _after_fork_in_child() -> None:
-    for kernel in _living():
-        kernel.end.forked()
+    _process[0] = RESETTING
+    try:
+        inside.clear()
+        telling.begin()
+        for kernel in _living():
+            kernel.end.forked()
+    finally:
+        _process[0] = OURS
 
 
 atexit.register(_at_exit)

@@ -7,7 +7,6 @@ drive the clock by hand and a simulator can run the whole library in virtual tim
 from __future__ import annotations
 
 import math
-import os
 import random
 import threading
 import time
@@ -103,7 +102,6 @@ class Runtime(Protocol):
 
 inside: set[int] = set()
 """Threads that call a backend now, and so may hold what is its own, and those that keep time."""
-os.register_at_fork(after_in_child=inside.clear)
 
 
 def call_inside(call: Callable[..., R], *args: Any) -> R:

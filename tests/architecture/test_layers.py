@@ -119,6 +119,7 @@ def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
 def test_nobody_calls_a_log_handler_himself(path: Path) -> None:
     """It may block, and most threads here keep time, or a session: `multilock.telling` calls them."""
     text = path.read_text(encoding="utf-8")
+    assert "isEnabledFor(" not in text, "it takes the lock of the logging module: ask logger.wants()"
     if module_name(path) != "multilock.telling":
         for call in re.findall(r"getLogger\([^)]*\)\S*", text):
             assert ".addHandler(" in call or ".addFilter(" in call, call

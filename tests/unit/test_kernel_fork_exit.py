@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -39,12 +40,22 @@ from tests.unit.kit import (
 ROOT = Path(__file__).parents[2]
 
 
-def in_child(function: Callable[[], Any]) -> Any:
+def fork_in_c() -> int:
+    """As daemon(3) and other C libraries do it: Python is not told, and calls no hook."""
+    time.sleep(0.1)  # a thread that takes the interpreter at this moment would leave it locked in the child
+    pid: int = ctypes.PyDLL(None).fork()
+    return pid
+
+
+FORKS = pytest.mark.parametrize("fork", [os.fork, fork_in_c])
+
+
+def in_child(function: Callable[[], Any], fork: Callable[[], int] = os.fork) -> Any:
     """``function()`` in a forked child: its result, by way of JSON. The child is killed after ten seconds."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads: they are the point here
-        pid = os.fork()
+        pid = fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(10)
@@ -83,7 +94,10 @@ def client_in_threads(real: Scripted) -> Client:
     return client_on(real, Threads(), ttl=30.0)
 
 
-def test_in_a_forked_child_every_lease_reads_released(real: Scripted, client_in_threads: Client) -> None:
+@FORKS
+def test_in_a_forked_child_every_lease_reads_released(
+    real: Scripted, client_in_threads: Client, fork: Callable[[], int]
+) -> None:
     client = client_in_threads
     losses = Losses()
     lock = client.lock("n", on_lost=losses)
@@ -107,7 +121,7 @@ def test_in_a_forked_child_every_lease_reads_released(real: Scripted, client_in_
             len(losses.calls),
         ]
 
-    assert in_child(look) == [False, "released", 0.0, False, True, True, True, None, True, True, False, 0, 0]
+    assert in_child(look, fork) == [False, "released", 0.0, False, True, True, True, None, True, True, False, 0, 0]
     assert lease.is_held()
     assert lease.release() is True
     client.close()
@@ -131,7 +145,10 @@ def lose(backend: Scripted) -> None:
     backend.notices.gone(backend.called("attempt")[-1].claims[0].id, LossReason.TAKEN, "an operator took it")
 
 
-def test_in_a_forked_child_a_lost_lease_reads_released_too(real: Scripted, client_in_threads: Client) -> None:
+@FORKS
+def test_in_a_forked_child_a_lost_lease_reads_released_too(
+    real: Scripted, client_in_threads: Client, fork: Callable[[], int]
+) -> None:
     client = client_in_threads
     lease = client.lock("n").acquire()
     lose(real)
@@ -149,17 +166,34 @@ def test_in_a_forked_child_a_lost_lease_reads_released_too(real: Scripted, clien
             len(late.calls),
         ]
 
-    assert in_child(look) == ["released", True, False, None, 0]
+    assert in_child(look, fork) == ["released", True, False, None, 0]
     assert state_of(lease) is LeaseState.LOST
     client.close()
-    assert in_child(lambda: state_of(lease).value) == "released"
+    assert in_child(lambda: state_of(lease).value, fork) == "released"
 
 
+@FORKS
+def test_a_child_that_closes_a_client_gives_back_nothing_of_its_parent(
+    real: Scripted, client_in_threads: Client, fork: Callable[[], int]
+) -> None:
+    lease = client_in_threads.lock("n").acquire()
+
+    def end() -> int:
+        client_in_threads.close()
+        process._at_exit()
+        return len(real.called("release"))
+
+    assert in_child(end, fork) == 0
+    assert lease.release() is True
+    client_in_threads.close()
+
+
+@FORKS
 @pytest.mark.parametrize("what", ["lock", "lease", "condition"])
 @pytest.mark.parametrize("by", ["generator", "stack"])
 @pytest.mark.parametrize("lost", [False, True])
 def test_what_was_entered_in_the_parent_ends_silently_in_the_child(
-    real: Scripted, client_in_threads: Client, what: str, by: str, lost: bool
+    real: Scripted, client_in_threads: Client, what: str, by: str, lost: bool, fork: Callable[[], int]
 ) -> None:
     lock = client_in_threads.lock("n")
     context: Any = lock
@@ -185,12 +219,15 @@ def test_what_was_entered_in_the_parent_ends_silently_in_the_child(
 
     if by == "stack":
         generator.close()
-    assert in_child(end) == "silently"
+    assert in_child(end, fork) == "silently"
     assert raises(LockLost, end) == lost
     client_in_threads.close()
 
 
-def test_in_a_forked_child_a_client_opens_afresh_under_a_new_name(real: Scripted, client_in_threads: Client) -> None:
+@FORKS
+def test_in_a_forked_child_a_client_opens_afresh_under_a_new_name(
+    real: Scripted, client_in_threads: Client, fork: Callable[[], int]
+) -> None:
     client = client_in_threads
     lease = client.lock("n", ttl=2.0, reentrant=True).acquire()
     name = real.notices.client
@@ -214,13 +251,14 @@ def test_in_a_forked_child_a_client_opens_afresh_under_a_new_name(real: Scripted
             client.lock("n").try_acquire() is None,
         ]
 
-    assert in_child(use) == [2, True, True, True, True, ["other"], "other", True]
+    assert in_child(use, fork) == [2, True, True, True, True, ["other"], "other", True]
     assert lease.is_held()
     assert lease.release()
     client.close()
 
 
-def test_in_a_forked_child_old_and_new_clients_share_one_empty_memory() -> None:
+@FORKS
+def test_in_a_forked_child_old_and_new_clients_share_one_empty_memory(fork: Callable[[], int]) -> None:
     with connect("memory://forked") as client:
         lease = client.lock("n").acquire()
 
@@ -229,11 +267,12 @@ def test_in_a_forked_child_old_and_new_clients_share_one_empty_memory() -> None:
                 first = other.lock("n").acquire(0)
                 return [client.lock("n").try_acquire() is None, first.release(), client.lock("n").acquire(0).release()]
 
-        assert in_child(use) == [True, True, True]
+        assert in_child(use, fork) == [True, True, True]
         assert lease.release() is True
 
 
-def test_an_election_that_runs_in_the_parent_can_be_started_in_the_child() -> None:
+@FORKS
+def test_an_election_that_runs_in_the_parent_can_be_started_in_the_child(fork: Callable[[], int]) -> None:
     with connect("memory://forked-election") as client, client.election("e") as election:
         eventually(election.is_leader)
 
@@ -244,7 +283,7 @@ def test_an_election_that_runs_in_the_parent_can_be_started_in_the_child() -> No
             election.stop()
             return [before, election.is_leader(), election.leader()]
 
-        assert in_child(stand) == [False, False, None]
+        assert in_child(stand, fork) == [False, False, None]
         assert election.is_leader()
 
 

@@ -147,6 +147,46 @@ def test_a_level_holds_as_it_was_when_it_was_said(level: int, told: list[str]) -
     assert handler.messages == told
 
 
+@pytest.mark.parametrize("said", ["debug", "warning"])
+def test_a_line_waits_for_no_configuration_that_hangs(said: str) -> None:
+    """As ``dictConfig`` does whose handler connects somewhere: it holds the lock of the logging module meanwhile."""
+    log = logging.getLogger("multilock")
+    module_lock: Any = logging._lock  # type: ignore[attr-defined]
+    log.manager._clear_cache()  # type: ignore[attr-defined]  # as setLevel() does
+    saying = threading.Thread(target=lambda: getattr(logger, said)("a line"), daemon=True)
+    with heard_by(Handler()):
+        with module_lock:
+            saying.start()
+            saying.join(10)
+            waits = saying.is_alive()
+        saying.join(10)
+    assert not waits
+
+
+@pytest.mark.parametrize("how", ["disable", "disabled", "level", "root"])
+def test_a_level_that_is_switched_off_is_not_told(how: str) -> None:
+    log, root = logging.getLogger("multilock"), logging.getLogger()
+    before = root.level
+    with heard_by(Handler()) as handler:
+        try:
+            if how == "disable":
+                logging.disable(logging.WARNING)
+            elif how == "disabled":
+                log.disabled = True
+            elif how == "level":
+                log.setLevel(logging.ERROR)
+            else:
+                root.setLevel(logging.ERROR)
+            logger.warning("off")
+        finally:
+            logging.disable(logging.NOTSET)
+            log.disabled = False
+            log.setLevel(logging.NOTSET)
+            root.setLevel(before)
+        logger.warning("on")
+    assert handler.messages == ["on"]
+
+
 def test_no_argument_is_looked_into_where_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     looked: list[str] = []
 

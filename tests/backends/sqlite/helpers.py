@@ -430,3 +430,13 @@ def end_the_main_thread() -> None:
     threading.Thread(target=go_on).start()
     sys.stdout.flush()
     ctypes.CDLL(None).syscall(SYS_EXIT, 0)
+
+
+def daemon_of_c_code(url: str) -> None:
+    """daemon(3) between connect() and the first request: the parent ends, and Python is not told."""
+    client = multilock.connect(url, ttl=30)
+    ctypes.PyDLL(None).daemon(1, 1)
+    with client.lock("n"):
+        info = client.inspect("n")
+        say("held", os.getpid(), info and info.pid)
+        hear()

@@ -221,6 +221,15 @@ def test_child_forked_by_c_code_is_refused(url: str) -> None:
         helper.wait_for("parent", within=10)
 
 
+def test_the_lock_of_a_daemon_made_by_c_code_names_the_daemon(url: str) -> None:
+    with Helper(f"{HELPERS}:daemon_of_c_code", url) as helper, multilock.connect(url) as other:
+        _, pid, recorded = helper.wait_for("held", within=START)
+        assert pid == recorded != str(helper.pid)
+        helper.wait(within=START)  # the daemon's parent ended
+        assert other.lock("n").try_acquire() is None
+        helper.tell("end")
+
+
 # ---- what a process knows about another
 
 

@@ -18,7 +18,7 @@ from multilock.errors import CapabilityMissing, LockLost, NotHeld
 from multilock.foreign import NamesOurs
 from multilock.kernel import validity
 from multilock.kernel.interrupts import Once
-from multilock.kernel.process import OfThisProcess, notice_fork
+from multilock.kernel.process import OURS, OfThisProcess, notice_fork, this_process
 from multilock.lease import AnyLease
 from multilock.model import Claim, Granted, LeaseState, Loss
 
@@ -255,7 +255,8 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         return self._alive()
 
     def _alive(self) -> bool:
-        notice_fork()
+        if this_process[0] != OURS:  # `notice_fork`, without a call
+            notice_fork()
         if self._state == HELD:
             if self._kernel.now() < self._lost_at:
                 return True

@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol, SupportsIndex
 from multilock import telling
 from multilock.kernel.runtime import inside, now
 
-__all__ = ["OfThisProcess", "in_the_middle", "notice_fork", "register"]
+__all__ = ["OURS", "OfThisProcess", "in_the_middle", "notice_fork", "register", "this_process"]
 
 EXIT_TIME = 2.0  # seconds for all clients together …
 FAREWELL = 0.5  # … of which the last are for closing connections and ending sessions
@@ -117,28 +117,28 @@ def _mark() -> mmap.mmap | _ByPid:
 
 
 FORKED, RESETTING, OURS = range(3)
-_process = _mark()
-_process[0] = OURS
+this_process = _mark()
+this_process[0] = OURS
 _resetting: dict[int, threading.RLock] = {}  # by pid: a lock that the parent had may be taken for ever
 
 
 def notice_fork() -> None:
     """Do what Python's hooks do, in a child that was forked without them. Costs no system call otherwise."""
-    if _process[0] != OURS:
+    if this_process[0] != OURS:
         with _resetting.setdefault(os.getpid(), threading.RLock()):
-            if _process[0] == FORKED:
+            if this_process[0] == FORKED:
                 _after_fork_in_child()
 
 
 def _after_fork_in_child() -> None:
-    _process[0] = RESETTING
+    this_process[0] = RESETTING
     try:
         inside.clear()
         telling.begin()
         for kernel in _living():
             kernel.end.forked()
     finally:
-        _process[0] = OURS
+        this_process[0] = OURS
 
 
 atexit.register(_at_exit)

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,14 @@ class ConsulServer(Server):
         Needs ``log_level="debug"``; a question that is still open does not count."""
         said = re.findall(r"Request finished: method=([A-Z]+) url=/v1/([a-z]+(?:/[a-z]+)?)", self._log().read_text())
         return Counter(f"{method} {path}" for method, path in said)
+
+    def sockets(self) -> int:
+        """How many its process has open."""
+        count = 0
+        for each in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(OSError):
+                count += os.readlink(each).startswith("socket")
+        return count
 
     def cli(self, *words: str, within: float = 10.0) -> str:
         """What the program prints for this command, as a client of this server."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -32,11 +33,18 @@ class Inspection:
         self._semaphore = Semaphore(keys, transactions)
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        until = self._agents.now() + within
+        return self._info(name, self._read(name, self._agents.now() + within))
+
+    def _read(self, name: str, until: float) -> Mapping[str, Entry]:
+        """Read all keys of this name. Raises BackendRejected if the token may not read one of the kinds of keys: a list
+        leaves those out."""
         found, _ = self._transactions.read_folder(name, until)
-        if not found:  # a list leaves out what the token may not read; a question for one key is refused
-            self._transactions.read(self._keys.of(name), until)
-        return self._info(name, found)
+        one_of_each = [self._keys.of(name), f"{self._keys.folder(name)}!", f"{self._keys.readers(name)}!"]
+        # No key has this index, so the question itself always fails. Without the right it is refused for that reason.
+        asked = [operation("check-index", key, Index=0) for key in one_of_each]
+        with suppress(Refused):
+            self._transactions.look(asked, until)
+        return found
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         # A name that is all dots is escaped otherwise than the beginning of a longer one.
@@ -76,8 +84,7 @@ class Inspection:
     def force_release(self, name: str, within: float) -> bool:
         until = self._agents.now() + within
         for _ in range(TRIES):
-            found, _ = self._transactions.read_folder(name, until)
-            held = self._held(name, self._state(name, found))
+            held = self._held(name, self._state(name, self._read(name, until)))
             if not held:
                 return False
             if taken := self._take_away(held, until):
@@ -98,13 +105,14 @@ class Inspection:
     def _take_away(self, held: Mapping[str, Entry], until: float) -> list[Entry]:
         """Those of them that were still held."""
         taken: list[Entry] = []
-        each = [(key, entry) for key, entry in held.items()]
-        for begin in range(0, len(each), TAKEN_AT_ONCE):
-            some = each[begin : begin + TAKEN_AT_ONCE]
-            if self._delete(some, until):
-                taken += [entry for _, entry in some]
+
+        def take(keys: Sequence[str]) -> None:
+            if self._delete([(key, held[key]) for key in keys], until):
+                taken.extend(held[key] for key in keys)
             else:  # one of them has just been given back
-                taken += [entry for key, entry in some if self._delete([(key, entry)], until)]
+                taken.extend(held[key] for key in keys if self._delete([(key, held[key])], until))
+
+        self._transactions.in_portions(list(held), TAKEN_AT_ONCE, take)
         return taken
 
     def _delete(self, held: Sequence[tuple[str, Entry]], until: float) -> bool:

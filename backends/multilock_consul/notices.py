@@ -1,7 +1,10 @@
 """What the servers push: one thread keeps all blocking queries of a client open.
 
 A query asks for a key, the names in a folder, or a session from an index on, and is answered when that changes, or
-after a minute. Each has a connection of its own; one query per key serves whoever waits for it, holds it or follows it.
+after ten seconds. Each has a connection of its own; one query per key serves whoever waits for it, holds it or follows
+it. A query that nobody needs any more stays open until its answer comes, and serves the next who needs it: the agent
+would keep its end of a closed connection for as long.
+
 A push is a hint and never proof. It is lost when a connection breaks; so the next query asks for the present state, and
 until then safety timers and renewals find out what no push told.
 """
@@ -32,7 +35,9 @@ __all__ = ["Listener"]
 QUERIES = 64  # open at once: an agent takes 200 connections of one address
 HELD = 8  # of these for keys that are held; the others' loss is found by the next renewal
 SPARE = 2  # connections kept for the next query
-WAIT = 60  # seconds until the server answers although nothing changed; it adds up to 1/16 by itself
+# Seconds until the server answers although nothing changed; it adds up to 1/16 by itself. A query that its client
+# gave up keeps a connection of the agent until then.
+WAIT = 10
 PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without an answer is taken for dead
 CONNECT_WITHIN = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after a failure
@@ -71,6 +76,10 @@ class Query:
 
     def wanted(self) -> bool:
         return self.kind == SESSION or bool(self.waiting or self.held or self.followed)
+
+    def pending(self) -> bool:
+        """Whether its connection is being made, or its answer is awaited."""
+        return self.dialing or self.reading is not None
 
 
 class Listener:
@@ -115,7 +124,7 @@ class Listener:
         If others take the room before the thread comes to it, the claim is woken at once, so that it asks again.
         """
         kind = FOLDER if key.endswith("/") else KEY
-        if (kind, key) not in self._queries and len(self._queries) >= QUERIES:
+        if (kind, key) not in self._queries and len(self._queries) >= QUERIES - HELD:
             return False
         self._known.add(claim_id)
         return self._post(lambda: self._wait(kind, key, claim_id, index))
@@ -182,7 +191,7 @@ class Listener:
         now = self._now()
         if now - self._woken.get(key, -math.inf) < LOST_RACE:
             self._contested[key] = now
-        if query := self._query(kind, key, index):
+        if query := self._query(kind, key, index, QUERIES - HELD):
             query.waiting.add(claim_id)
             self._serves[claim_id] = query
         else:  # many came at once, and each saw the room that was left
@@ -224,14 +233,19 @@ class Listener:
                 query.followed = False
                 self._drop_unwanted(query)
         for key in keys:
-            if found := self._query(KEY, key, 0):
-                found.followed = True
+            before = self._queries.get((KEY, key))
+            query = before or self._query(KEY, key, 0)
+            if before and not before.followed:  # a change that it reported already was told to nobody
+                self._notices.changed(self._keys.name(key))
+            if query:
+                query.followed = True
 
-    def _query(self, kind: str, subject: str, index: int) -> Query | None:
-        """The one for this subject, which is to report what changed since ``index``."""
+    def _query(self, kind: str, subject: str, index: int, at_most: int = QUERIES) -> Query | None:
+        """Return the query for this subject, which is to report what changed since ``index``. Returns None if it would
+        be one more than ``at_most``."""
         query = self._queries.get((kind, subject))
         if query is None:
-            if kind != SESSION and len(self._queries) >= QUERIES:
+            if kind != SESSION and len(self._queries) >= at_most:
                 return None
             query = self._queries[kind, subject] = Query(kind, subject, index)
         elif query.index > index:  # what happened in between was reported before anybody asked for it
@@ -242,7 +256,7 @@ class Listener:
         return query
 
     def _drop_unwanted(self, query: Query) -> None:
-        if not query.wanted():
+        if not query.wanted() and not query.pending():
             self._queries.pop((query.kind, query.subject), None)
             self._put_away(query)
 
@@ -369,13 +383,17 @@ class Listener:
             return
         outcome.sock.setblocking(False)
         query.wire = outcome
-        if self._queries.get((query.kind, query.subject)) is query:
-            query.due = 0.0
-        else:
+        if self._queries.get((query.kind, query.subject)) is not query:
             self._put_away(query)
+            return
+        query.due = 0.0
+        self._drop_unwanted(query)
 
     def _failed(self, query: Query, error: Exception) -> None:
         self._hang_up(query)
+        if not query.wanted():
+            self._drop_unwanted(query)
+            return
         query.index = 0  # what happened meanwhile is asked for
         query.failures += 1
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(query.failures, 10)) * random.uniform(0.5, 1.0)

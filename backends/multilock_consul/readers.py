@@ -18,7 +18,7 @@ from multilock.backend import Busy, Claim
 from multilock.values import encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
 from multilock_consul.sessions import Session
-from multilock_consul.transactions import Refused, Transactions, operation
+from multilock_consul.transactions import Refused, Transactions, operation, whole_tree
 
 __all__ = ["SAFETY", "UNPUSHED", "Readers", "Wait"]
 
@@ -34,6 +34,10 @@ class Readers:
         self._keys = keys
         self._transactions = transactions
         self._wait = wait
+
+    def shown(self, name: str) -> list[dict[str, Any]]:
+        """2, what shows them all in the transaction that shuts the door."""
+        return whole_tree(self._keys.readers(name))
 
     def steps(self, session: Session, claim: Claim) -> list[dict[str, Any]]:
         """1, for a name of which it is known that it is free."""

@@ -89,14 +89,27 @@ class Recipe:
     def _try(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
         """1: in the session that there is."""
         for _ in range(2):  # a session found dead is replaced, once
+            if not join and claim.kind == "write" and self._is_taken(claim, until):
+                return Busy(SAFETY)
             state = self._semaphore.look(claim.name, until) if claim.permits > 1 else None
-            if state and not self._sessions.own(claim) and not self._semaphore.room(claim, state):
-                return self._wait_for_room(claim, state, join)
+            if state and not self._sessions.own(claim):
+                if not self._semaphore.room(claim, state):
+                    return self._wait_for_room(claim, state, join)
+                if state.read and not join:  # it would only shut the door
+                    return Busy(SAFETY)
             with self._sessions.trying(claim, until) as session:
                 answer = self._take(session, claim, state, join, until)
             if answer is not None:
                 return answer
         raise BackendUnavailable("sessions end as soon as they are made", unknown=False, backend="consul")
+
+    def _is_taken(self, claim: Claim, until: float) -> bool:
+        """Look before a try that likely meets readers: to find them by shutting the door keeps other readers out, for a
+        moment, or for as long as a session lives if this process dies in it."""
+        state = self._semaphore.look(claim.name, until)
+        if state.lock and state.lock.claim_id == claim.id:  # by an attempt without an answer
+            return False
+        return bool(state.read or state.living or (state.lock and state.lock.session))
 
     def _leave_nothing(self, claim: Claim, until: float) -> None:
         if self._sessions.holds(claim):  # it kept readers out
@@ -131,13 +144,21 @@ class Recipe:
         else:
             value = b64encode(encode_value(claim)).decode()
             lock = operation("lock", self._keys.of(claim.name), Value=value, Flags=LOCK_FLAGS, Session=session.id)
-            steps = [lock, operation("get-tree", self._keys.readers(claim.name))]
+            steps = [lock, *self._readers.shown(claim.name)]
         return self._entered(session, claim, self._transactions.execute([*first, *steps], until), join, until)
 
     def _entered(
-        self, session: Session, claim: Claim, found: Mapping[str, Entry], join: bool, until: float
+        self,
+        session: Session,
+        claim: Claim,
+        found: Mapping[str, Entry],
+        join: bool,
+        until: float,
+        *,
+        again: bool = False,
     ) -> Granted | Busy:
-        """Its key is locked, and these are readers of its name, if nobody reads beside it."""
+        """Return the grant for a key that this attempt locked, or found locked ``again``, unless ``found`` has readers
+        that exclude it."""
         mine = self._keys.place(claim, session.id)
         entry = found.get(mine)
         if entry is None or entry.session != session.id:
@@ -150,7 +171,20 @@ class Recipe:
             still = operation("check-index", mine, Index=entry.index)  # others of our claims are in this session, too
             if busy := self._readers.wait_for_readers(session, claim, readers, still, join, until):
                 return busy
+            if (readers or again) and claim.permits < 2:
+                return _granted(session, self._announce(session, claim, still, until))
         return _granted(session, entry.index)
+
+    def _announce(self, session: Session, claim: Claim, still: dict[str, Any], until: float) -> int:
+        """Lock the key of the name once more, now that the readers have left, and return the new token.
+
+        Followers looked at the name when the key was locked first, and nobody held it then. A server ignores a write
+        that changes nothing, so the key is unlocked in between, in the same transaction.
+        """
+        key = self._keys.place(claim, session.id)
+        value = b64encode(encode_value(claim)).decode()
+        steps = [operation(verb, key, Value=value, Flags=LOCK_FLAGS, Session=session.id) for verb in ("unlock", "lock")]
+        return self._transactions.execute([still, *steps], until)[key].index
 
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
         if "lock delay" in refused.why:
@@ -183,8 +217,9 @@ class Recipe:
         """Our own attempt locked it, whose answer was lost; or it waits for readers to leave."""
         if entry.session == session.id:
             still = operation("check-index", self._keys.place(claim, session.id), Index=entry.index)
-            readers = operation("get-tree", self._keys.readers(claim.name))
-            return self._entered(session, claim, self._transactions.look([still, readers], until), join, until)
+            shown = [] if claim.mode == "r" else self._readers.shown(claim.name)
+            found = self._transactions.look([still, *shown], until)
+            return self._entered(session, claim, found, join, until, again=True)
         self._delete(claim, entry.session, entry.index, until)  # in a session whose time is over
         return Busy(0.0)
 

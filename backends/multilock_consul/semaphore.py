@@ -26,7 +26,7 @@ from multilock.backend import Claim, Granted, other_number
 from multilock.values import decode_value, encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, SEMAPHORE_FLAGS, Entry, Keys
 from multilock_consul.sessions import Session
-from multilock_consul.transactions import Refused, Transactions, operation
+from multilock_consul.transactions import Refused, Transactions, operation, whole_tree
 
 __all__ = ["Semaphore", "State"]
 
@@ -43,6 +43,11 @@ class State:
     limit: int | None = None  #: of a semaphore
     holders: frozenset[str] = frozenset()  #: sessions
     living: Mapping[str, Entry] = field(default_factory=dict)  #: the keys of those of them that hold, by session
+
+    @property
+    def read(self) -> bool:
+        """Whether a reader holds it."""
+        return any(entry.session for entry in self.readers.values())
 
     @property
     def dead(self) -> list[str]:
@@ -132,7 +137,7 @@ class Semaphore:
         steps += [
             operation("lock", mine, Value=value, Flags=SEMAPHORE_FLAGS, **bare),
             operation("cas", lock, Index=index, Value=holding, Flags=SEMAPHORE_FLAGS),
-            operation("get-tree", self._keys.readers(claim.name)),
+            *whole_tree(self._keys.readers(claim.name)),
         ]
         return self._transactions.execute(steps, until)
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError
 from multilock.backend import Claim
 from multilock.telling import logger
 from multilock_consul.keys import Entry, Keys
 from multilock_consul.sessions import Session, Sessions
-from multilock_consul.transactions import AT_ONCE, Transactions
+from multilock_consul.transactions import Transactions
+from multilock_consul.transport import TooLarge
 
 __all__ = ["Found", "Sweep"]
 
-BYTES_AT_ONCE = 32768  # of one request, which may be larger by far; ordinary names take a fifth of this
 LOOK_SHARE = 0.1  # of the ttl: a renewal begins no further look at its keys after so long
 
 Found = Mapping[str, Entry | None]
@@ -50,22 +50,30 @@ class Sweep:
         found: dict[str, Entry | None] = {}
         hidden: set[str] = set()
         enough = self._now() + LOOK_SHARE * session.ttl
-        for step in _steps(keys):
+        left = list(keys)
+        while left:
             now = self._now()
             if now >= end or (found and now >= enough):
                 break
+            step = self._transactions.portion(left)
             try:
                 entries = self._transactions.read_all(step, end)
                 missing = [key for key in step if entries[key] is None and keys[key]]
                 if missing and not self._may_look_at(next((key for key in missing if key in held), missing[0]), end):
                     hidden.update(missing)
                 found.update((key, entry) for key, entry in entries.items() if key not in hidden)
+            except TooLarge as refusal:
+                if self._transactions.ask_for_less(step):
+                    continue
+                logger.debug("the session %s was renewed, a look at a key was refused: %s", session.id, refusal)
+                hidden.update(step)
             except BackendUnavailable as silence:
                 logger.debug("the session %s was renewed, its keys were not looked at: %s", session.id, silence)
                 break
             except BackendRejected as refusal:
                 logger.debug("the session %s was renewed, a look at its keys was refused: %s", session.id, refusal)
                 hidden.update(step)
+            del left[: len(step)]
         return found, hidden
 
     def _may_look_at(self, key: str, until: float) -> bool:
@@ -92,18 +100,3 @@ class Sweep:
                     except MultilockError as error:
                         logger.debug("the key %r is not given back yet: %s", key, error)
         return dirty
-
-
-def _steps(keys: Iterable[str]) -> Iterator[list[str]]:
-    """Those that go into one request."""
-    step: list[str] = []
-    size = 0
-    for key in keys:
-        wanted = len(key) + 50
-        if step and (len(step) >= AT_ONCE or size + wanted > BYTES_AT_ONCE):
-            yield step
-            step, size = [], 0
-        step.append(key)
-        size += wanted
-    if step:
-        yield step

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable
 from multilock_consul.keys import Entry, Keys, entry_of, index_of, listed, no_answer
-from multilock_consul.transport import Agents
+from multilock_consul.transport import RIGHTS, Agents, TooLarge
 from multilock_consul.wire import Response
 
-__all__ = ["AT_ONCE", "Refused", "Transactions", "operation"]
+__all__ = ["AT_ONCE", "BYTES_AT_ONCE", "Refused", "Transactions", "operation", "whole_tree"]
 
 AT_ONCE = 64  # operations a server takes in one transaction
+BYTES_AT_ONCE = 32768  # of the keys in one request, which names each once or twice; by default a server takes 512 KiB
+AROUND = 60  # bytes of a request for each key, besides the key
 BURIED_AT_ONCE = (AT_ONCE - 1) // 2
 
 
@@ -38,6 +40,7 @@ class Transactions:
         self._keys = keys
         self._writing = agents.target("/v1/txn")
         self._reading = agents.target("/v1/txn", consistent="")
+        self._bytes = BYTES_AT_ONCE  # less, once a server has refused a request for its size
 
     def execute(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
         """All of them, or none: `Refused`. Each key after the last of them that shows it; a ``get-tree`` alone shows
@@ -71,12 +74,43 @@ class Transactions:
     def bury(self, keys: Sequence[str], still: dict[str, Any], session: Hashable, until: float) -> None:
         """Delete the keys of holders whose session ended, once no lock delay keeps them any more; then their holders
         have given up. ``still`` must be true besides. Raises `Refused`."""
-        for begin in range(0, len(keys), BURIED_AT_ONCE):
+
+        def bury(some: Sequence[str]) -> None:
             steps = [still]
-            for key in keys[begin : begin + BURIED_AT_ONCE]:
+            for key in some:
                 # To lock it is the only question about a lock delay that the servers answer.
                 steps += [operation("lock", key, Session=session), operation("delete", key)]
             self.execute(steps, until)
+
+        self.in_portions(keys, BURIED_AT_ONCE, bury)
+
+    def in_portions(self, keys: Sequence[str], at_most: int, do: Callable[[Sequence[str]], object]) -> None:
+        """Do something to all these keys, in requests that a server takes: as many keys at once as it allows."""
+        left = list(keys)
+        while left:
+            some = self.portion(left, at_most)
+            try:
+                do(some)
+            except TooLarge:
+                if not self.ask_for_less(some):
+                    raise
+            else:
+                del left[: len(some)]
+
+    def portion(self, keys: Sequence[str], at_most: int = AT_ONCE) -> list[str]:
+        """Return the first of these keys, as many as fit into one request."""
+        size = 0
+        for count, key in enumerate(keys[:at_most]):
+            size += len(key) + AROUND
+            if count and size > self._bytes:
+                return list(keys[:count])
+        return list(keys[:at_most])
+
+    def ask_for_less(self, keys: Sequence[str]) -> bool:
+        """Halve the size of all later portions, after `TooLarge`: the limit of a server is its operator's. Returns
+        False if this portion cannot be any smaller."""
+        self._bytes = min(self._bytes, sum(len(key) + AROUND for key in keys)) // 2
+        return len(keys) > 1
 
     def read(self, key: str, until: float) -> tuple[Entry | None, int]:
         """This key, and the index from which on to wait for its next change."""
@@ -91,7 +125,7 @@ class Transactions:
         return found, index_of(response)
 
     def read_all(self, keys: Iterable[str], until: float) -> dict[str, Entry | None]:
-        """`AT_ONCE` keys at most. One that is not there is left out of a ``get-tree``, where a ``get`` refuses all."""
+        """Read one `portion`. A ``get-tree`` leaves out a key that is missing, where a ``get`` refuses all."""
         found: dict[str, Entry | None] = dict.fromkeys(keys)
         operations = [operation("get-tree", key) for key in found]
         response, _ = self._agents.call("PUT", self._reading, self._left(until), json.dumps(operations).encode())
@@ -114,12 +148,21 @@ def operation(verb: str, key: str, **arguments: object) -> dict[str, Any]:
     return {"KV": {"Verb": verb, "Key": key, **arguments}}
 
 
+def whole_tree(begin: str) -> list[dict[str, Any]]:
+    """Show all keys with this beginning, or refuse the transaction if the token has no rights there.
+
+    A ``get-tree`` leaves out what the token may not read. A tree that shows nothing proves that nothing is there only
+    together with a question about one key of it, which is refused without the right.
+    """
+    return [operation("get-tree", begin), operation("check-not-exists", f"{begin}!")]
+
+
 def _results(response: Response, operations: Sequence[dict[str, Any]]) -> list[tuple[str, Entry]]:
     """Keys and what they are, as a transaction shows them."""
     if response.status == 409:
         refused = Refused(response, operations)
         if "ermission denied" in refused.why:
-            raise BackendRejected(f"Consul refused: {refused.why} (see token=)", backend="consul")
+            raise BackendRejected(f"Consul refused: {refused.why}{RIGHTS}", backend="consul")
         raise refused
     try:
         results = response.json()["Results"] or []

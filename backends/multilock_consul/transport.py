@@ -22,13 +22,18 @@ from multilock import BackendRejected, BackendUnavailable
 from multilock.options import NO_TLS, who_answered
 from multilock_consul.wire import Reading, Response
 
-__all__ = ["Address", "Agents", "Answer", "Wire", "judged"]
+__all__ = ["RIGHTS", "Address", "Agents", "Answer", "TooLarge", "Wire", "judged"]
 
 Answer = tuple[Response, float]
 """What the agent said, and when the request was sent."""
 
+RIGHTS = " (give token= the rights that multilock's page on Consul lists)"
 SPARE = 4  # idle connections that are kept: an agent takes 200 of one address
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class TooLarge(BackendRejected):
+    """The request has more bytes, or more operations, than this server takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +298,11 @@ def judged(response: Response) -> Response:
         raise BackendUnavailable(f"Consul failed ({status}): {said}", unknown=unknown, backend="consul")
     if status == 429:
         raise BackendUnavailable(f"Consul is overloaded (429): {said}", unknown=False, backend="consul")
-    hint = " (give token= the rights that multilock's page on Consul lists)" if status in (401, 403, 500) else ""
+    hint = RIGHTS if status in (401, 403, 500) else ""
     if status == 400 and "HTTPS server" in said:
         hint = " (it speaks TLS: the URL is consuls://)"
-    raise BackendRejected(f"Consul refused ({status}): {said}{hint}", backend="consul")
+    kind = TooLarge if status == 413 else BackendRejected
+    raise kind(f"Consul refused ({status}): {said}{hint}", backend="consul")
 
 
 class _Api(consul.base.Consul):  # type: ignore[misc]

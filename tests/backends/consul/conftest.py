@@ -13,6 +13,8 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 __all__ = ["Connect", "Open", "take"]
 
 WITHIN = 5.0
+ROOT_TOKEN = "6b4f6a52-0000-4000-8000-a0c1d8f3e111"
+GUARDED = {"enabled": True, "default_policy": "deny", "tokens": {"master": ROOT_TOKEN, "agent": ROOT_TOKEN}}
 Open = Callable[..., ConsulBackend]
 
 
@@ -40,6 +42,13 @@ def server() -> Iterator[ConsulServer]:
 def cluster() -> Iterator[ConsulCluster]:
     with ConsulCluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def guarded() -> Iterator[ConsulServer]:
+    """A server with access control lists, which gives nobody anything."""
+    with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as server:
+        yield server
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,8 +29,6 @@ from tests.servers_consul import ConsulServer
 MANY = 640  # ten looks
 FAR = 0.1  # seconds for a round trip
 KEY = "multilock/job/.lock"
-ROOT_TOKEN = "6b4f6a52-0000-4000-8000-a0c1d8f3e111"
-GUARDED = {"enabled": True, "default_policy": "deny", "tokens": {"master": ROOT_TOKEN, "agent": ROOT_TOKEN}}
 SESSIONS = 'session_prefix "" { policy = "write" }'
 
 
@@ -107,13 +105,6 @@ def test_a_renewal_of_one_lock_looks_at_its_key_before_anything_else(
 
 
 # ---- what nobody wants
-
-
-@pytest.fixture
-def guarded() -> Iterator[ConsulServer]:
-    """A server with access control lists, which gives nobody anything."""
-    with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as server:
-        yield server
 
 
 @pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])

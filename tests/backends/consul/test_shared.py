@@ -17,13 +17,14 @@ from multilock.backend import Busy, Claim
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import SOON, eventually
 from multilock.testing.conformance.faces import background
+from multilock_consul import transactions
 from multilock_consul.inspection import OTHERS_MAX, TAKEN_AT_ONCE
 from multilock_consul.keys import LOCK_FLAGS
 from multilock_consul.readers import Readers
 from multilock_consul.recipe import Recipe
-from multilock_consul.semaphore import Semaphore
+from multilock_consul.semaphore import Semaphore, State
 from multilock_consul.sessions import Sessions
-from multilock_consul.transactions import BURIED_AT_ONCE, Transactions
+from multilock_consul.transactions import BURIED_AT_ONCE, BYTES_AT_ONCE, Transactions
 from tests.backends.consul.kit import Ours
 from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
@@ -145,6 +146,7 @@ def test_who_shut_the_door_and_could_ask_no_further_may_have_done_something(
 def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    """The reader comes between the look of the try and its request."""
     us.take(us.reader())
     claim = MODES[kind](them)
 
@@ -152,6 +154,7 @@ def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
         raise BackendUnavailable("No cluster leader", unknown=False)
 
     with monkeypatch.context() as patched:
+        patched.setattr(State, "read", property(lambda _: False))
         patched.setattr(Recipe, "_give_back", no_leader)
         with pytest.raises(BackendUnavailable) as silence:
             them.attempt(claim)
@@ -223,6 +226,84 @@ def test_a_writer_waits_for_one_reader_at_a_time_and_a_try_for_none(us: Ours, th
     them.release(claim)
     assert not them.holds(them.writer())
     eventually(lambda: not any(query.waiting for query in list(listener._queries.values())))
+
+
+@pytest.mark.parametrize("kind", ["writer", "permit"])
+def test_a_try_beside_readers_never_shuts_the_door(
+    us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    us.take(us.reader())
+    sent: list[object] = []
+    monkeypatch.setattr(Transactions, "execute", lambda *request: sent.append(request))
+    assert not them.holds(MODES[kind](them))
+    assert sent == []
+
+
+def test_a_try_of_a_writer_whose_answer_was_lost_still_finds_its_own_key(
+    far: Ours, proxy: FaultProxy, below: Below
+) -> None:
+    claim = far.writer()
+    lost = proxy.drop_reply(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim)
+    lost.wait(SOON)
+    assert far.holds(claim)
+    assert far.release(claim)
+    assert below.empty()
+
+
+def test_observers_hear_of_a_writer_once_the_readers_have_left(
+    us: Ours, them: Ours, open_ours: Callable[..., Ours]
+) -> None:
+    observer = open_ours()
+    reading = us.take(us.reader())
+    waiting = them.wait(them.writer())
+    assert observer.backend.follow(frozenset({NAME}), WITHIN)
+    observer.ear.wait(lambda: NAME in observer.ear.changes)
+    observer.ear.changes.clear()
+    us.release(reading)
+    assert them.holds(waiting, join=True)
+    assert observer.ear.wait(lambda: NAME in observer.ear.changes, SOON)
+    assert them.token(waiting) > us.token(reading)
+    assert them.renewed(waiting) == [True]
+    assert them.release(waiting)
+
+
+def test_a_vanished_reader_is_buried_and_observers_hear_of_the_writer(
+    us: Ours, them: Ours, open_ours: Callable[..., Ours], below: Below
+) -> None:
+    observer = open_ours()
+    below.end(us.session(us.take(us.reader())))
+    waiting = them.wait(them.writer())
+    assert observer.backend.follow(frozenset({NAME}), WITHIN)
+    observer.ear.wait(lambda: NAME in observer.ear.changes)
+    observer.ear.changes.clear()
+    come_in(them, waiting)
+    assert observer.ear.wait(lambda: NAME in observer.ear.changes, SOON)
+    assert them.release(waiting)
+    assert below.empty()
+
+
+# ---- how much a server takes in one request
+
+
+@pytest.mark.parametrize("at_once", [BYTES_AT_ONCE, 1 << 21], ids=["asked for less", "refused for its size"])
+def test_readers_of_a_very_long_name_are_taken_away_and_buried(
+    open_ours: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """A key of 12 kB: seventy of them are more than a server takes in one request."""
+    monkeypatch.setattr(transactions, "BYTES_AT_ONCE", at_once)
+    us, them = open_ours(lock_delay=0), open_ours(lock_delay=0)
+    name = "\U0001f512" * 1000
+    held = [us.take(us.reader(name=name)) for _ in range(70)]
+    assert us.renewed(*held) == [True] * 70
+    assert them.backend.force_release(name, WITHIN)
+    assert us.renewed(*held) == [False] * 70
+    held = [us.take(us.reader(name=name)) for _ in range(70)]
+    us.backend._sessions.destroy(us.backend._sessions.get(us.session(held[0])), WITHIN)  # type: ignore[arg-type]
+    writing = them.writer(name=name)
+    come_in(them, writing)
+    assert them.release(writing)
 
 
 def test_no_more_hold_it_than_there_are_permits(us: Ours, them: Ours) -> None:

@@ -234,11 +234,10 @@ class Listener:
                 self._drop_unwanted(query)
         for key in keys:
             before = self._queries.get((KEY, key))
-            query = before or self._query(KEY, key, 0)
             if before and not before.followed:  # a change that it reported already was told to nobody
                 self._notices.changed(self._keys.name(key))
-            if query:
-                query.followed = True
+            if found := before or self._query(KEY, key, 0):
+                found.followed = True
 
     def _query(self, kind: str, subject: str, index: int, at_most: int = QUERIES) -> Query | None:
         """Return the query for this subject, which is to report what changed since ``index``. Returns None if it would

@@ -2,7 +2,8 @@
 
 A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
 it turns one call into one server's answer. Retries, waits, jitter, deadlines and states are the kernel's.
-Any method may be called from several threads at once.
+Any method may be called from several threads at once. A backend takes locks, clocks and chance from `multilock.system`,
+and starts its threads by `start_worker`, as the kernel does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from multilock.errors import BackendRejected, BackendUnavailable
+from multilock.kernel.worker import Worker, start_worker
 from multilock.model import (
     Busy,
     Capabilities,
@@ -40,8 +42,10 @@ __all__ = [
     "OpensChannels",
     "Rests",
     "Returned",
+    "Worker",
     "other_number",
     "parse_owner",
+    "start_worker",
 ]
 
 SPI_VERSION = 2
@@ -94,6 +98,18 @@ class Notices(Protocol):
 
     def changed(self, name: str | None) -> None:
         """The holder of a followed name may have changed. None: of any of them, after a reconnect."""
+
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        """Report the state of a push connection: a subscription, a watch, a blocking query.
+
+        ``connection``: a short name of it for people, the same each time (``"subscription to 127.0.0.1:6379"``).
+        ``trouble``: what is wrong while nothing is pushed over it; None: it is up, or not needed any more.
+        ``refused``: the server said no, so that waiting helps little: the user is warned at once.
+
+        The kernel warns once when it is down for longer than a moment, says when it is back, and has a finding
+        meanwhile. The backend tries again for ever, with growing pauses, and until then looks at what is held with
+        each renewal.
+        """
 
 
 class Backend(Protocol):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, overload
 
-from multilock import telling
+from multilock import system, telling
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
@@ -80,7 +79,7 @@ class Client(OfThisProcess):
 
     def _begin(self, backend: Backend, settings: Settings) -> None:
         self._kernel = Kernel(backend, settings, Threads(), BlockingFace)
-        self._scopes = threading.local()
+        self._scopes = system.local()
 
     def _scope(self) -> Scope[HeldLease]:
         """The leases of this thread; none of the parent's after a fork."""
@@ -320,8 +319,9 @@ class Client(OfThisProcess):
         return run(self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name))
 
     def diagnose(self) -> list[Finding]:
-        """Versions and settings of the server that weaken the lock, each with a remedy."""
-        return run(self._kernel.ask(self._kernel.backend.diagnose))
+        """Return what weakens the lock, each with a remedy: versions and settings of the server, push connections that
+        are down, threads that this process was refused."""
+        return run(self._kernel.diagnose())
 
     def ping(self) -> float:
         """Seconds of one round trip. Raises BackendUnavailable, BackendRejected."""
@@ -330,7 +330,8 @@ class Client(OfThisProcess):
         return self._kernel.now() - before
 
     def is_healthy(self) -> bool:
-        """Whether the renewing thread runs on time. No I/O: for a liveness probe."""
+        """Return whether the renewing thread runs on time, and no thread of multilock is missing. No I/O: for a
+        liveness probe."""
         return self._kernel.is_healthy()
 
     # The end

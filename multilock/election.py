@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from multilock.errors import BackendUnavailable, ClientClosed
+from multilock.errors import ClientClosed
 from multilock.kernel.callbacks import call_in_thread
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.face import run
@@ -173,12 +173,10 @@ class Election(Candidacy[Leadership]):
                 self._end_standing(stop)
 
         try:
-            self._kernel.runtime.spawn(stand, "multilock-election")
-        except BaseException as error:  # interrupted, too: whether it began or not, it is not to go on
+            self._kernel.spawn(stand, "multilock-election")
+        except BaseException:  # interrupted: whether it began or not, it must not go on
             stop.call()
             self._end_standing(stop)
-            if isinstance(error, RuntimeError):
-                raise self._no_thread(error) from error
             raise
 
     def stop(self, grace: float | None = None) -> None:
@@ -218,12 +216,7 @@ class Election(Candidacy[Leadership]):
         return Leaders(Observer(self._kernel, self.name))
 
     def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
-        self._kernel.spawn_soon(lambda: run(report()), "multilock-observer")
-
-    def _no_thread(self, error: RuntimeError) -> BackendUnavailable:
-        return BackendUnavailable(
-            f"the election has no thread: {error}", unknown=False, name=self.name, backend=self._kernel.scheme
-        )
+        self._kernel.spawn(lambda: run(report()), "multilock-observer")
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
         call_in_thread(callback, *args)

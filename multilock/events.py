@@ -16,6 +16,8 @@ __all__ = [
     "LeaderChanged",
     "Lost",
     "NotAcquired",
+    "PushesDown",
+    "PushesUp",
     "Released",
     "RenewFailed",
     "Renewed",
@@ -109,3 +111,18 @@ class LeaderChanged(Event):
     """Another node leads, or none."""
 
     leader: LeaderInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class PushesDown(Event):
+    """Nothing is pushed over ``connection``: waiters look by timer, renewals notice losses. It has no ``name``."""
+
+    connection: str
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class PushesUp(Event):
+    """``connection`` is back. It has no ``name``."""
+
+    connection: str

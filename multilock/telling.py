@@ -10,13 +10,14 @@ import contextlib
 import contextvars
 import logging
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from itertools import count
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any
+
+from multilock import system
+from multilock.kernel.worker import Worker, start_worker
 
 __all__ = ["THREAD", "Teller", "at_exit", "begin", "defer", "flush", "logger"]
 
@@ -145,14 +146,15 @@ class _Telling:
 
     def begin(self) -> None:
         """Also in a forked child: the lines of its parent are told there."""
-        self._lines: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._lines: system.SimpleQueue[Callable[[], object]] = system.SimpleQueue()
         self._drops = count()  # one atomic step for each line dropped …
         self._looks = self._drops_told = 0  # … and for each look at it
-        self._started = threading.Lock()  # taken by who starts the thread, for good
+        self._started = system.Lock()  # taken by who starts the thread, for good
+        self._worker: Worker | None = None
         self._thread: int | None = None
 
     def put(self, line: Callable[[], object]) -> None:
-        if threading.get_ident() == self._thread:
+        if system.get_ident() == self._thread:
             return  # said by a handler, who would hear it, and say it again, for ever
         if self._lines.qsize() < BACKLOG:
             self._lines.put(line)
@@ -161,19 +163,16 @@ class _Telling:
         self._start()
 
     def _start(self) -> bool:
-        """False: the process can have no more threads, and the lines wait for the next that comes."""
+        """Return False if the process has no thread for it yet: the lines wait."""
         if self._started.acquire(blocking=False):
-            try:
-                threading.Thread(target=self._run, args=(self._lines,), name=THREAD, daemon=True).start()
-            except BaseException as error:  # interrupted too: it may have begun, and a second one does no harm
-                self._started.release()
-                if not isinstance(error, Exception):
-                    raise
-                return False
-        return True
+            lines = self._lines
+            self._worker = start_worker(lambda: self._run(lines), THREAD)
+        elif self._worker and self._worker.missing:
+            self._worker.begin()  # here too: perhaps no thread keeps time that would do it
+        return not (self._worker and self._worker.missing)
 
-    def _run(self, lines: SimpleQueue[Callable[[], object]]) -> None:
-        self._thread = threading.get_ident()
+    def _run(self, lines: system.SimpleQueue[Callable[[], object]]) -> None:
+        self._thread = system.get_ident()
         while True:
             if lines.empty():
                 self._tell_drops()
@@ -203,11 +202,11 @@ class _Telling:
 
     def flush(self, seconds: float) -> bool:
         """Whether all that was said before has been told within so many seconds."""
-        if threading.get_ident() == self._thread or (self._thread is None and self._lines.empty()):
+        if system.get_ident() == self._thread or (self._thread is None and self._lines.empty()):
             return True
         if not self._start():
             return False
-        turn = threading.Lock()
+        turn = system.Lock()
         turn.acquire()
         self._lines.put(turn.release)
         # In steps: when the machine stood still, the thread that tells comes first all the same.
@@ -217,7 +216,7 @@ class _Telling:
         """Where no thread can start any more, the exiting one tells the rest itself: the locks are given back."""
         if self.flush(seconds) or self._thread is not None:
             return
-        with contextlib.suppress(Empty):
+        with contextlib.suppress(system.Empty):
             while True:
                 self._lines.get_nowait()()
         self._tell_drops()

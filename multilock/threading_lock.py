@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 from itertools import count
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
+from multilock import system
 from multilock.errors import NotHeld
 from multilock.kernel.holding import HELD, LOST
 from multilock.kernel.process import OfThisProcess
@@ -45,13 +45,13 @@ class ThreadingLock(OfThisProcess):
             raise ValueError("can't specify a timeout for a non-blocking call")
         if timeout < 0 and timeout != -1:
             raise ValueError("timeout value must be a non-negative number")
-        if timeout > threading.TIMEOUT_MAX:
+        if timeout > system.TIMEOUT_MAX:
             raise OverflowError("timeout value is too large")
         return self._take(0 if not blocking else None if timeout == -1 else timeout)
 
     def _take(self, timeout: float | None, frame: FrameType | None = None) -> bool:
         """``frame``: of the ``with`` statement."""
-        key = threading.get_ident(), next(self._numbers)
+        key = system.get_ident(), next(self._numbers)
         lease = self._lock._acquire(check_timeout(timeout))
         if lease is None:
             return False
@@ -83,7 +83,7 @@ class ThreadingLock(OfThisProcess):
         """What the ``with`` statement of this frame took; where there is none, what this thread took, newest first; and
         where it took nothing, of a plain lock what any thread took: one that is lost before the one that is held."""
         taken = list(self._taken.items())[::-1]
-        thread = threading.get_ident()
+        thread = system.get_ident()
         mine = [(key, entry) for key, entry in taken if frame and entry.frame is frame]
         mine = mine or [(key, entry) for key, entry in taken if key[0] == thread]
         if mine or self._reentrant:

@@ -7,10 +7,10 @@ was released and rests; nothing else decides by it. Other tools' values are show
 from __future__ import annotations
 
 import json
-import time
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from multilock import system
 from multilock.model import Claim, LockInfo, owner_text, parse_owner
 
 __all__ = ["VALUE_BYTES", "decode_value", "encode_resting", "encode_value"]
@@ -38,7 +38,7 @@ def encode_resting(claim: Claim, token: int | None, seconds: float) -> bytes:
     """… of a name that was released, and stays taken for so long. Since when it was held is not known any more."""
     said = _said(claim)
     del said["since"]
-    return _encode({**said, "token": token, "resting_until": round(time.time() + seconds, 3)}).encode()
+    return _encode({**said, "token": token, "resting_until": round((system.wall() / 1_000_000) + seconds, 3)}).encode()
 
 
 def _said(claim: Claim) -> dict[str, object]:
@@ -50,7 +50,7 @@ def _said(claim: Claim) -> dict[str, object]:
         "who": claim.identity,
         "host": host,
         "pid": pid,
-        "since": int(time.time()),
+        "since": int(system.wall() / 1_000_000),
         "ttl": claim.ttl,
         **({"permits": claim.permits} if claim.kind == "permit" else {}),
     }

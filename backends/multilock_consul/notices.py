@@ -12,18 +12,15 @@ until then safety timers and renewals find out what no push told.
 from __future__ import annotations
 
 import math
-import random
-import selectors
 import socket
 import ssl
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Claim, Notices
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
+from multilock.backend import Claim, Notices, start_worker
 from multilock.telling import logger
 from multilock_consul.keys import Keys, entry_of, names_of
 from multilock_consul.sessions import shows
@@ -103,7 +100,7 @@ class Listener:
         self._unseen: deque[str] = deque(maxlen=100)  # sessions that the server did not show, the last ones
         self._jobs: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()  # ids of claims that may be in a query
-        self._starting = threading.Lock()
+        self._starting = system.Lock()
         self._bell: socket.socket | None = None  # rings the thread
         self._closed = False
         # All below is the thread's own; others only count and look.
@@ -172,7 +169,7 @@ class Listener:
                 self._bell, ear = socket.socketpair()
                 self._bell.setblocking(False)
                 ear.setblocking(False)
-                threading.Thread(target=self._run, args=(ear,), name="multilock-consul-notices", daemon=True).start()
+                start_worker(lambda: self._run(ear), "multilock-consul-notices")
             self._ring()
             return True
 
@@ -278,8 +275,8 @@ class Listener:
     # The thread
 
     def _run(self, ear: socket.socket) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(ear, selectors.EVENT_READ)
+        self._selector = system.DefaultSelector()
+        self._selector.register(ear, system.EVENT_READ)
         try:
             while not self._closed:
                 for key, _ in self._selector.select(self._pause()):
@@ -347,7 +344,7 @@ class Listener:
         query.reading = Reading(ANSWER_MAX)
         query.asked_at = self._now()
         query.due = query.asked_at + PATIENCE
-        self._selector.register(query.wire.sock, selectors.EVENT_READ, query)
+        self._selector.register(query.wire.sock, system.EVENT_READ, query)
 
     def _target(self, query: Query) -> str:
         since: dict[str, str | int] = {"index": query.index, "wait": f"{WAIT}s"} if query.index else {}
@@ -370,10 +367,7 @@ class Listener:
             if not self._post(lambda: self._dialed(query, outcome)) and isinstance(outcome, Wire):
                 outcome.close()
 
-        try:
-            threading.Thread(target=dial, name="multilock-consul-connect", daemon=True).start()
-        except RuntimeError as error:  # the interpreter is exiting
-            self._dialed(query, error)
+        start_worker(dial, "multilock-consul-connect", once=True)
 
     def _dialed(self, query: Query, outcome: Wire | Exception) -> None:
         query.dialing = False
@@ -395,7 +389,7 @@ class Listener:
             return
         query.index = 0  # what happened meanwhile is asked for
         query.failures += 1
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(query.failures, 10)) * random.uniform(0.5, 1.0)
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(query.failures, 10)) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)
         logger.debug("Consul does not tell changes of the %s %r: %s", query.kind, query.subject, error)
         if query.kind == SESSION and query.failures == 1 and not isinstance(error, BackendRejected):
@@ -467,13 +461,13 @@ class Listener:
         for claim_id in query.waiting:
             self._serves.pop(claim_id, None)
             if contested:
-                self._alarms.append((now + random.uniform(0.0, SPREAD), claim_id))
+                self._alarms.append((now + system.uniform(0.0, SPREAD), claim_id))
             else:
                 self._notices.wake(claim_id)
         query.waiting.clear()
 
     def _explain(self, tell: Callable[[], object]) -> None:
-        threading.Thread(target=tell, name="multilock-consul-loss", daemon=True).start()
+        start_worker(tell, "multilock-consul-loss", once=True)
 
     def _lost(self, claim_id: str, session_id: str) -> None:
         """The key went; with its session?"""

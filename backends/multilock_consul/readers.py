@@ -9,11 +9,11 @@ may still believe, as long as the server has a lock delay for that key. So a wri
 
 from __future__ import annotations
 
-import random
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from multilock import system
 from multilock.backend import Busy, Claim
 from multilock.values import encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
@@ -70,7 +70,7 @@ class Readers:
         for none."""
         if not join:
             return Busy(SAFETY)
-        key = random.choice(list(holders))
+        key = system.choice(list(holders))
         if not self._wait(key, claim.id, holders[key].index):
             return Busy(UNPUSHED)
         # A session of its own is renewed by each attempt, and by nothing else.

@@ -16,14 +16,13 @@ overwrite a key that is used for something else.
 
 from __future__ import annotations
 
-import random
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted, Held, other_number
 from multilock.values import encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
@@ -188,12 +187,12 @@ class Recipe:
 
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
         if "lock delay" in refused.why:
-            return Busy(random.uniform(0.5, 1.5) * DELAYED)
+            return Busy(system.uniform(0.5, 1.5) * DELAYED)
         if "invalid session" in refused.why:
             self._sessions.gone(session, "the server does not know it any more")
             return None
         # Somebody was faster between the two.
-        return Busy(random.uniform(*PASSED) if claim.permits > 1 else random.uniform(0.0, AT_ONCE_AGAIN))
+        return Busy(system.uniform(*PASSED) if claim.permits > 1 else system.uniform(0.0, AT_ONCE_AGAIN))
 
     def _taken(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy:
         """3: the key exists; whose is it?"""
@@ -204,7 +203,7 @@ class Recipe:
                 return self._ours_already(session, claim, own, join, until)
         entry, index = self._transactions.read(key, until)
         if entry is None:  # deleted between the two
-            return Busy(random.uniform(0.0, AT_ONCE_AGAIN))
+            return Busy(system.uniform(0.0, AT_ONCE_AGAIN))
         if mine == key and entry.session and entry.claim_id == claim.id and not entry.rests:
             return self._ours_already(session, claim, entry, join, until)
         if not entry.session:
@@ -230,7 +229,7 @@ class Recipe:
         if entry.flags != LOCK_FLAGS:
             state = self._semaphore.look(claim.name, until)
             if state.limit is None or state.lock != entry:
-                return Busy(random.uniform(*PASSED))
+                return Busy(system.uniform(*PASSED))
             if state.living:
                 if claim.permits not in (0, state.limit):
                     raise other_number(claim, state.limit, "consul")

@@ -18,13 +18,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Notices
 from multilock_consul.keys import Keys
 from multilock_consul.transport import Agents, judged
@@ -120,8 +119,8 @@ class Sessions:
         self._lock_delay = lock_delay
         self._tell_ended = ended  # called with the id of a session that ended
         self._ttl_min = 0.0  # the server's, once it has refused
-        self._lock = threading.Lock()  # never held during a request or a notice
-        self._making = threading.Lock()  # held during one
+        self._lock = system.Lock()  # never held during a request or a notice
+        self._making = system.Lock()  # held during one
         self._by_id: dict[str, Session] = {}
         self._current: dict[Purpose, Session] = {}  # by purpose, those in use
         self._open: dict[str, list[Session]] = {}  # by claim id, those that have it in `Session.open`

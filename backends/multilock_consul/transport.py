@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlencode
 
 import consul
 import consul.base
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, system
+from multilock.backend import start_worker
 from multilock.options import NO_TLS, who_answered
 from multilock_consul.wire import Reading, Response
 
@@ -56,8 +54,8 @@ class Wire:
         self.address = address
         self.alive = True
         self._first = b""  # what it said first of all
-        self._poll = select.poll()  # select() takes no descriptor above 1023
-        self._poll.register(sock, select.POLLIN)
+        self._poll = system.poll()  # select() takes no descriptor above 1023
+        self._poll.register(sock, system.POLLIN)
         self._head = f" HTTP/1.1\r\nHost: {address}\r\n{headers}".encode()
         self._now = now
 
@@ -181,8 +179,8 @@ class Agents:
         too late is closed.
         """
         within = max(within, 0.001)  # whoever calls may have waited too long already
-        result: SimpleQueue[Wire | BaseException] = SimpleQueue()
-        done = threading.Event()  # nobody waits for the result any more
+        result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
+        done = system.Event()  # nobody waits for the result any more
 
         def dial() -> None:
             try:
@@ -192,13 +190,10 @@ class Agents:
             if done.is_set():
                 _close_late(result)
 
-        try:
-            threading.Thread(target=dial, name="multilock-consul-connect", daemon=True).start()
-        except RuntimeError:  # the interpreter is exiting, and no thread can start any more
-            dial()
+        start_worker(dial, "multilock-consul-connect", once=True, or_here=True)
         try:
             outcome = result.get(timeout=within)
-        except Empty:
+        except system.Empty:
             self._leave(self._address())
             outcome = TimeoutError(f"not connected within {within:g} s")
         finally:
@@ -280,9 +275,9 @@ class Agents:
         return BackendUnavailable(f"{where} cannot be reached: {error}{hint}", unknown=False, backend="consul")
 
 
-def _close_late(result: SimpleQueue[Wire | BaseException]) -> None:
+def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
     """Close the connection that is still in there; whoever of both sides comes last finds it."""
-    with suppress(Empty):
+    with suppress(system.Empty):
         if isinstance(late := result.get_nowait(), Wire):
             late.close()
 

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
-from multilock import BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Notices
+from multilock import BackendUnavailable, LossReason, MultilockError, system
+from multilock.backend import Notices, start_worker
 from multilock.telling import logger
 from multilock_etcd import wire
 from multilock_etcd.counting import Countdown, Deletion, Standing, Verdict
@@ -91,7 +88,7 @@ class Watcher:
         self._transport = transport
         self._sessions = sessions
         self._notices = notices
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
         self._countdowns: dict[Range, _Watch] = {}
@@ -103,14 +100,14 @@ class Watcher:
         self._followed: dict[str, Range] = {}
         self._following: dict[str, _Watch] = {}
         self._watches: dict[int, _Watch] = {}  # those that the present stream has, or the next one begins with
-        self._outbox: SimpleQueue[Any] | None = None
+        self._outbox: system.SimpleQueue[Any] | None = None
         self._call: Any = None
         self._started = False
         self._denied_at = -math.inf  # when a watch was, and the token thrown away for it
         self._denial_told = False
         self._explained_at = -math.inf  # when the reason of a loss was asked for last
         self._patience = 0.0  # for further ones
-        self._closed = threading.Event()
+        self._closed = system.Event()
 
     # ---- what is watched
 
@@ -255,7 +252,7 @@ class Watcher:
         with self._lock:
             started, self._started = self._started, True
         if not started:
-            threading.Thread(target=self._run, name="multilock-etcd-notices", daemon=True).start()
+            start_worker(self._run, "multilock-etcd-notices")
 
     def _run(self) -> None:
         failures = 0
@@ -276,11 +273,11 @@ class Watcher:
                 self._closed.wait(self._pause(failures))
 
     def _pause(self, failures: int) -> float:
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1.0)
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10)) * system.uniform(0.5, 1.0)
 
     def _listen(self) -> None:
         """Open the stream with all watches, and hand on what it says until it ends."""
-        outbox: SimpleQueue[Any] = SimpleQueue()
+        outbox: system.SimpleQueue[Any] = system.SimpleQueue()
         try:
             with self._transport.watch(iter(outbox.get, None)) as stream:
                 with self._lock:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 
+from multilock import system
 from multilock.backend import Claim
 from multilock_etcd.sessions import Session
 
@@ -33,7 +33,7 @@ class Places:
     names the claim may be, and that none will be sent."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.lock = threading.Lock()
+        self.lock = system.Lock()
         self._now = now
         self._places: dict[str, Place] = {}  # by claim id
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order

@@ -10,12 +10,11 @@ The lease of a name that rests is not among them: nobody renews it, and no end o
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Container, Hashable
 from contextlib import suppress
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Claim, Granted, Notices
 from multilock_etcd import wire
 from multilock_etcd.transport import LeaseMissing, Transport, calls
@@ -53,8 +52,8 @@ class Sessions:
         self._alive: dict[Hashable, Session] = {}
         self._shared: dict[float, Session] = {}  # by the ttl of the claims
         self._unwanted: deque[int] = deque()  # leases without keys whose revocation had no answer
-        self._lock = threading.Lock()
-        self._granting = threading.Lock()
+        self._lock = system.Lock()
+        self._granting = system.Lock()
         self._acknowledges = False  # the server, renewals: it has
 
     def of(self, claim: Claim, within: float) -> Session:

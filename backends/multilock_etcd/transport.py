@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from multilock import system
 
 # gRPC reads it once, when it is first imported: without it a forked child hangs in gRPC's threads that it lacks.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
@@ -127,8 +128,8 @@ class _Traffic:
                 self._changed.notify_all()
 
     def _begin(self) -> None:
-        self._lock = threading.RLock()  # taken without its Condition, which would double what a call costs here
-        self._changed = threading.Condition(self._lock)
+        self._lock = system.RLock()  # taken without its Condition, which would double what a call costs here
+        self._changed = system.Condition(self._lock)
         self._calls = 0
         self._stopped = 0  # threads that fork
 
@@ -181,7 +182,7 @@ class Transport:
     def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
         self._cluster = cluster
         self._now = now
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._current = 0
         self._connections: list[_Connection | None] = [None] * len(cluster.targets)
         self._login = _Login(cluster)
@@ -448,7 +449,7 @@ class _Login:
         self._user = cluster.username
         self._password = cluster.password
         self._client = cluster.client
-        self._asking = threading.Lock()
+        self._asking = system.Lock()
         self.base = (("hasleader", "true"),)
         nobody = cluster.username is None and cluster.client is None
         #: What to send with each request; None where `metadata` must see first.

@@ -11,13 +11,13 @@ a lease has ended.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from math import inf
 
+from multilock import system
 from multilock.backend import Busy, Claim, LockInfo, Notices, other_number, parse_owner
 from multilock_memory.notices import Outbox
 
@@ -120,7 +120,7 @@ class Store:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.mutex = threading.Lock()
+        self.mutex = system.Lock()
         self.names: dict[str, Name] = {}
         self._token = 0
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten

@@ -12,13 +12,12 @@ next heartbeat, which is sent there; it is not lost before that.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakSet
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock_redis.diagnosis import diagnose_cluster
 from multilock_redis.inspection import Inspection
@@ -70,7 +69,7 @@ class ClusterBackend:
         for endpoint in inherited:
             endpoint.forget()
         self._now = notices.now
-        self._hanging: dict[Address, threading.Lock] = {}  # who did not answer a renewal; taken as those in `Listener`
+        self._hanging: dict[Address, system.Lock] = {}  # who did not answer a renewal; taken as those in `Listener`
         self._wanted: set[str] = set()  # the claims that are watched, wherever; its methods are atomic
         self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
         self._topology.hand_on = self._hand_on
@@ -201,7 +200,7 @@ class ClusterBackend:
                 answers = node.listener.renew(held, left)
         except BackendUnavailable as error:
             self._topology.doubt(address)
-            self._hanging.setdefault(address, threading.Lock())
+            self._hanging.setdefault(address, system.Lock())
             return [error] * len(held)
         except BackendRejected as error:
             return [refused(error)] * len(held)

@@ -15,14 +15,12 @@ what no push told. The push of a hand-over is proof, for as long as the time of 
 from __future__ import annotations
 
 import logging
-import random
-import threading
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Granted, Held, Notices
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
+from multilock.backend import Granted, Held, Notices, start_worker
 from multilock.telling import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
@@ -63,17 +61,17 @@ class Listener:
         self._keys = keys
         self._notices = notices
         self._now = notices.now
-        self._closed = threading.Event()
+        self._closed = system.Event()
         self.listening = False  #: wake-ups are pushed, or the server refused that: waiting may begin
         self.refused: dict[str, str] = {}  #: what the server does not let us do, and what it said
         self._warned: set[str] = set()  # of these refusals
         # An interrupt (Ctrl-C) comes when a call returns or a Python function begins. So these two locks are taken by
         # `taken += map(lock.acquire, …)`, which has no such moment between the acquire and the note of it, and a
         # `finally` lets go of them by a call of its own: else one would stay taken for ever.
-        self._starting = threading.Lock()
+        self._starting = system.Lock()
         self._subscribed: Wire | None = None
         self._subscriber = 0  # its id at the server; 0: there is none that could hear of changes
-        self._using_tracked = threading.Lock()
+        self._using_tracked = system.Lock()
         self._tracked: Wire | None = None
         self._redirect = 0  # the subscriber that the tracked connection's changes go to
         self._watched = Watched()
@@ -93,7 +91,7 @@ class Listener:
                 raise self._silence("subscribing takes too long")
             if not self.listening and not self._closed.is_set():
                 wire = self._subscribe(deadline - self._now())
-                threading.Thread(target=self._run, args=(wire,), name="multilock-redis-notices", daemon=True).start()
+                start_worker(lambda: self._run(wire), "multilock-redis-notices")
                 self.listening = True
         finally:
             if taken == [True]:
@@ -239,7 +237,7 @@ class Listener:
     def _subscribe_again(self) -> Wire | None:
         """None: the client was closed."""
         pause = FIRST_PAUSE
-        while not self._closed.wait(pause * random.uniform(0.5, 1.5)):
+        while not self._closed.wait(pause * system.uniform(0.5, 1.5)):
             self.hand_on(self._names())
             if self._closed.is_set():
                 break

@@ -18,14 +18,14 @@ What a failover forgets is not found again here: Redis replicates after it has a
 from __future__ import annotations
 
 import logging
-import random
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
+from multilock.backend import start_worker
 from multilock.telling import logger
 from multilock_redis.transport import Endpoint, Wire, not_connected
 from multilock_redis.wire import pack
@@ -87,9 +87,9 @@ class SentinelEndpoint(Endpoint):
         self._begin()
 
     def _begin(self) -> None:
-        self._choosing = threading.Lock()  # taken by threads of ours only: no interrupt comes to them
+        self._choosing = system.Lock()  # taken by threads of ours only: no interrupt comes to them
         self._newest: Told | None = None
-        self._closed = threading.Event()
+        self._closed = system.Event()
         self._unwatched = [True]  # popped by who starts the thread
         self._listened_to: Wire | None = None
 
@@ -241,14 +241,12 @@ class SentinelEndpoint(Endpoint):
         watches = (self._watch, self._compare) if len(self.sentinels) > 1 else (self._watch,)
         try:
             self._unwatched.pop()
-            for watch in watches:
-                threading.Thread(
-                    target=watch, args=(self._closed, now), name="multilock-redis-sentinel", daemon=True
-                ).start()
-        except (IndexError, RuntimeError):  # another thread was first, or the interpreter is exiting
-            pass
+        except IndexError:  # another thread was first
+            return
+        for watch in watches:
+            start_worker(partial(watch, self._closed, now), "multilock-redis-sentinel")
 
-    def _watch(self, closed: threading.Event, now: Callable[[], float]) -> None:
+    def _watch(self, closed: system.Event, now: Callable[[], float]) -> None:
         """The thread: listens to one Sentinel after the other, until the client is closed."""
         turn = 0
         while not closed.is_set():
@@ -264,9 +262,9 @@ class SentinelEndpoint(Endpoint):
                     exc_info=not known,
                 )
             turn += 1
-            closed.wait(LONGEST_PAUSE * random.uniform(0.1, 1.0))
+            closed.wait(LONGEST_PAUSE * system.uniform(0.1, 1.0))
 
-    def _compare(self, closed: threading.Event, now: Callable[[], float]) -> None:
+    def _compare(self, closed: system.Event, now: Callable[[], float]) -> None:
         """The thread: asks one Sentinel after the other, and heeds who has heard of a later failover than those before.
         Of two that differ about the same one nobody knows more."""
         sentinels = self.sentinels
@@ -280,7 +278,7 @@ class SentinelEndpoint(Endpoint):
             if closed.wait(TEND_EVERY):
                 return
 
-    def _listen_to(self, sentinel: Sentinel, closed: threading.Event, now: Callable[[], float]) -> None:
+    def _listen_to(self, sentinel: Sentinel, closed: system.Event, now: Callable[[], float]) -> None:
         with ExitStack() as stack:
             wire = self._listened_to = self._call_on(sentinel, ASK_WITHIN, now)
             stack.callback(wire.close)

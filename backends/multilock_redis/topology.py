@@ -6,12 +6,11 @@ silence, which may be a primary whose replica has taken over.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import Notices
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
@@ -50,7 +49,7 @@ class Topology:
         self._table: SlotTable | None = None
         self._doubted = False
         self._looked_at = 0.0  # when the table was asked for last
-        self._looking = threading.Lock()  # taken as those in `Listener`
+        self._looking = system.Lock()  # taken as those in `Listener`
         self._told: Address | None = None  # who served a slot that had been moved: it knows of that
         self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}

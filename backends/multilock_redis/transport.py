@@ -8,23 +8,21 @@ reading those through redis-py would take a tenth of the time of the whole pair.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import ssl
 import struct
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from redis import exceptions as theirs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
+from multilock.backend import start_worker
 from multilock.options import NO_TLS, who_answered
 from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, Unclear, parse, refusal
 
@@ -369,8 +367,8 @@ class Endpoint:
         """
         within = max(within, 0.001)  # whoever calls may have waited too long already
         deadline = now() + within
-        result: SimpleQueue[Wire | BaseException] = SimpleQueue()
-        done = threading.Event()  # nobody waits for the result any more
+        result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
+        done = system.Event()  # nobody waits for the result any more
         permits, permit = self._permits, list[None]()
 
         def give_back() -> None:
@@ -390,15 +388,11 @@ class Endpoint:
         outcome: Wire | BaseException
         try:
             permit += map(permits.get, [True], [within])  # as the locks in `Listener` are taken
-            try:
-                threading.Thread(target=dial, name="multilock-redis-connect", daemon=True).start()
-            except RuntimeError:  # the interpreter is exiting, and no thread can start any more
-                dial()
-            except BaseException:
-                give_back()
-                raise
+            start_worker(
+                dial, "multilock-redis-connect", once=True, or_here=True
+            )  # which gives the permit back, interrupted too
             outcome = result.get(timeout=max(0.0, deadline - now()))
-        except Empty:
+        except system.Empty:
             outcome = TimeoutError(f"not connected within {within:g} s")
         finally:
             done.set()
@@ -502,8 +496,8 @@ def _never() -> bool:
     return False
 
 
-def _permits() -> SimpleQueue[None]:
-    permits: SimpleQueue[None] = SimpleQueue()
+def _permits() -> system.SimpleQueue[None]:
+    permits: system.SimpleQueue[None] = system.SimpleQueue()
     for _ in range(CONNECTING_AT_ONCE):
         permits.put(None)
     return permits
@@ -520,9 +514,9 @@ def _count_forks() -> None:
 os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_child=_count_forks)
 
 
-def _close_late(result: SimpleQueue[Wire | BaseException]) -> None:
+def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
     """Close the connection that is still in there; whoever of both sides comes last finds it."""
-    with suppress(Empty):
+    with suppress(system.Empty):
         if isinstance(late := result.get_nowait(), Wire):
             late.close()
 

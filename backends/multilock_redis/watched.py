@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from multilock import system
 
 __all__ = ["Watched"]
 
@@ -15,7 +15,7 @@ class Watched:
         self._names: dict[str, str] = {}  # claim id -> name; this alone decides what is watched
         # Name -> claim id -> owner. No watched claim is missing here; one just taken out may still be in it.
         self._owners: dict[str, dict[str, bytes]] = {}
-        self._indexing = threading.RLock()  # for changes of it, moments each; a finalizer may come inside
+        self._indexing = system.RLock()  # for changes of it, moments each; a finalizer may come inside
 
     def add(self, claim_id: str, name: str, owner: bytes) -> None:
         with self._indexing:

@@ -12,12 +12,12 @@ only people read.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from multilock import system
 from multilock.backend import Claim, LockInfo, parse_owner
 from multilock_sqlite.host import Process
 from multilock_sqlite.layout import LIVENESS_MAX, LIVENESS_MIN, TOMBSTONE, sweep
@@ -233,7 +233,7 @@ class Recipe:
                 claim.mode,
                 claim.owner,
                 token,
-                time.time(),
+                (system.wall() / 1_000_000),
                 claim.ttl,
                 now + claim.ttl,
                 self.boot,

@@ -19,13 +19,11 @@ import errno
 import os
 import sqlite3
 import stat
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Set
 from urllib.parse import quote
 
-from multilock import BackendRejected, BackendUnavailable, MultilockError
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock_sqlite import host
 
 __all__ = ["Connection", "Database", "transaction"]
@@ -43,7 +41,7 @@ class Connection(sqlite3.Connection):
     path: str
     file: tuple[int, int]
     log: tuple[int, int] | None = None  # once it is set up
-    deadline: float  # on time.monotonic()
+    deadline: float  # on system.now()
     _busy_timeout: int = -1
 
     def use_until(self, deadline: float) -> None:
@@ -52,7 +50,7 @@ class Connection(sqlite3.Connection):
 
     def wait_no_longer(self) -> None:
         """SQLite waits for other writers only as long as this request has time."""
-        milliseconds = max(0, int((self.deadline - time.monotonic()) * 1000))
+        milliseconds = max(0, int((self.deadline - system.now()) * 1000))
         if milliseconds != self._busy_timeout:
             self.execute(f"PRAGMA busy_timeout = {milliseconds}")
             self._busy_timeout = milliseconds
@@ -94,7 +92,7 @@ class Database:
         """A connection for this thread alone. Errors of SQLite and the system become ours."""
         connection = None
         try:
-            connection = self._take(time.monotonic() + within)
+            connection = self._take(system.now() + within)
             yield connection
         except MultilockError:
             raise
@@ -158,13 +156,13 @@ class Database:
 
     def _open(self, deadline: float) -> Connection:
         while (connection := self._connect()) is None:  # a request ends, or a connection that is just being closed
-            if time.monotonic() >= deadline:
+            if system.now() >= deadline:
                 raise BackendUnavailable(
                     f"the log of {self._path} was deleted while a request of this process was using it",
                     unknown=False,
                     backend="sqlite",
                 )
-            time.sleep(SETUP_PAUSE)
+            system.sleep(SETUP_PAUSE)
         try:
             connection.use_until(deadline)
             self._prepare(connection)
@@ -216,9 +214,9 @@ class Database:
             try:
                 return self._set_up(connection)
             except sqlite3.OperationalError as error:
-                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= connection.deadline:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or system.now() >= connection.deadline:
                     raise
-            time.sleep(SETUP_PAUSE)
+            system.sleep(SETUP_PAUSE)
 
     def _system_error(self, error: OSError) -> MultilockError:
         directory = os.path.dirname(self._path)
@@ -332,7 +330,7 @@ def _primary_code(error: sqlite3.Error) -> int:
 # another program sits on a different one.
 
 _pid = os.getpid()  # of the process that all this belongs to
-_opening = threading.Lock()  # held while a connection is opened, and while the process forks
+_opening = system.Lock()  # held while a connection is opened, and while the process forks
 _databases: list[weakref.ref[Database]] = []
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 _inherited: list[Connection] = []  # of a parent: never used, and never closed, which would touch the parent's file
@@ -343,26 +341,26 @@ _draining: set[tuple[int, int]] = set()  # files that a fork waits for: no reque
 
 def _before_fork() -> None:
     """Wait until no request is under way; a signal handler that forks in the middle of one would wait for itself."""
-    deadline = time.monotonic() + FORK_WAIT
+    deadline = system.now() + FORK_WAIT
     while not _stop_all(deadline):
         slow = _open_files()
         _draining.update(slow)
         _go_on()
-        while (still := slow & _close_idle(slow)) and time.monotonic() < deadline:
+        while (still := slow & _close_idle(slow)) and system.now() < deadline:
             _draining.intersection_update(still)  # the last one stays stopped until all are
-            time.sleep(FORK_PAUSE)
+            system.sleep(FORK_PAUSE)
 
 
 def _stop_all(deadline: float) -> bool:
     """Whether all is closed, or the time is over; then nothing can be opened until `_go_on`."""
     global _forking
-    if _opening.acquire(timeout=max(0.0, deadline - time.monotonic())):
-        _forking = threading.get_ident()
-    until = min(deadline, time.monotonic() + FORK_STOP)
+    if _opening.acquire(timeout=max(0.0, deadline - system.now())):
+        _forking = system.get_ident()
+    until = min(deadline, system.now() + FORK_STOP)
     while _close_idle():
-        if time.monotonic() >= until:
-            return time.monotonic() >= deadline
-        time.sleep(FORK_PAUSE)
+        if system.now() >= until:
+            return system.now() >= deadline
+        system.sleep(FORK_PAUSE)
     return True
 
 
@@ -373,7 +371,7 @@ def _after_in_parent() -> None:
 
 def _go_on() -> None:
     global _forking
-    if _forking == threading.get_ident():
+    if _forking == system.get_ident():
         _forking = None
         _opening.release()
 
@@ -398,13 +396,13 @@ def _connections() -> list[Connection]:
 
 def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
     while file in _draining:
-        if time.monotonic() >= deadline:
+        if system.now() >= deadline:
             raise BackendUnavailable(
                 "a fork of this process waits for a request to this file, which other requests must not overtake",
                 unknown=False,
                 backend="sqlite",
             )
-        time.sleep(FORK_PAUSE)
+        system.sleep(FORK_PAUSE)
 
 
 def _notice_fork() -> None:
@@ -415,7 +413,7 @@ def _notice_fork() -> None:
 
 def _after_in_child() -> None:
     global _pid, _opening, _forking
-    _pid, _opening, _forking = os.getpid(), threading.Lock(), None
+    _pid, _opening, _forking = os.getpid(), system.Lock(), None
     _draining.clear()
     _torn.update(connection.file for connection in _live)
     _inherited.extend(_live)

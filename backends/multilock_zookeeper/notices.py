@@ -10,18 +10,16 @@ no look.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from kazoo.protocol.states import EventType
 
-from multilock import BackendUnavailable, LossReason, MultilockError
-from multilock.backend import Notices
+from multilock import BackendUnavailable, LossReason, MultilockError, system
+from multilock.backend import Notices, Worker, start_worker
 from multilock.telling import logger
 from multilock_zookeeper.sessions import Session
 from multilock_zookeeper.transport import Answer, NodeMissing, Transport
@@ -44,7 +42,7 @@ class Watcher:
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
         self._transport: Transport
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._connection = 0  # counts them: a watch answered on the one before is none
         self._waiting: dict[str, tuple[str, ...]] = {}  # claim id -> the paths of those ahead, or the parent's; its own
         self._waiters: dict[str, set[str]] = {}  # path -> the claims that it wakes
@@ -336,8 +334,8 @@ class _Worker:
         self._numbers = itertools.count()
         self._jobs: list[tuple[float, int, Callable[[], object]]] = []
         self._dropped: set[int] = set()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._changed = system.Condition()
+        self._thread: Worker | None = None
         self._closed = False
 
     def submit(self, job: Callable[[], object]) -> None:
@@ -352,10 +350,7 @@ class _Worker:
             if self._jobs[0][1] == number:
                 self._changed.notify()
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                with contextlib.suppress(RuntimeError):  # refused: by the next job, then
-                    thread.start()
-                    self._thread = thread
+                self._thread = start_worker(self._run, self._name)
             return number
 
     def drop(self, number: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from multilock import system
 from multilock.backend import Claim
 
 __all__ = ["Place", "Places"]
@@ -45,7 +45,7 @@ class Places:
     claim then knows whether such a request was sent, and that none will be."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.lock = threading.Lock()
+        self.lock = system.Lock()
         self.of: dict[str, Place] = {}  # by claim id
         self._now = now
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order

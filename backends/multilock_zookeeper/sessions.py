@@ -11,8 +11,9 @@ answers them.
 
 from __future__ import annotations
 
-import threading
 from typing import NamedTuple
+
+from multilock import system
 
 __all__ = ["PERIODS", "SHARE", "Session", "Validity"]
 
@@ -48,7 +49,7 @@ class Session:
         self.proved_at = touched_at
         self._heard_at = touched_at
         self._silent_from = self._silent_until = float("-inf")
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
 
     @property
     def renew_every(self) -> float:

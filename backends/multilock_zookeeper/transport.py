@@ -13,7 +13,6 @@ import math
 import os
 import ssl
 import struct
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,7 +23,8 @@ from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, G
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, system
+from multilock.backend import start_worker
 from multilock_zookeeper.sessions import PERIODS, Session
 from multilock_zookeeper.wire import Handler, dial, hung_up, log, open_second_session, remember_greetings
 
@@ -74,7 +74,7 @@ class Answer:
         self.sent_at = sent_at  # not later than its bytes left
         self.value: Any = None
         self.error: Exception | None = None
-        self._pending = threading.Lock()
+        self._pending = system.Lock()
         self._pending.acquire()
 
     def set(self, value: object = None) -> None:
@@ -136,10 +136,10 @@ class Transport:
         self._ours = ensemble.client is None or ensemble.pid != os.getpid()
         self._client: Any = None
         self._handler: Handler | None = None
-        self._up = threading.Event()
-        self._starting = threading.Lock()
-        self._changing = threading.Lock()  # of the session; held for moments only, also by kazoo's connection thread
-        self._asking = threading.Lock()
+        self._up = system.Event()
+        self._starting = system.Lock()
+        self._changing = system.Lock()  # of the session; held for moments only, also by kazoo's connection thread
+        self._asking = system.Lock()
         self._session: Session | None = None
         self._id: int | None = None
         self._granted = math.inf  # the least timeout that any handshake gave to the present id
@@ -490,12 +490,7 @@ class Transport:
         client.remove_listener(self._heard)
         if not self._ours:
             return
-        farewell = threading.Thread(target=self._stop, name="multilock-zookeeper-close", daemon=True)
-        try:
-            farewell.start()
-        except RuntimeError:  # at exit no thread starts any more; the server ends the session
-            self.drop()
-            return
+        farewell = start_worker(self._stop, "multilock-zookeeper-close", once=True)
         farewell.join(CLOSE_WITHIN)
         if farewell.is_alive():
             self.drop()

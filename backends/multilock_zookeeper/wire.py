@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-import select
 import socket
 import ssl
 import struct
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +19,8 @@ import kazoo.exceptions as foreign
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth
 
+from multilock import system
+from multilock.backend import Worker, start_worker
 from multilock.telling import Teller, logger
 
 __all__ = ["Handler", "dial", "hung_up", "log", "open_second_session", "remember_greetings"]
@@ -138,7 +138,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._turned_away_at: float | None = None  # the first time since a host answered
         self.dialed_at = 0.0
         self.error: OSError | None = None
-        self.loop: threading.Thread | None = None
+        self.loop: Worker | None = None
 
     def create_connection(self, address: Any, timeout: float | None = None, **options: Any) -> Any:
         self.dialed_at = self._now()
@@ -179,22 +179,21 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._greeting = False
         self._turned_away_at = None
 
-    def spawn(self, func: Any, *args: Any, **kwargs: Any) -> threading.Thread:
-        thread = threading.Thread(target=func, args=args, kwargs=kwargs, name="multilock-zookeeper", daemon=True)
+    def spawn(self, func: Any, *args: Any, **kwargs: Any) -> Worker:
+        thread = start_worker(lambda: func(*args, **kwargs), "multilock-zookeeper", once=True)
         if func.__name__ == "zk_loop":
             self.loop = thread
-        thread.start()
         return thread
 
 
 def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[Any], list[Any]]:
     """What ``select.select`` answers, for descriptors of any number. kazoo makes and closes an epoll for each."""
     buffered = [one for one in reading if isinstance(one, _Buffered) and one.pending()]
-    poll = select.poll()
+    poll = system.poll()
     for one in reading:
-        poll.register(one, select.POLLIN)
+        poll.register(one, system.POLLIN)
     for one in writing:
-        poll.register(one, select.POLLOUT)
+        poll.register(one, system.POLLOUT)
     ready = dict(poll.poll(0 if buffered else math.ceil(max(timeout, 0.0) * 1000)))
     # What is broken or closed counts as ready, too: whoever reads it learns of it.
     return (

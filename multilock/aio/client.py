@@ -20,9 +20,8 @@ from multilock.aio.many import AsyncLockSet
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
-from multilock.errors import BackendUnavailable
 from multilock.foreign import refuse
-from multilock.kernel.core import SOON, Kernel
+from multilock.kernel.core import Kernel
 from multilock.kernel.process import OfThisProcess, notice_fork
 from multilock.kernel.runtime import Threads
 from multilock.kernel.scopes import Scope
@@ -285,7 +284,7 @@ class AsyncClient(OfThisProcess):
 
     async def diagnose(self) -> list[Finding]:
         """See `multilock.Client.diagnose`."""
-        return await self._kernel.ask(self._kernel.backend.diagnose)
+        return await self._kernel.diagnose()
 
     async def ping(self) -> float:
         """See `multilock.Client.ping`."""
@@ -317,21 +316,8 @@ class AsyncClient(OfThisProcess):
                     loop.call_soon_threadsafe(closed.set)
 
         here = contextvars.copy_context()  # an election asks whether it is its own work that closes
-        await self._spawn(lambda: here.run(close), "multilock-close")
+        self._kernel.spawn(lambda: here.run(close), "multilock-close")
         await closed.wait()
-
-    async def _spawn(self, run: Callable[[], None], name: str) -> None:
-        """Raises BackendUnavailable where the process has no thread for it within one request timeout."""
-        kernel = self._kernel
-        until = kernel.now() + kernel.request_timeout()
-        while True:
-            try:
-                return kernel.runtime.spawn(run, name)
-            except RuntimeError as error:
-                if kernel.now() >= until:
-                    message = f"the client has no thread to close in: {error}"
-                    raise BackendUnavailable(message, unknown=False, backend=kernel.scheme) from error
-            await asyncio.sleep(SOON)
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:
         yield from ()  # a generator that never suspends

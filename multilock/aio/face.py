@@ -39,7 +39,7 @@ class LoopFace:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._backend = kernel.backend
-        self._workers = kernel.runtime.workers("multilock-request", CARRIERS, kernel.later)
+        self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
         # Requests under way, and when each is over by the loop's clock.

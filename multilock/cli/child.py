@@ -8,12 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
+from multilock import system
 from multilock.kernel.runtime import now
 
 __all__ = ["CannotStart", "Child"]
@@ -46,9 +45,9 @@ class Child:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it. Raises CannotStart."""
         self._terminal = _in_foreground()
-        self._lock = threading.RLock()  # a signal handler may interrupt the main thread in one of its sections
+        self._lock = system.RLock()  # a signal handler may interrupt the main thread in one of its sections
         self._over = False  # its group's number may belong to somebody else
-        self._reaped = threading.Event()
+        self._reaped = system.Event()
         self._ending = False
         report, report_end = os.pipe()
         self._watch_end: int | None
@@ -137,7 +136,7 @@ class Child:
             limit = give_up_at if left is _Left.FORBIDDEN else max(give_up_at, kill_at) + DYING
             if killed and now() >= limit:
                 return False
-            time.sleep(LOOK_EVERY if killed else max(0.0, min(LOOK_EVERY, kill_at - now())))
+            system.sleep(LOOK_EVERY if killed else max(0.0, min(LOOK_EVERY, kill_at - now())))
         return True
 
     def _left(self) -> _Left:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import secrets
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,10 +16,11 @@ from rich.console import Console
 from rich.text import Text
 
 import multilock
-from multilock import ConfigurationError
+from multilock import ConfigurationError, system
 from multilock.cli.exits import say
 from multilock.cli.signals import Signalled, Signals
 from multilock.config import NothingConfigured, resolve
+from multilock.kernel.worker import start_worker
 from multilock.urls import redact
 
 __all__ = ["demo"]
@@ -67,7 +65,7 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
         with show.waiting("waiting for a leader"):
             first = nodes.next_leader()
         show(f"{first.node.name} (pid {first.node.pid}) leads, term {first.term}", "green")
-        time.sleep(PAUSE)
+        system.sleep(PAUSE)
 
         show(f"kill -9 {first.node.pid}", "red")
         killed_at = multilock.now()
@@ -75,7 +73,7 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
         with show.waiting("waiting for the takeover"):
             second = nodes.next_leader(first)
         show(f"{second.node.name} leads, term {second.term}: {second.at - killed_at:.3f} s after the kill", "green")
-        time.sleep(PAUSE)
+        system.sleep(PAUSE)
 
         terms = [first.term, second.term]
         if count > 2:
@@ -85,7 +83,7 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
             third = nodes.next_leader(second)
             show(f"{third.node.name} leads, term {third.term}: {third.at - asked_at:.3f} s after the request", "green")
             terms.append(third.term)
-            time.sleep(PAUSE)
+            system.sleep(PAUSE)
         nodes.stop_all()
     if client.inspect(name) is not None:
         raise _Failed(f"{name!r} is still held after all processes ended")
@@ -122,7 +120,7 @@ class _Nodes:
 
     def __init__(self, order: Mapping[str, object], count: int, patience: float) -> None:
         self._patience = patience  # seconds for one step
-        self._heard: queue.Queue[tuple[_Node, dict[str, float]]] = queue.Queue()
+        self._heard: system.Queue[tuple[_Node, dict[str, float]]] = system.Queue()
         self._running = [_Node(f"node-{n}", order, self._heard) for n in range(1, count + 1)]
 
     def __enter__(self) -> _Nodes:
@@ -144,7 +142,7 @@ class _Nodes:
         while True:
             try:
                 node, event = self._heard.get(timeout=max(0.0, deadline - multilock.now()))
-            except queue.Empty:
+            except system.Empty:
                 raise _Failed(f"nobody was elected for {self._patience:g} s") from None
             if "term" in event:
                 yield _Elected(node, int(event["term"]), event["at"])
@@ -170,7 +168,7 @@ class _Node:
     """One process that stands for election (see node.py), and the thread that listens to it."""
 
     def __init__(
-        self, name: str, order: Mapping[str, object], heard: queue.Queue[tuple[_Node, dict[str, float]]]
+        self, name: str, order: Mapping[str, object], heard: system.Queue[tuple[_Node, dict[str, float]]]
     ) -> None:
         self.name = name
         self._process = subprocess.Popen(
@@ -185,10 +183,9 @@ class _Node:
         with contextlib.suppress(BrokenPipeError):  # it has ended already; _listen says so
             self._process.stdin.write(json.dumps({**order, "identity": name}) + "\n")
             self._process.stdin.flush()
-        self._listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
-        self._listener.start()
+        self._listener = start_worker(lambda: self._listen(heard), "multilock-demo", once=True)
 
-    def _listen(self, heard: queue.Queue[tuple[_Node, dict[str, float]]]) -> None:
+    def _listen(self, heard: system.Queue[tuple[_Node, dict[str, float]]]) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:

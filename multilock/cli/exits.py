@@ -5,14 +5,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import queue
-import select
 import sys
-import threading
 from contextlib import suppress
 from typing import NoReturn
 
-from multilock import telling
+from multilock import system, telling
 from multilock.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -21,6 +18,7 @@ from multilock.errors import (
     LockTimeout,
     MultilockError,
 )
+from multilock.kernel.worker import start_worker
 
 __all__ = ["LOST", "TAKEN", "UNREACHABLE", "USAGE", "code_of", "leave", "say", "show_warnings"]
 
@@ -67,9 +65,9 @@ class _Voice:
     """
 
     def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._lines: system.SimpleQueue[str | system.Event] = system.SimpleQueue()
         self._lost = 0
-        threading.Thread(target=self._speak, name="multilock-stderr", daemon=True).start()
+        start_worker(self._speak, "multilock-stderr")
         atexit.register(self.finish)
 
     def say(self, line: str) -> None:
@@ -81,7 +79,7 @@ class _Voice:
     def finish(self) -> None:
         """Wait for what is unsaid, but not for a reader who does not read. The library's own lines come by its log."""
         telling.flush(LAST_WORDS * LAST_WORD)
-        said = threading.Event()
+        said = system.Event()
         self._lines.put(said)
         for _ in range(LAST_WORDS):  # in steps: when the machine stood still, the thread comes first all the same
             if said.wait(LAST_WORD):
@@ -90,7 +88,7 @@ class _Voice:
     def _speak(self) -> None:
         while True:
             line = self._lines.get()
-            if isinstance(line, threading.Event):
+            if isinstance(line, system.Event):
                 line.set()
                 continue
             _write(line)
@@ -107,7 +105,9 @@ def _write(line: str) -> None:
             try:
                 left = left[os.write(2, left) :]
             except BlockingIOError:  # CMD has the same stderr, and has made it non-blocking
-                select.select([], [2], [])
+                wait = system.poll()
+                wait.register(2, system.POLLOUT)
+                wait.poll()
 
 
 _voice: _Voice | None = None

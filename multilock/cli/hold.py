@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 
-from multilock import Client, ConfigurationError, DistributedLock, Lease, LockTimeout, Loss
+from multilock import Client, ConfigurationError, DistributedLock, Lease, LockTimeout, Loss, system
 from multilock.cli.child import CannotStart, Child
 from multilock.cli.exits import LOST, leave, say
 from multilock.cli.signals import Signalled, Signals
 from multilock.kernel.runtime import Threads, now
+from multilock.kernel.worker import start_worker
 
 __all__ = ["elect", "run"]
 
@@ -91,8 +91,7 @@ class _Ending:
         self._grace = grace
         self._told = Threads().bell()  # a signal handler may ring it
         self._wanted = False
-        self._thread = threading.Thread(target=self._see_to_it, daemon=True)
-        self._thread.start()
+        self._worker = start_worker(self._see_to_it, "multilock-signals", once=True)
 
     def signal(self, signum: int) -> bool:
         sent = self._child.signal(signum)
@@ -104,7 +103,7 @@ class _Ending:
     def wait(self) -> None:
         """Once CMD itself has ended."""
         self._told.ring()
-        self._thread.join()
+        self._worker.join()
 
     def _see_to_it(self) -> None:
         self._told.wait(math.inf)
@@ -133,7 +132,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
         lease.release()
         say(str(error))
         return error.code
-    ended = threading.Event()
+    ended = system.Event()
 
     def forbidden() -> None:
         say(f"{command[0]} cannot be ended: what is left of it belongs to another user, and may outlive the lock")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from multilock import BackendUnavailable, Client, LockInfo
+from multilock import BackendUnavailable, Client, LockInfo, system
 from multilock.cli.exits import say
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _looks(client: Client, prefix: str) -> Iterator[list[LockInfo]]:
             if not silent:
                 say(f"{error}; still trying")
             silent = True
-        time.sleep(EVERY)
+        system.sleep(EVERY)
 
 
 def _held(client: Client, prefix: str) -> list[LockInfo]:

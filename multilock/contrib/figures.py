@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from multilock import events
+from multilock import events, system
 from multilock.kernel.core import Kernel
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Clients:
 
     def __init__(self, hear: Callable[[str, str, events.Event], None]) -> None:
         self._hear = hear
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._all: weakref.WeakKeyDictionary[Client | AsyncClient, _Instrumented] = weakref.WeakKeyDictionary()
 
     def add(self, client: Client | AsyncClient, name_label: NameLabel) -> Callable[[], None]:

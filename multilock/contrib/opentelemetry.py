@@ -8,7 +8,6 @@ the clients when the SDK collects.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
-from multilock import __version__, events
+from multilock import __version__, events, system
 from multilock.contrib.figures import HELD, SLACK, WAITS, Clients, NameLabel
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def instrument(
 
 
 _all: weakref.WeakKeyDictionary[MeterProvider, _Metrics] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = system.Lock()
 
 
 def _metrics_of(provider: MeterProvider | None) -> _Metrics:

@@ -8,7 +8,6 @@ dashboards and alerts fit.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from multilock import events
+from multilock import events, system
 from multilock.contrib.figures import HELD, SLACK, WAITS, Clients, NameLabel
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def instrument(
 
 
 _all: weakref.WeakKeyDictionary[CollectorRegistry, _Metrics] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = system.Lock()
 
 
 def _metrics_of(registry: CollectorRegistry) -> _Metrics:

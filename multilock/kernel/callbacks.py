@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from multilock import system
 from multilock.kernel.runtime import wait_until
 from multilock.telling import logger
 
@@ -80,16 +80,16 @@ class _Call:
 class ThreadCallbacks:
     """At most 64 young callbacks at once; one that has run for 0.1 s no longer counts."""
 
-    def __init__(self, runtime: Runtime, timers: Timers, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, runtime: Runtime, timers: Timers) -> None:
         self._runtime = runtime
         self._timers = timers
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
         self._young: dict[_Call, None] = {}  # running and counted, oldest first
         self._queue: deque[_Call] = deque()
         self._unfinished: set[_Call] = set()
         self._relief_planned = False
         self._closed = False
-        self._drains = runtime.workers("multilock-callback", THREADS, later)  # a busy program has events all the time
+        self._drains = runtime.workers("multilock-callback", THREADS)  # a busy program has events all the time
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         call = _Call(callback, args)
@@ -142,11 +142,7 @@ class ThreadCallbacks:
         self._young[call] = None
 
     def _spawn(self, call: _Call) -> None:
-        try:
-            self._runtime.spawn(lambda: self._run(call), "multilock-callback")
-        except RuntimeError as error:  # the process may have no more threads: try again soon
-            logger.error("no thread for the callback %r: %s", call.callback, error)
-            self._put_back(call)
+        self._runtime.spawn(lambda: self._run(call), "multilock-callback")
 
     def _put_back(self, call: _Call) -> None:
         with self._lock:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 import weakref
 from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from multilock import system
 from multilock.errors import (
     BackendUnavailable,
     CapabilityMissing,
@@ -25,7 +25,7 @@ from multilock.errors import (
     NotHeld,
     behind,
 )
-from multilock.kernel import process, validity
+from multilock.kernel import process, validity, worker
 from multilock.kernel.callbacks import check_callback
 from multilock.kernel.ending import End
 from multilock.kernel.fence import Fence
@@ -34,10 +34,11 @@ from multilock.kernel.giving_back import Cancels, GivingBack
 from multilock.kernel.holding import HELD, RELEASING, Holding
 from multilock.kernel.monitor import Monitor
 from multilock.kernel.observing import Followers
+from multilock.kernel.pushes import Pushes
 from multilock.kernel.subscribers import Events
 from multilock.kernel.timers import Timers
 from multilock.kernel.watchdog import Watchdog
-from multilock.model import Claim, Granted, LockInfo, LossReason, owner_text
+from multilock.model import Claim, Finding, Granted, LockInfo, LossReason, owner_text
 from multilock.names import default_identity
 from multilock.telling import logger
 
@@ -53,7 +54,6 @@ __all__ = ["Kernel", "Settings"]
 R = TypeVar("R")
 PAGE = 100  # locks listed in one go …
 PAGE_WITHIN = 60.0  # … and seconds for that: it may be many requests, each with its own limit
-SOON = 0.1  # seconds until a thread that was refused is asked for again
 
 
 class Settings(Protocol):
@@ -106,7 +106,7 @@ class Kernel:
 
     def start(self) -> None:
         """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
-        self.lock = threading.RLock()  # a finalizer may come while its thread is inside; see `release`
+        self.lock = system.RLock()  # a finalizer may come while its thread is inside; see `release`
         self.held: dict[str, Holding] = {}
         self.ticker: Ticker | None = None
         self.fence: Fence | None = None  # of those with hard_fence=True
@@ -123,6 +123,7 @@ class Kernel:
         self.giving_back = GivingBack(self)
         self.cancels = Cancels(self)
         self.followers = Followers(self)
+        self.pushes = Pushes(self)
         self.gate = Gate()
         self.backend.open(self.monitor)
 
@@ -228,20 +229,14 @@ class Kernel:
 
     def ready(self) -> None:
         """Before anything is sent that would have to be looked after. Raises BackendUnavailable."""
-        if self.ticker is None:
-            try:
-                self._start_ticker()
-            except RuntimeError as error:
-                raise BackendUnavailable(f"the watchdog has no thread: {error}", unknown=False) from error
+        if self.ticker is None and (refusal := self._start_ticker()):
+            raise BackendUnavailable(f"the watchdog has no thread: {refusal}", unknown=False)
 
     def poke(self, at: float) -> None:
         """See to it that the ticking thread looks at ``at`` at the latest."""
-        try:
-            ticker = self.ticker or self._start_ticker()
-        except RuntimeError as error:  # what is planned waits for whoever pokes next
-            logger.error("no thread for the watchdog: %s", error)
-            return
-        if ticker:
+        if self.ticker is None and (refusal := self._start_ticker()):
+            logger.error("no thread for the watchdog: %s", refusal)  # what is planned waits for whoever pokes next
+        if ticker := self.ticker:
             ticker.poke(at)
 
     def nudge(self) -> None:
@@ -249,37 +244,26 @@ class Kernel:
         if ticker := self.ticker:
             ticker.poke(self.now())
 
-    def later(self, call: Callable[[], None]) -> None:
-        """Soon, on the ticking thread."""
-        self.timers.at(self.now() + SOON, call)
+    def spawn(self, run: Callable[[], None], name: str) -> None:
+        """Run it on a thread of its own, as soon as the process can have one."""
+        self.runtime.spawn(run, name)
+        if worker.is_any_missing():
+            self.poke(self.now())  # somebody must keep time, and try again
 
-    def spawn_soon(self, run: Callable[[], None], name: str) -> None:
-        """In a thread of its own, as soon as the process can have one."""
-
-        def again() -> None:
-            try:
-                self.runtime.spawn(run, name)
-            except RuntimeError:
-                self.later(again)
-
-        try:
-            self.runtime.spawn(run, name)
-        except RuntimeError as error:
-            logger.error("no thread for %s yet: %s", name, error)
-            self.later(again)
-
-    def _start_ticker(self) -> Ticker | None:
-        """None: the client has ended, and what is still planned in it is not done."""
+    def _start_ticker(self) -> str | None:
+        """Return why there is no thread for it. A client that has ended gets none, and does nothing more."""
         with self.lock:
             if self.ticker is None and not self.finished:
                 ticker = self.ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
+                refusal: str | None = "its start was interrupted"
                 try:
-                    ticker.start()
-                except BaseException:  # interrupted: its thread may have begun, and nobody would close it
-                    self.ticker = None
-                    ticker.close()
-                    raise
-            return self.ticker
+                    refusal = ticker.start()
+                finally:  # an interrupt: its thread may have begun, and nobody would close it
+                    if refusal is not None:
+                        self.ticker = None
+                        ticker.close()
+                return refusal
+            return None
 
     def _step(self) -> float:
         now = self.now()
@@ -297,7 +281,20 @@ class Kernel:
 
     def is_healthy(self) -> bool:
         ticker = self.ticker
-        return not (self.closed or self.died) and (ticker is None or ticker.late() <= self.settings.ttl / 10)
+        if self.closed or self.died or worker.is_any_missing():
+            return False
+        return ticker is None or ticker.late() <= self.settings.ttl / 10
+
+    async def diagnose(self) -> list[Finding]:
+        """What the backend finds about its server, after what this process finds about itself."""
+        troubles = worker.troubles()
+        if self.died:
+            troubles.append("the watchdog of this client died of a defect, and every lease was lost with it")
+        ours = [
+            Finding("threads", "error", trouble, "raise the limit of threads, or report the defect that the log shows")
+            for trouble in troubles
+        ]
+        return ours + self.pushes.findings() + await self.ask(self.backend.diagnose)
 
     # What a dashboard asks, at any moment and from any thread
 

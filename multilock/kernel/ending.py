@@ -6,12 +6,11 @@ SIGTERM's default action and ``os._exit`` run none of this: then the ttl ends th
 from __future__ import annotations
 
 import math
-import threading
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from multilock import telling
+from multilock import system, telling
 from multilock.errors import BackendUnavailable
 from multilock.kernel import process
 from multilock.kernel.giving_back import call_to_give_back
@@ -59,7 +58,7 @@ class End:
         except BaseException:
             if leases is not None and not kernel.finished:  # interrupted: nobody else would end it
                 kernel.closed = True
-                kernel.spawn_soon(lambda: self._close(leases), "multilock-close")
+                kernel.spawn(lambda: self._close(leases), "multilock-close")
             raise
 
     def _close(self, leases: list[Holding]) -> None:
@@ -81,7 +80,7 @@ class End:
                 )
         until = max((ending.at for ending in endings), default=0.0)
         if process.in_the_middle() or any(ending.awaits_caller for ending in endings):
-            kernel.spawn_soon(lambda: self._give_all_back(leases, budget, until), "multilock-close")
+            kernel.spawn(lambda: self._give_all_back(leases, budget, until), "multilock-close")
         else:
             self._give_all_back(leases, budget, until)
 
@@ -127,10 +126,7 @@ class End:
             or kernel.followers.wanted()
         ):
             return LOOK_AGAIN
-        try:
-            kernel.runtime.spawn(self.close, "multilock-close")
-        except RuntimeError:  # the process has no thread for it now
-            return LOOK_AGAIN
+        kernel.spawn(self.close, "multilock-close")
         self.dropped = False
         return math.inf
 
@@ -198,7 +194,7 @@ class End:
     def forked(self) -> None:
         """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
         kernel = self._kernel
-        kernel.lock = threading.RLock()  # another thread may have held it, also that of a closed client
+        kernel.lock = system.RLock()  # another thread may have held it, also that of a closed client
         kernel.fence = None  # its timer is the parent's
         for lease in [*kernel.held.values(), *kernel.lost]:
             lease._reset_in_child()

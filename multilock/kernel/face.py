@@ -70,7 +70,7 @@ class BlockingFace:
     def __init__(self, kernel: Kernel) -> None:
         self._backend = kernel.backend
         self._runtime = kernel.runtime
-        self._own = ThreadCallbacks(kernel.runtime, kernel.timers, kernel.later)
+        self._own = ThreadCallbacks(kernel.runtime, kernel.timers)
         self.callbacks: Callbacks = self._own
 
     async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:

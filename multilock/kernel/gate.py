@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING
 
+from multilock import system
 from multilock.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Line:
 class Gate:
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
 
     def enter(self, name: str, bell: Bell) -> Line:
         """Take a place. The first of ``line.bells`` may talk to the server; the others are rung when they are it."""

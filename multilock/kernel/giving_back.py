@@ -16,11 +16,11 @@ come first (`Cancels.withdraws`).
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from multilock import system
 from multilock.errors import BackendUnavailable
 from multilock.kernel import process
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
@@ -243,9 +243,9 @@ class _Cancel:
 class Cancels:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._workers = kernel.runtime.workers("multilock-cleanup", CARRIERS, kernel.later)
+        self._workers = kernel.runtime.workers("multilock-cleanup", CARRIERS)
         self._open: set[_Cancel] = set()
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
 
     def add(
         self,

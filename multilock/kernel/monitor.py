@@ -7,9 +7,9 @@ from the server, a release that finds the lock gone.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from multilock import system
 from multilock.kernel import validity
 from multilock.kernel.holding import Holding
 from multilock.kernel.interrupts import surely
@@ -90,6 +90,9 @@ class Monitor:
     def changed(self, name: str | None) -> None:
         self._kernel.followers.changed(name)
 
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        self._kernel.pushes.report(connection, trouble, refused)
+
     # Losses
 
     def expire(self, lease: Holding) -> None:
@@ -125,7 +128,7 @@ class Monitor:
         with kernel.lock:
             if lease._loss is not loss and not (lease._lose_released(loss) if released else lease._lose(loss)):
                 return False
-            self._telling[lease] = get_ident()
+            self._telling[lease] = system.get_ident()
             kernel.lost.add(lease)
             kernel.forget(lease)
         try:
@@ -155,7 +158,7 @@ class Monitor:
     def wait(self, seconds: float) -> bool:
         """Whether all losses were told within so many seconds: a callback may have ended before the log has its line.
         One that this thread is about to tell is not waited for."""
-        me = get_ident()
+        me = system.get_ident()
         return wait_until(self._kernel.runtime, lambda: all(by == me for by in list(self._telling.values())), seconds)
 
     def lose_all(self, reason: LossReason, message: str) -> None:

@@ -6,11 +6,11 @@ tells them to an election's callback.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from multilock import system
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed
 from multilock.kernel.runtime import call_inside
 from multilock.kernel.want import SHARED
@@ -35,8 +35,8 @@ class Followers:
         self._kernel = kernel
         self._bells: dict[str, list[Bell]] = {}
         self._dropped: deque[tuple[str, Bell]] = deque()
-        self._lock = threading.RLock()
-        self._workers = kernel.runtime.workers("multilock-follow", 1, kernel.later)
+        self._lock = system.RLock()
+        self._workers = kernel.runtime.workers("multilock-follow", 1)
         self._pushed: frozenset[str] = frozenset()
 
     def add(self, name: str, bell: Bell) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from multilock import system
 from multilock.kernel import process
 from multilock.kernel.holding import Holding
 from multilock.model import Loss
@@ -106,7 +106,7 @@ class Office(Generic[T]):
 
     def begin(self) -> None:
         """Anew in a forked child, where nobody waits, and another thread may have had the lock."""
-        self.lock = threading.RLock()  # a finalizer may come while its thread is inside
+        self.lock = system.RLock()  # a finalizer may come while its thread is inside
         self.condition = Condition(self.kernel)
 
     def push(self, leadership: T, scope: Scope[Any] | None = None) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Iterator
-from threading import get_ident
 from typing import NoReturn, Protocol, SupportsIndex
 
-from multilock import telling
+from multilock import system, telling
+from multilock.kernel import worker
 from multilock.kernel.runtime import inside, now
 
 __all__ = ["OURS", "OfThisProcess", "in_the_middle", "notice_fork", "register", "this_process"]
@@ -41,7 +40,7 @@ class End(Protocol):
 
 class OneClient(Protocol):
     @property
-    def lock(self) -> threading.RLock: ...
+    def lock(self) -> system.RLock: ...
     @property
     def end(self) -> End: ...
 
@@ -60,7 +59,7 @@ def _living() -> list[OneClient]:
 def in_the_middle() -> bool:
     """Whether this thread is inside a backend or a client, any of them: who is called by the garbage collector, or by a
     signal, must not wait there. What it would wait for may be its own, and what it has keeps the time of a client."""
-    if get_ident() in inside:
+    if system.get_ident() in inside:
         return True
     for reference in list(_kernels):
         kernel = reference()
@@ -119,13 +118,13 @@ def _mark() -> mmap.mmap | _ByPid:
 FORKED, RESETTING, OURS = range(3)
 this_process = _mark()
 this_process[0] = OURS
-_resetting: dict[int, threading.RLock] = {}  # by pid: a lock that the parent had may be taken for ever
+_resetting: dict[int, system.RLock] = {}  # by pid: a lock that the parent had may be taken for ever
 
 
 def notice_fork() -> None:
     """Do what Python's hooks do, in a child that was forked without them. Costs no system call otherwise."""
     if this_process[0] != OURS:
-        with _resetting.setdefault(os.getpid(), threading.RLock()):
+        with _resetting.setdefault(os.getpid(), system.RLock()):
             if this_process[0] == FORKED:
                 _after_fork_in_child()
 
@@ -134,6 +133,7 @@ def _after_fork_in_child() -> None:
     this_process[0] = RESETTING
     try:
         inside.clear()
+        worker.forget()
         telling.begin()
         for kernel in _living():
             kernel.end.forked()

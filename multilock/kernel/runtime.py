@@ -1,23 +1,21 @@
-"""The one seam to time and threads.
+"""How the kernel waits and starts threads: a `Runtime`, so that unit tests drive its clock by hand.
 
-Everything in multilock that reads a clock, waits, or starts a thread does it through a `Runtime`, so that unit tests
-drive the clock by hand and a simulator can run the whole library in virtual time.
+The threads, locks and clocks themselves are those of `multilock.system`.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from threading import get_ident
 from typing import Any, Protocol, TypeVar
 
+from multilock import system
 from multilock.errors import BackendUnavailable
 from multilock.kernel.fence import Killer, KillingTimer
+from multilock.kernel.worker import SOON, begin_thread, helpers, is_any_missing, start_worker, try_again
 from multilock.kernel.workers import ThreadWorkers
+from multilock.system import now
 
 __all__ = [
     "Bell",
@@ -36,11 +34,6 @@ __all__ = [
 R = TypeVar("R")
 
 LONGEST_WAIT = 1.0  # seconds of a ticker at a time: those for which the machine sleeps do not count for the system
-
-# time.monotonic() stops while the machine sleeps, and a server's clock does not.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-now: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
-"""Seconds on the clock of every deadline in multilock: it counts suspended time and no step of the wall clock."""
 
 
 class Event(Protocol):
@@ -75,7 +68,9 @@ class Workers(Protocol):
 class Ticker(Protocol):
     """A thread that calls a step function again and again, each time at the moment the last call returned."""
 
-    def start(self) -> None: ...
+    def start(self) -> str | None:
+        """Return why the process refuses it a thread, or None: it runs."""
+
     def poke(self, at: float) -> None:
         """See to it that the next step comes at ``at`` at the latest."""
 
@@ -93,8 +88,10 @@ class Runtime(Protocol):
     def event(self) -> Event: ...
     def bell(self) -> ThreadBell: ...
     def uniform(self, low: float, high: float) -> float: ...
-    def spawn(self, run: Callable[[], None], name: str) -> None: ...
-    def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers: ...
+    def spawn(self, run: Callable[[], None], name: str) -> None:
+        """Run ``run()`` once, on a thread of its own, as soon as there is one. Never raises for want of a thread."""
+
+    def workers(self, name: str, limit: int) -> Workers: ...
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker: ...
     def killer(self) -> Killer:
         """Raises CapabilityMissing."""
@@ -107,7 +104,7 @@ inside: set[int] = set()
 def call_inside(call: Callable[..., R], *args: Any) -> R:
     """The only way into a backend. That the process can have no more threads (one of the backend's own, before its
     request or after) is BackendUnavailable."""
-    thread = get_ident()
+    thread = system.get_ident()
     if thread in inside:
         return call(*args)
     try:
@@ -136,27 +133,27 @@ def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> b
 class Threads:
     """The production runtime: daemon threads, so that none keeps the process alive."""
 
-    now = staticmethod(now)
-    wall = staticmethod(lambda: time.time_ns() // 1000)
-    uniform = staticmethod(random.uniform)
+    now = staticmethod(system.now)
+    wall = staticmethod(system.wall)
+    uniform = staticmethod(system.uniform)
 
     def event(self) -> Event:
-        return threading.Event()
+        return system.Event()
 
     def bell(self) -> ThreadBell:
         return _LockBell()
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
-        threading.Thread(target=run, name=name, daemon=True).start()
+        start_worker(run, name, once=True)
 
-    def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers:
-        return ThreadWorkers(self.spawn, name, limit, later)
+    def workers(self, name: str, limit: int) -> Workers:
+        return ThreadWorkers(self.spawn, name, limit)
 
     def killer(self) -> Killer:
-        return KillingTimer(_CLOCK)
+        return KillingTimer(system.CLOCK)
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
-        return _ThreadTicker(self, step, died, name)
+        return _ThreadTicker(step, died, name)
 
 
 class _LockBell:
@@ -166,7 +163,7 @@ class _LockBell:
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._lock.acquire()
 
     def ring(self) -> None:
@@ -176,21 +173,21 @@ class _LockBell:
             return  # it has rung already
 
     def wait(self, seconds: float) -> bool:
-        return self._lock.acquire(timeout=max(min(seconds, threading.TIMEOUT_MAX), 0.0))
+        return self._lock.acquire(timeout=max(min(seconds, system.TIMEOUT_MAX), 0.0))
 
 
 class _ThreadTicker:
-    def __init__(self, runtime: Threads, step: Callable[[], float], died: Callable[[BaseException], None], name: str):
+    def __init__(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str):
         self._step = step
         self._died = died
         self._wakeup = _LockBell()
         self._planned = math.inf  # what a poke is compared with; inf while the step decides, so that none is lost
         self._due = now()  # when the present or next step should have begun
         self._closed = False
-        self._spawn = partial(runtime.spawn, partial(call_inside, self._run), name)  # a finalizer must not wait in it
+        self._name = name
 
-    def start(self) -> None:
-        self._spawn()
+    def start(self) -> str | None:
+        return begin_thread(partial(call_inside, self._run), self._name)  # inside: a finalizer must not wait in it
 
     def poke(self, at: float) -> None:
         if at < self._planned:
@@ -210,9 +207,12 @@ class _ThreadTicker:
 
     def _run(self) -> None:
         try:
+            helpers[self] = lambda: self.poke(now() + SOON)
             while not self._closed:
                 self._planned = math.inf
                 at = self._step()
+                if is_any_missing() and try_again():
+                    at = min(at, now() + SOON)
                 self._planned = self._due = at
                 while (rest := at - now()) > 0:
                     # A machine that wakes up goes on with the wait that it slept in, and ours may be over.
@@ -223,3 +223,5 @@ class _ThreadTicker:
             self._due = -math.inf
             if not self._closed:
                 self._died(error)
+        finally:
+            helpers.pop(self, None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from multilock import system
 
 if TYPE_CHECKING:
     from multilock.events import Event
@@ -30,7 +31,7 @@ class Events:
         self._callbacks: Callbacks | None = None
         self.tell: Tell | None = None  # None while nobody listens: then nothing is made, nor imported, of an event
         self._subscribers: tuple[_Subscriber, ...] = ()
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
         """Have ``callback(event)`` called from now on; call what this returns to end it."""
@@ -60,7 +61,7 @@ class Events:
     def begin(self, callbacks: Callbacks) -> None:
         """At the start of the client, and again in a forked child, where nobody is draining."""
         self._callbacks = callbacks
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
         for subscriber in self._subscribers:
             subscriber.begin()
 
@@ -83,7 +84,7 @@ class _Subscriber:
     def begin(self) -> None:
         self._events: deque[Event] = deque(maxlen=BACKLOG)
         self._draining = False
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
 
     def put(self, event: Event) -> bool:
         """Whether somebody must be started to drain."""

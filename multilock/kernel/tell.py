@@ -52,5 +52,11 @@ class Tell:
     def elected(self, lease: Holding, identity: str) -> None:
         self._to.emit(events.Elected(lease.name, lease.owner, self._now(), identity, lease.token))
 
+    def pushes_down(self, connection: str, trouble: str) -> None:
+        self._to.emit(events.PushesDown("", None, self._now(), connection, trouble))
+
+    def pushes_up(self, connection: str) -> None:
+        self._to.emit(events.PushesUp("", None, self._now(), connection))
+
     def leader_changed(self, name: str, leader: LeaderInfo | None) -> None:
         self._to.emit(events.LeaderChanged(name, None, self._now(), leader))

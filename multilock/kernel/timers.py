@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import threading
 from collections.abc import Callable
+
+from multilock import system
 
 __all__ = ["Timers"]
 
@@ -16,7 +17,7 @@ class Timers:
         self._poke = poke
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
         with self._lock:

@@ -42,7 +42,7 @@ class Watchdog:
         self._stale = 0
         self._numbers = itertools.count()
         self._carriers: dict[Hashable, Workers] = {}
-        self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS, kernel.later)
+        self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS)
         self.sessions = Sessions(kernel, self)
 
     # Called by the kernel under its lock
@@ -182,9 +182,7 @@ class Watchdog:
     def carry(self, group: Hashable, job: Callable[[], None]) -> None:
         carriers = self._carriers.get(group)
         if carriers is None:
-            carriers = self._carriers[group] = self._kernel.runtime.workers(
-                "multilock-renew", CARRIERS, self._kernel.later
-            )
+            carriers = self._carriers[group] = self._kernel.runtime.workers("multilock-renew", CARRIERS)
         carriers.submit(job)
 
     # The carriers

@@ -89,7 +89,7 @@ class HandRuntime:
         else:
             self._run_soon(run, self._spawned)
 
-    def workers(self, name: str, limit: int, later: Callable[[Callable[[], None]], None]) -> Workers:
+    def workers(self, name: str, limit: int) -> Workers:
         return HandWorkers(self)
 
     def killer(self) -> Killer:
@@ -266,8 +266,9 @@ class _HandTicker:
         self.due = math.inf
         self.running = False
 
-    def start(self) -> None:
+    def start(self) -> str | None:
         self.due = self._runtime.now()
+        return None
 
     def poke(self, at: float) -> None:
         if self.running:

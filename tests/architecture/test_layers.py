@@ -15,15 +15,15 @@ from multilock.registry import OURS
 from tests.architecture.imports import imports_of, module_name, sources
 
 # A module may import those of its own layer and of the layers before.
+WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "tell", "scopes")
 LAYERS = [
-    {"errors", "model", "lease", "names", "foreign", "values", "events", "backend"},
-    {"telling"},
-    {
-        "kernel",
-        *(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts", "process", "fence")),
-    },
+    {"system"},
+    {"errors", "model", "lease", "names", "foreign", "values", "events"},
+    {"kernel", "kernel.worker", "telling"},
+    {"backend"},
+    {*(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts", "process", "fence"))},
     {"kernel.holding", "kernel.want"},
-    {*(f"kernel.{name}" for name in ("watchdog", "sessions", "monitor", "callbacks", "subscribers", "tell", "scopes"))},
+    {*(f"kernel.{name}" for name in WATCHING)},
     {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "giving_back", "ending"))},
     {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
     {"kernel.core"},
@@ -34,14 +34,16 @@ LAYERS = [
 ]
 
 CORE = [path for path in sources("multilock") if not {"cli", "testing", "contrib"} & set(path.parts)]
+PRODUCT = [*(path for path in sources("multilock") if "testing" not in path.parts), *sources("backends")]
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
 # What a backend may know of multilock: what everybody does, the interface, how options, names and values are written,
-# and the log, since its threads must not call a handler themselves.
+# the log, since its threads must not call a handler themselves, and the seam to threads and clocks.
 FOR_BACKENDS = {
     "multilock",
-    *(f"multilock.{name}" for name in ("backend", "names", "options", "telling", "values")),
+    *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "telling", "values")),
 }
+SEAM = {"threading", "queue", "time", "random", "select", "selectors", "sched", "concurrent", "_thread"}
 LIBRARIES = {
     "multilock_redis": {"redis"},
     "multilock_etcd": {"grpc", "google"},
@@ -93,6 +95,26 @@ def test_a_backend_imports_the_interface_its_own_library_and_itself(path: Path) 
     allowed = sys.stdlib_module_names | {package} | LIBRARIES.get(package, set())
     names = {name for name in imports_of(path) if name.split(".")[0] not in allowed}
     assert names - FOR_BACKENDS == set()
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=module_name)
+def test_only_the_seam_imports_threads_queues_clocks_and_chance(path: Path) -> None:
+    used = {name.split(".")[0] for name in imports_of(path)} & SEAM
+    assert used <= (SEAM if module_name(path) == "multilock.system" else set())
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=module_name)
+def test_only_the_supervised_worker_starts_threads(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if module_name(path) not in ("multilock.system", "multilock.kernel.worker"):
+        assert not re.search(r"system\.Thread\b|\bThread\(|start_new_thread|ThreadPoolExecutor|\bTimer\(", text)
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=module_name)
+def test_the_product_does_not_import_its_test_kit(path: Path) -> None:
+    """The command line may: its ``compare`` is the front of `multilock.testing.compare`."""
+    if module_name(path) != "multilock.cli.compare":
+        assert not any(name.startswith("multilock.testing") for name in imports_of(path))
 
 
 def test_importing_multilock_imports_nothing_heavy_and_nothing_foreign() -> None:

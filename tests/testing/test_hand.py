@@ -109,7 +109,7 @@ def test_a_wait_that_could_never_end_raises(runtime: HandRuntime) -> None:
 
 
 def test_jobs_run_at_once_or_when_released(runtime: HandRuntime) -> None:
-    workers = runtime.workers("w", 2, lambda call: None)
+    workers = runtime.workers("w", 2)
     done: list[int] = []
     workers.submit(lambda: done.append(1))
     runtime.hold_jobs()
@@ -124,7 +124,7 @@ def test_jobs_run_at_once_or_when_released(runtime: HandRuntime) -> None:
 
 
 def test_a_job_submitted_by_a_step_runs_after_it_at_the_same_time(runtime: HandRuntime) -> None:
-    workers = runtime.workers("w", 1, lambda call: None)
+    workers = runtime.workers("w", 1)
     order: list[str] = []
 
     def step() -> float:

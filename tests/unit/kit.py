@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason, telling
+import pytest
+
+from multilock import Capabilities, Client, Finding, Lease, LeaseState, LockInfo, Loss, LossReason, system, telling
 from multilock.backend import Backend, Held, Notices
 from multilock.config import settings_for
 from multilock.errors import BackendUnavailable
@@ -399,7 +401,7 @@ class StepFace:
     def __init__(self, kernel: Kernel) -> None:
         self._backend = kernel.backend
         self._runtime = kernel.runtime
-        self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers, kernel.later)
+        self.callbacks: Callbacks = ThreadCallbacks(kernel.runtime, kernel.timers)
 
     async def attempt(self, claim: Claim, join: bool, within: float) -> Any:
         return await self.ask(within, self._backend.attempt, claim, join)
@@ -470,3 +472,19 @@ class Step:
             self._done, self.result, self._point = True, stop.value, None
         except BaseException as error:
             self._done, self.error, self._point = True, error, None
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Return how many more starts of a thread of each name are refused: none, until the test says so."""
+    refusals: dict[str, int] = {}
+    real = system.Thread
+
+    class Refused(real):  # type: ignore[valid-type, misc]
+        def start(self) -> None:
+            if refusals.get(self.name, 0):
+                refusals[self.name] -= 1
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(system, "Thread", Refused)
+    return refusals

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,7 @@ from multilock.kernel.face import BlockingFace
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.timers import Timers
 from multilock.testing.conformance.base import inner
-from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_c, eventually
+from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_c, eventually, refuse_threads
 
 
 class Ticking:
@@ -26,7 +25,7 @@ class Ticking:
         self.timers = Timers(lambda at: self.ticker.poke(at))
         self.ticker = runtime.ticker(lambda: self.timers.step(now()), lambda error: None, "timers")
         self.ticker.start()
-        self.callbacks = ThreadCallbacks(runtime, self.timers, lambda call: self.timers.at(runtime.now() + 0.1, call))
+        self.callbacks = ThreadCallbacks(runtime, self.timers)
 
 
 @pytest.fixture
@@ -138,17 +137,7 @@ def test_a_thousand_quick_ones_need_no_thousand_threads(ticking: Ticking) -> Non
 def test_a_callback_without_a_thread_is_tried_again(
     ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failures = 5
-    spawn = Threads.spawn
-
-    def sometimes(self: Threads, run: Callable[[], None], name: str) -> None:
-        nonlocal failures
-        if name == "multilock-callback" and failures:
-            failures -= 1
-            raise RuntimeError("can't start new thread")
-        spawn(self, run, name)
-
-    monkeypatch.setattr(Threads, "spawn", sometimes)
+    refuse_threads(monkeypatch)["multilock-callback"] = 5
     called: list[int] = []
     for number in range(3):
         ticking.callbacks.start(called.append, number)

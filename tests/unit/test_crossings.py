@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from multilock import AsyncClient, BackendUnavailable, DistributedLock, Loss, LossReason
+from multilock import AsyncClient, BackendUnavailable, DistributedLock, Loss, LossReason, system
 from multilock.backend import Backend
 from multilock.kernel import process
 from multilock.kernel.runtime import Threads, inside
 from multilock.model import Claim, Granted, Returned
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
-from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, late, refused, silence
-from tests.unit.test_no_threads import Refusing
+from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, late, refuse_threads, refused, silence
 
 # A finalizer, or a signal handler, in the middle of ours
 
@@ -165,19 +164,22 @@ def test_an_interrupt_as_a_request_begins_does_not_leave_its_thread_inside() -> 
     assert not left
 
 
-def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind() -> None:
-    class Interrupted(Threads):
-        interrupts = 4  # of two releases, each of which is tried once more
+def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupts = 8  # of two releases: each submits its job twice, and each of those starts a thread twice
+    real = system.Thread
 
-        def spawn(self, run: Callable[[], None], name: str) -> None:
-            if name == "multilock-cleanup" and self.interrupts:
-                self.interrupts -= 1
+    class Interrupted(real):  # type: ignore[valid-type, misc]
+        def start(self) -> None:
+            nonlocal interrupts
+            if self.name == "multilock-cleanup" and interrupts:
+                interrupts -= 1
                 raise KeyboardInterrupt
-            super().spawn(run, name)
+            super().start()
 
     backend = Scripted()
-    client = client_on(backend, Interrupted())
+    client = client_on(backend, Threads())
     leases = [client.lock(f"n{number}").acquire() for number in range(2)]
+    monkeypatch.setattr(system, "Thread", Interrupted)
     for lease in leases:
         with pytest.raises(KeyboardInterrupt):
             client._kernel.giving_back.later(inner(lease))
@@ -256,12 +258,11 @@ def test_a_first_renewal_that_finds_no_thread_costs_no_acquire() -> None:
     assert client.lock("n").acquire().is_held()
 
 
-def test_a_node_stands_also_while_there_is_no_thread_to_tell_who_leads() -> None:
-    backend, threads = Scripted(), Refusing()
-    client = client_on(backend, threads)
+def test_a_node_stands_also_while_there_is_no_thread_to_tell_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_on(Scripted(), Threads())
     told: list[object] = []
     election = client.election("n", on_leader_changed=told.append)
-    threads.refusals["multilock-observer"] = 2
+    refuse_threads(monkeypatch)["multilock-observer"] = 2
     election.start()
     eventually(election.is_leader)
     eventually(lambda: told)

@@ -8,13 +8,13 @@ import gc
 import math
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Never
+from typing import Any
 
 import pytest
 
-from multilock import AsyncClient, AsyncLeadership, BackendUnavailable, Client, LossReason
+from multilock import AsyncClient, AsyncLeadership, Client, LossReason
 from multilock.kernel.runtime import Threads
-from tests.unit.kit import Scripted, client_on, eventually
+from tests.unit.kit import Scripted, client_on, eventually, refuse_threads
 from tests.unit.test_crossings import on_closed_loop
 from tests.unit.test_election import Diary, run, take, until
 
@@ -258,20 +258,11 @@ def test_elections_may_be_made_while_another_thread_asks_for_the_candidacies(cli
 # The process can have no more threads
 
 
-def no_thread(*_: Any) -> Never:
-    raise RuntimeError("can't start new thread")
-
-
-def test_a_start_without_a_thread_is_told_as_ours_and_may_be_tried_again(
+def test_an_election_whose_thread_is_refused_stands_when_there_is_one(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refuse_threads(monkeypatch)["multilock-election"] = 3
     election = client.election("e")
-    with monkeypatch.context() as patch:
-        patch.setattr(client._kernel.runtime, "spawn", no_thread)
-        with pytest.raises(BackendUnavailable, match="new thread") as caught:
-            election.start()
-    assert (caught.value.name, caught.value.backend, caught.value.unknown) == ("e", "scripted", False)
-    assert client._kernel.candidacies() == []
     election.start()
     eventually(election.is_leader)
     election.stop()
@@ -281,15 +272,14 @@ def test_a_start_without_a_thread_is_told_as_ours_and_may_be_tried_again(
 def test_an_async_close_without_a_thread_goes_on_when_there_is_one(
     server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    refusals = refuse_threads(monkeypatch)
+
     async def main() -> None:
         client = AsyncClient(server, ttl=25.0)
         lease = await client.lock("n").acquire()
-        with monkeypatch.context() as patch:
-            patch.setattr(client._kernel.runtime, "spawn", no_thread)
-            closing = asyncio.create_task(client.close())
-            await asyncio.sleep(0.05)
-            assert not closing.done()
-        await asyncio.wait_for(closing, 5)
+        refusals["multilock-close"] = 3
+        await asyncio.wait_for(client.close(), 5)
+        assert refusals["multilock-close"] == 0
         assert not lease.is_held()
         assert server.holders == {}
         assert server.closed == 1
@@ -302,10 +292,9 @@ def test_a_close_in_the_middle_of_ours_without_a_thread_goes_on_when_there_is_on
 ) -> None:
     client = client_on(server, Threads(), ttl=25.0)
     lease = client.lock("n").acquire()
-    with monkeypatch.context() as patch:
-        patch.setattr(client._kernel.runtime, "spawn", no_thread)
-        with client._kernel.lock:
-            client.close()
+    refuse_threads(monkeypatch)["multilock-close"] = 3
+    with client._kernel.lock:
+        client.close()
     assert not lease.is_held()
     eventually(lambda: server.holders == {})
     eventually(lambda: server.closed == 1)

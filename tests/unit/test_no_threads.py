@@ -14,25 +14,13 @@ from multilock.aio.face import LoopFace
 from multilock.config import settings_for
 from multilock.kernel.core import Kernel
 from multilock.kernel.runtime import Threads
-from tests.unit.kit import Call, Losses, Scripted, client_on, eventually
-
-
-class Refusing(Threads):
-    """Refuses to start so many threads of a name."""
-
-    def __init__(self) -> None:
-        self.refusals: dict[str, int] = {}
-
-    def spawn(self, run: Any, name: str) -> None:
-        if self.refusals.get(name, 0):
-            self.refusals[name] -= 1
-            raise RuntimeError("can't start new thread")
-        super().spawn(run, name)
+from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, refuse_threads
 
 
 @pytest.fixture
-def threads() -> Refusing:
-    return Refusing()
+def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many more threads of a name are refused."""
+    return refuse_threads(monkeypatch)
 
 
 @pytest.fixture
@@ -41,27 +29,27 @@ def backend() -> Scripted:
 
 
 @pytest.fixture
-def client(backend: Scripted, threads: Refusing) -> Iterator[Client]:
-    client = client_on(backend, threads, ttl=2.0)
+def client(backend: Scripted, threads: dict[str, int]) -> Iterator[Client]:
+    client = client_on(backend, Threads(), ttl=2.0)
     yield client
     client.close()
 
 
 def test_a_lock_whose_renewal_finds_no_thread_is_renewed_when_there_is_one(
-    client: Client, backend: Scripted, threads: Refusing
+    client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     losses = Losses()
-    threads.refusals["multilock-renew"] = 3
+    threads["multilock-renew"] = 3
     lease = client.lock("n", on_lost=losses).acquire()
     eventually(lambda: len(backend.called("renew")) >= 4, within=10)
     assert (lease.is_held(), losses.calls) == (True, [])
-    assert threads.refusals["multilock-renew"] == 0
+    assert threads["multilock-renew"] == 0
 
 
 def test_an_acquire_without_a_watchdog_asks_nobody_and_says_so(
-    client: Client, backend: Scripted, threads: Refusing
+    client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
-    threads.refusals["multilock-watchdog"] = 1
+    threads["multilock-watchdog"] = 1
     with pytest.raises(BackendUnavailable, match=r"'n'.*new thread") as raised:
         client.lock("n").acquire(timeout=0)
     assert not raised.value.unknown
@@ -69,20 +57,20 @@ def test_an_acquire_without_a_watchdog_asks_nobody_and_says_so(
     assert client.lock("n").acquire(timeout=0).is_held()
 
 
-def test_an_acquire_waits_until_there_is_a_thread(client: Client, threads: Refusing) -> None:
-    threads.refusals["multilock-watchdog"] = 3
+def test_an_acquire_waits_until_there_is_a_thread(client: Client, threads: dict[str, int]) -> None:
+    threads["multilock-watchdog"] = 3
     assert client.lock("n").acquire(timeout=10).is_held()
-    assert threads.refusals["multilock-watchdog"] == 0
+    assert threads["multilock-watchdog"] == 0
 
 
 def test_a_backend_that_is_refused_a_thread_after_its_request_leaves_nothing_behind(
-    client: Client, backend: Scripted, threads: Refusing
+    client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     def executed(backend: Scripted, call: Call) -> Any:
         call.execute()
         raise RuntimeError("can't start new thread")
 
-    threads.refusals["multilock-cleanup"] = 3
+    threads["multilock-cleanup"] = 3
     backend.script("attempt", executed)
     with pytest.raises(BackendUnavailable, match="new thread") as raised:
         client.lock("n").acquire(timeout=0)
@@ -101,35 +89,35 @@ def test_what_a_backend_raises_otherwise_is_not_taken_for_it(client: Client, bac
         client.lock("n").acquire(timeout=0)
 
 
-def test_asyncio_waits_for_a_thread_too(backend: Scripted, threads: Refusing) -> None:
+def test_asyncio_waits_for_a_thread_too(backend: Scripted, threads: dict[str, int]) -> None:
     async def main() -> None:
         client = AsyncClient.__new__(AsyncClient)
         AsyncClient._begin(client, backend, settings_for(backend.scheme, {"ttl": 3.0}))
-        client._kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 3.0}), threads, LoopFace)
+        client._kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 3.0}), Threads(), LoopFace)
         async with client:
-            threads.refusals.update({"multilock-watchdog": 2, "multilock-request": 2, "multilock-renew": 2})
+            threads.update({"multilock-watchdog": 2, "multilock-request": 2, "multilock-renew": 2})
             lease = await client.lock("n").acquire(timeout=10)
             await asyncio.to_thread(eventually, lambda: len(backend.called("renew")) >= 4, 10)
             assert lease.is_held()
-            assert sum(threads.refusals.values()) == 0
+            assert sum(threads.values()) == 0
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_a_watchdog_that_dies_where_no_other_can_start_loses_all_it_had(
-    client: Client, backend: Scripted, threads: Refusing
+    client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:
     losses = Losses()
     leases = [client.lock(f"n{number}", on_lost=losses).acquire() for number in range(3)]
 
     def die() -> None:
-        threads.refusals.update({"multilock-watchdog": 10, "multilock-callback": 1})
+        threads.update({"multilock-watchdog": 10, "multilock-callback": 1})
         raise ValueError("a bug")
 
     client._kernel.timers.at(client._kernel.now(), die)
     eventually(lambda: not any(lease.is_held() for lease in leases))
     losses.wait(2)
-    threads.refusals.clear()
+    threads.clear()
     assert client.lock("m").acquire(timeout=5).is_held(), "which starts another"
     losses.wait(3)
     assert threading.active_count() < 100

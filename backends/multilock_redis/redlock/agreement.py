@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from multilock import BackendUnavailable
+from multilock import BackendUnavailable, system
 from multilock.backend import Granted
 from multilock_redis.node import Node
 from multilock_redis.redlock.quorum import Verdict
@@ -61,7 +60,7 @@ class Agreement:
         self._standing = standing
         self._proof = proof
         self._tell = tell
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._yes = self._no = self._silent = 0
         self._over = False
 

@@ -8,12 +8,11 @@ a limit that was short, a connection that was cut and a question that was called
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from multilock import BackendUnavailable
+from multilock import BackendUnavailable, system
+from multilock.backend import start_worker
 from multilock.telling import logger
 from multilock_redis.transport import is_down
 
@@ -44,10 +43,10 @@ class Crew(Generic[Subject]):
         self._name = name
         self._now = now
         self._back = back
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._idle: SimpleQueue[None] = SimpleQueue()  # one for each thread that waits for a job
+        self._jobs: system.SimpleQueue[Callable[[], None] | None] = system.SimpleQueue()
+        self._idle: system.SimpleQueue[None] = system.SimpleQueue()  # one for each thread that waits for a job
         self._threads = 0
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._pause = 0.0  # 0: it is up
         self._silences = 0
         self._again_at = 0.0
@@ -76,7 +75,7 @@ class Crew(Generic[Subject]):
         self._jobs.put(job)
         try:
             self._idle.get_nowait()
-        except Empty:
+        except system.Empty:
             self._one_more()
 
     def is_up(self) -> bool:
@@ -97,13 +96,9 @@ class Crew(Generic[Subject]):
             if self._threads == AT_ONCE:
                 return
             self._threads += 1
-        try:
-            threading.Thread(target=self._work, name="multilock-redlock", daemon=True).start()
-        except RuntimeError:  # the interpreter is exiting, and no thread can start any more
-            with self._lock:
-                self._threads -= 1
-            if not self._threads and (job := self._jobs.get()):
-                job()
+        worker = start_worker(self._work, "multilock-redlock")
+        if worker.missing and self._threads == 1 and (job := self._jobs.get()):  # perhaps the interpreter is exiting
+            job()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -67,6 +67,9 @@ class Ear:
     def changed(self, name: str | None) -> None:
         self._notices.changed(name)  # each: the last of a majority is not known to be the last
 
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        self._notices.pushes(connection, trouble, refused=refused)
+
     # No server of this kind has sessions.
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:

@@ -3,10 +3,9 @@ Nor does a server count twice that has two names."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, system
 from multilock_redis.transport import Endpoint, Wire
 from multilock_redis.wire import pack
 
@@ -25,7 +24,7 @@ class Guarded(Endpoint):
     counts_from = 0.0  #: on our clock; before that it may have forgotten what it granted
     run = b""  #: of the server that it leads to: chosen at random when that started
     others: Sequence[Guarded] = ()
-    _meeting = threading.Lock()  # of one client
+    _meeting = system.Lock()  # of one client
 
     @classmethod
     def around(cls, endpoint: Endpoint, guard: float) -> Guarded:
@@ -38,7 +37,7 @@ class Guarded(Endpoint):
     @staticmethod
     def introduce(all_of_them: Sequence[Guarded]) -> None:
         """To each other. Anew in a forked child, where nobody would open the lock."""
-        meeting = threading.Lock()
+        meeting = system.Lock()
         for one in all_of_them:
             one._meeting = meeting
             one.others = [other for other in all_of_them if other is not one]

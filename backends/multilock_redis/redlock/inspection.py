@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import Finding, LockInfo
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
@@ -37,7 +36,7 @@ class Inspection:
             agreed = info is None or info.kind is None or info.token is not None or not self._token
             if agreed or self._now() >= settled:
                 return info
-            time.sleep(pause)
+            system.sleep(pause)
             pause *= 2
 
     def _inspected(self, name: str, deadline: float) -> LockInfo | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
+from multilock import system
 from multilock.backend import Claim
 from multilock_redis.recipe import liveness
 from multilock_redis.redlock.standing import At, Standing
@@ -22,7 +22,7 @@ class Places:
         self.nodes = nodes
         self._now = now
         self.standings: dict[str, Standing] = {}  #: by claim id
-        self._lock = threading.Lock()  # for changes of what follows
+        self._lock = system.Lock()  # for changes of what follows
         self._left: OrderedDict[str, float] = OrderedDict()  # not to be asked for any more, and since when
 
     def get(self, claim_id: str) -> Standing | None:

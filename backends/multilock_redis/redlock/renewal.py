@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from multilock import BackendUnavailable
+from multilock import BackendUnavailable, system
 from multilock.backend import Granted, Held
 from multilock_redis.node import Node
 from multilock_redis.redlock.places import Places
@@ -36,7 +35,7 @@ class Renewal:
         self._held = held
         self._top_up = top_up
         self._answers = Answers()
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._since = servers.now()
         self._kept: set[int] | None = None  # of what is held, once that is decided
 

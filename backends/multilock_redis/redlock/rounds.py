@@ -6,11 +6,10 @@ and no majority gives way, where it has them, to who came before it.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted, Notices
 from multilock_redis.node import Node
 from multilock_redis.recipe import liveness
@@ -110,7 +109,7 @@ class Rounds:
                 self._places.forget(claim)
             return Busy(heartbeat, spent=spent)
         if standing.votes(now):
-            pause = min(standing.pause * random.uniform(*ROUGHLY), heartbeat)
+            pause = min(standing.pause * system.uniform(*ROUGHLY), heartbeat)
             standing.pause = min(2 * standing.pause, heartbeat)
         else:
             pause = heartbeat

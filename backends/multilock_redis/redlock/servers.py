@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from multilock import BackendRejected, BackendUnavailable
+from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import Claim, Notices
 from multilock.telling import logger
 from multilock_redis.keys import Keyspace
@@ -32,7 +31,7 @@ class Answers:
     """What the crews tell, for the one who waits: which server, to its how manieth question, what."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
+        self._queue: system.SimpleQueue[tuple[int, int, Any]] = system.SimpleQueue()
 
     def put(self, which: int, number: int, said: Any) -> None:
         self._queue.put((which, number, said))
@@ -43,7 +42,7 @@ class Answers:
     def get(self, within: float) -> tuple[int, int, Any] | None:
         try:
             return self._queue.get(timeout=max(0.0, within))
-        except Empty:
+        except system.Empty:
             return None
 
 

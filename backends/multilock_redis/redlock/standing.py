@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 
-from multilock import BackendRejected
+from multilock import BackendRejected, system
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis.redlock.servers import Answers
 
@@ -147,7 +146,7 @@ class Standing:
 
     def __init__(self, claim: Claim, nodes: int) -> None:
         self.claim = claim
-        self.lock = threading.RLock()
+        self.lock = system.RLock()
         self.at = [At() for _ in range(nodes)]
         self.answers = Answers()
         self.agreeing = False  # on the token of what pushes have proved

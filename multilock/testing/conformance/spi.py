@@ -29,6 +29,7 @@ class Ear:
         self.wakes: list[str | None] = []
         self.pushed: dict[str, Granted] = {}
         self.losses: list[tuple[str, LossReason]] = []
+        self.down: dict[str, str] = {}  # push connections
         self.changes: list[str | None] = []
         self.sessions: list[Hashable] = []
         self._changed = threading.Condition()
@@ -59,6 +60,11 @@ class Ear:
 
     def changed(self, name: str | None) -> None:
         self._tell(lambda: self.changes.append(name))
+
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        self._tell(
+            lambda: self.down.pop(connection, None) if trouble is None else self.down.update({connection: trouble})
+        )
 
     def wait(self, ready: object, within: float = SOON) -> bool:
         assert callable(ready)

@@ -46,6 +46,9 @@ class Ear:
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
         self.told.append(("gone", claim_id, reason))
 
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        raise AssertionError("a local backend has no push connections")
+
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         raise AssertionError("a local backend has no sessions")
 

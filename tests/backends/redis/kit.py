@@ -63,6 +63,9 @@ class Ear:
     def silent(self, group: Hashable) -> None:
         self._hear("silent", group)
 
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        self._hear("down" if trouble else "up", connection)
+
     def hears(self, *what: Any, within: float = WITHIN) -> float:
         """Wait until this was heard; on the clock, when. Each thing is heard once."""
         with self._changed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -93,24 +92,6 @@ def test_a_name_that_changes_before_its_watch_is_noted_is_looked_at_again(
     watcher.resumed(server.session)
     assert ear.wait(lambda: ear.changes == ["job"])
     assert watcher._unwatched == {}
-    watcher.close()
-
-
-def test_a_thread_that_was_refused_is_started_by_the_next_notice(
-    server: Server, watcher: Watcher, ear: Ear, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watcher.hold({f"/job/{number}": f"claim-{number}" for number in range(2)}, now() + 1)
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", refuse)
-        watcher._deleted("/job/0")
-    assert ear.losses == []
-    watcher._deleted("/job/1")
-    assert ear.wait(lambda: {claim for claim, _ in ear.losses} == {"claim-0", "claim-1"})
-    assert server.asked.count("/") == 1
     watcher.close()
 
 

@@ -1,0 +1,172 @@
+"""The supervised worker: the only place that starts a thread.
+
+A process may be refused a thread (a limit of the container, no memory), and a thread may die of a defect of multilock.
+Either must cost a moment, not a lock: a start that was refused is tried again by every thread that keeps time, and a
+thread that died begins again. `Client.is_healthy` and `Client.diagnose` show both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from multilock import system
+
+__all__ = [
+    "SOON",
+    "Worker",
+    "begin_thread",
+    "forget",
+    "helpers",
+    "is_any_missing",
+    "start_worker",
+    "troubles",
+    "try_again",
+]
+
+SOON = 0.1  # seconds between two tries to start what was refused
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds until a thread that died begins again
+
+helpers: dict[object, Callable[[], None]] = {}
+"""Threads that keep time, each with a call that wakes it: it calls `try_again` until nothing is missing."""
+
+_missing: dict[Worker, str] = {}  # workers that do not run, each with the reason
+_deaths: dict[str, tuple[int, str]] = {}  # by name of the thread: how often it died, and of what the first time
+
+
+def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or_here: bool = False) -> Worker:
+    """Run ``run()`` on a daemon thread of its own, now or as soon as the process can have one.
+
+    If ``run`` raises, that is logged once for each name, and ``run`` begins again after a pause: it must look at its
+    own closed flag. ``once``: it is not repeated when it raises. ``or_here`` is for a short job whose caller waits: it
+    runs in the calling thread if nobody could start it later (the interpreter is exiting, or no thread keeps time).
+
+    Never raises because a thread was refused. An interrupt goes on to the caller, and ``run`` begins all the same.
+    """
+    worker = Worker(run, name, once, or_here)
+    worker.begin()
+    return worker
+
+
+def begin_thread(run: Callable[[], object], name: str) -> str | None:
+    """Start a thread once; return why it was refused, or None. For the ticker, whose users try again themselves."""
+    try:
+        system.Thread(target=run, name=name, daemon=True).start()
+    except RecursionError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+class Worker:
+    """One thread, and what it runs."""
+
+    __slots__ = ("_ended", "_left", "_once", "_or_here", "_run", "name")
+
+    def __init__(self, run: Callable[[], object], name: str, once: bool, or_here: bool) -> None:
+        self.name = name
+        self._run = run
+        self._once = once
+        self._or_here = or_here
+        self._ended = system.Event()
+        self._left = [None]  # taken by the thread that runs it: after an interrupt two may have been started
+
+    @property
+    def missing(self) -> bool:
+        """Whether the process has refused it a thread until now, or it has died and not begun again."""
+        return self in _missing
+
+    def is_alive(self) -> bool:
+        """Return whether it still has something to do; True also before its thread has started."""
+        return not self._ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until ``run`` has returned, at most ``timeout`` seconds."""
+        self._ended.wait(timeout)
+
+    def begin(self) -> bool:
+        """Return False if no thread was to be had. `try_again` calls it again then."""
+        try:
+            refusal = begin_thread(self._main, self.name)
+        except BaseException:  # an interrupt: the thread may have begun or not
+            _missing[self] = "its start was interrupted"
+            if not self._left:
+                _missing.pop(self, None)
+            self._call_for_help()
+            raise
+        if refusal is None:
+            return True
+        if self._or_here and ("shutdown" in refusal or not helpers):
+            self._main()
+            return True
+        first = self not in _missing
+        _missing[self] = refusal
+        if first and "shutdown" not in refusal:
+            _log("no thread for %s yet: %s", self.name, refusal)
+            self._call_for_help()
+        return False
+
+    def _call_for_help(self) -> None:
+        for wake in list(helpers.values()):
+            wake()
+
+    def _main(self) -> None:
+        try:
+            self._left.pop()
+        except IndexError:
+            return
+        finally:
+            _missing.pop(self, None)
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                self._run()
+                break
+            except BaseException as error:  # SystemExit too: no code of a user ends a thread of ours
+                self._died(error)
+                if self._once:
+                    break
+            _missing[self] = "it died of a defect"
+            system.sleep(pause)
+            _missing.pop(self, None)
+            pause = min(LONGEST_PAUSE, pause * 2)
+        self._ended.set()
+
+    def _died(self, error: BaseException) -> None:
+        times, first = _deaths.get(self.name, (0, f"{type(error).__name__}: {error}"))
+        _deaths[self.name] = (times + 1, first)
+        if not times:
+            ending = "it is not run again" if self._once else "it begins again"
+            _log("the thread %s died of a defect of multilock; %s", self.name, ending, error=error)
+
+
+def try_again() -> bool:
+    """Start what was refused; return whether something is still missing. Called by threads that keep time."""
+    for worker in list(_missing):
+        if worker._left and not worker.begin():
+            return True
+    return any(worker._left for worker in list(_missing))
+
+
+def is_any_missing() -> bool:
+    return bool(_missing)
+
+
+def troubles() -> list[str]:
+    """Return a sentence for each thread that is missing, or has died."""
+    missing = [f"the thread {worker.name} does not run: {reason}" for worker, reason in list(_missing.items())]
+    died = [f"the thread {name} died {times} times, first of {first}" for name, (times, first) in list(_deaths.items())]
+    return missing + died
+
+
+def _log(message: str, *args: object, error: BaseException | None = None) -> None:
+    from multilock.telling import logger  # late: its thread is a worker, too
+
+    logger.error(message, *args, exc_info=error)
+
+
+def forget() -> None:
+    """In a forked child, which has none of these threads. What needs one starts it anew."""
+    helpers.clear()
+    _missing.clear()
+    _deaths.clear()

@@ -105,8 +105,8 @@ class Wire:
         self.where = where  #: begins with the URL, without secrets
         self._now = now
         self._sock: socket.socket = connection._sock  # redis-py has no public way to it
-        self._poll = select.poll()  # select() takes no descriptor above 1023
-        self._poll.register(self._sock, select.POLLIN)
+        self._poll = system.poll()  # select() takes no descriptor above 1023
+        self._poll.register(self._sock, system.POLLIN)
         self._timeout = 0.0
         self._until = 0.0  # when the rest of an answer that has begun must be there
         self._buffer = b""  # what was read …

@@ -14,6 +14,7 @@ import argparse
 import base64
 import heapq
 import itertools
+import json
 import math
 import random
 import signal
@@ -108,6 +109,10 @@ class Arena:
     def url_for(self, place: int) -> str:
         """Where the process at this place finds it."""
         return self.url
+
+    def standing(self) -> Iterator[str]:
+        """Say what the server has of each name now. A run that found a name stuck tells it."""
+        return iter(())
 
     def leftovers(self) -> Iterator[str]:
         """O7: what a run may leave ends by itself, and says when."""
@@ -260,6 +265,17 @@ class EtcdArena(ServerArena):
             if first.get(name) == "":
                 first[name] = row["value"]
         yield from (decode_value(base64.b64decode(value)) for value in first.values() if value)
+
+    def standing(self) -> Iterator[str]:
+        """The keys of each name in order of arrival, and for how long their leases would last."""
+        rows = json.loads(etcdctl(self.server.endpoint, "get", "--prefix", "multilock/", "-w", "json")).get("kvs", [])
+        left: dict[int, str] = {}
+        for row in sorted(rows, key=lambda row: row["create_revision"]):
+            lease = row.get("lease", 0)
+            if lease not in left:
+                left[lease] = etcdctl(self.server.endpoint, "lease", "timetolive", f"{lease:x}").strip()
+            info = decode_value(base64.b64decode(row.get("value", "")))
+            yield f"{base64.b64decode(row['key']).decode()} at {row['create_revision']}, pid {info.pid}, {left[lease]}"
 
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
@@ -468,6 +484,7 @@ class Chaos:
         self.gone: list[Helper] = []
         self.faults: list[Fault] = []
         self.told_to_stop_at = math.inf
+        self.scene: list[str] = []  # what stood at the server when a name was stuck
         self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
         self._busy: set[int | str | None] = set()  # places (None: the server) with a fault under way
@@ -719,6 +736,8 @@ class Chaos:
             stuck -= {belief.name for belief in self.record.beliefs.values() if belief.began > began}
             time.sleep(0.02)
         yield from (f"O5 {name}: in order again, and nobody got it for {now() - began:.2f} s" for name in stuck)
+        if stuck:
+            self.scene += self.arena.standing()
         self.told_to_stop_at = now()
         for helper in self.helpers.values():
             helper.tell("stop")
@@ -743,6 +762,7 @@ class Report:
     refused: int = 0
     violations: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
+    again: str = ""  # how to run it once more
 
     @property
     def acquisitions(self) -> int:
@@ -788,10 +808,18 @@ class Report:
             f"{self.acquisitions} acquisitions, {losses} losses ({self.record.judged_callbacks} of them noticed by a "
             f"running process); {self.writes} fenced writes, {self.refused} refused; {len(self.violations)} violations"
         )
-        for line in self.told:
-            console.print(line, highlight=False)
-        for violation in self.violations[:20]:
-            console.print(f"  {violation}", markup=False, highlight=False)
+        told = [*self.told, *(f"  {violation}" for violation in self.violations)]
+        if self.violations:
+            told += [f"again: {self.again}", *self._history()]
+        for line in told:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _history(self) -> Iterator[str]:
+        """What went wrong, and when: seconds since the first fault. Who holds at the end of each."""
+        for fault in self.faults:
+            held = ", ".join(sorted({belief.name for belief in self.record.held_at(None, fault.end)}))
+            since = [at - self.faults[0].start for at in (fault.start, fault.end)]
+            yield f"  {since[0]:8.3f} to {since[1]:8.3f} {fault.kind}, process {fault.pid}; then held: {held or '-'}"
 
 
 @contextmanager
@@ -824,6 +852,7 @@ def run(
 ) -> Report:
     """Chaos for so many seconds, or until the first violation. For up to twice as long where not ``enough`` happens in
     that time: on a busy machine. ``mixed``: for locks of every kind."""
+    again = f"seed {seed}, {arena.__name__}, {kind.__name__}, {seconds:g} s, defect {defect!r}, mixed {mixed}"
     with _chaos(kind, arena, seed, habits, defect, mixed) as chaos:
         record, ledger = chaos.record, chaos.ledger
         started, look_at, streams = now(), now() + LOOK_EVERY, chaos.streams()
@@ -858,7 +887,8 @@ def run(
             violations += chaos.seen()
             violations += chaos.judged()
             violations += chaos.arena.leftovers()
-        return Report(lasted, record, chaos.faults, ledger.accepted, ledger.refused, violations, chaos.told())
+        told = [*chaos.told(), *chaos.scene]
+        return Report(lasted, record, chaos.faults, ledger.accepted, ledger.refused, violations, told, again)
 
 
 def _bound(arena: Arena) -> float:

@@ -30,14 +30,17 @@ def show(
 
     def show(report: Report) -> None:
         report.show()
-        record_property(SHOWN, capsys.readouterr().out)
+        shown = capsys.readouterr().out
+        record_property(SHOWN, shown)
+        if report.violations:
+            print(shown)  # where pytest shows what a failed test said
 
     return show
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What a worker prints is seen by nobody."""
-    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+    for report in terminalreporter.getreports("passed"):
         for text in (str(value) for name, value in report.user_properties if name == SHOWN):
             terminalreporter.write_line(f"{report.nodeid}\n{text}")
 

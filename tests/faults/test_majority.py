@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.faults.chaos import Report, run
@@ -11,11 +13,12 @@ from tests.faults.majority import Majority, RedlockArena
 pytestmark = pytest.mark.slow
 
 
-def chaos(capsys: pytest.CaptureFixture[str], seconds: float, defect: str = "") -> Report:
+Show = Callable[[Report], None]
+
+
+def chaos(show: Show, seconds: float, defect: str = "") -> Report:
     report = run(RedlockArena, seconds, defect=defect, kind=Majority, enough=much)
-    with capsys.disabled():
-        print()
-        report.show()
+    show(report)
     return report
 
 
@@ -24,14 +27,14 @@ def much(report: Report) -> bool:
 
 
 @pytest.mark.timeout(90)
-def test_some_seconds_of_chaos_among_five_servers_break_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
-    report = chaos(capsys, 7.0)
+def test_some_seconds_of_chaos_among_five_servers_break_no_promise(show: Show) -> None:
+    report = chaos(show, 7.0)
     assert report.violations == []
     assert much(report)
 
 
 @pytest.mark.timeout(150)
-def test_the_same_chaos_sees_that_two_of_five_are_no_majority(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_chaos_sees_that_two_of_five_are_no_majority(show: Show) -> None:
     defect = "2 of 5 is enough"
-    report = chaos(capsys, 60.0, defect)
+    report = chaos(show, 60.0, defect)
     assert any(violation.startswith(DEFECTS[defect].oracles) for violation in report.violations)

@@ -8,7 +8,7 @@ import pytest
 
 from multilock import now
 from multilock.testing.beliefs import Fault, LedgerServer, Record
-from tests.faults.chaos import overstays
+from tests.faults.chaos import Report, overstays
 from tests.faults.majority import Standstills
 
 TTL = 0.75
@@ -170,3 +170,14 @@ def test_the_ledger_refuses_an_old_token_and_notices_a_lost_update(tmp_path_fact
         assert len(ledger.lost) == 1
     finally:
         ledger.close()
+
+
+def test_a_failed_run_tells_all_that_it_takes_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    one = record("1 got 1 n a 1 1", "1 held 3 a")
+    faults = [Fault("partition", 1, 1.0, 2.5)]
+    Report(30.0, one, faults, violations=[f"O5 {n}" for n in range(30)], told=["[key]"], again="seed 7, 30 s").show()
+    said = capsys.readouterr().out
+    for told in ("again: seed 7, 30 s", "O5 29", "[key]", "0.000 to    1.500 partition, process 1; then held: n"):
+        assert told in said
+    Report(30.0, one, faults, again="seed 7").show()
+    assert "seed 7" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 # First of all: it imports grpc, whose absence the registry explains.
-from multilock_etcd.transport import Cluster, Transport
+from multilock_etcd.transport import Cluster, Transport, refuse_eventlet
 
 # isort: split
 from multilock import ConfigurationError
@@ -48,6 +48,7 @@ _inherited: list[object] = []  # what a forked child must not close, not even by
 def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
     """``etcd://h1:2379,h2:2379,h3:2379`` or ``etcds://…`` with TLS; options ``username``, ``password``, ``ca``,
     ``cert``, ``key`` (paths of PEM files), and ``client``: one of the field's, used through its ``channel``."""
+    refuse_eventlet()
     reject_unknown(options, (*TLS_FILES, *LOGIN, "client"), "etcd")
     return EtcdBackend(
         _cluster(url, options),
@@ -85,10 +86,10 @@ class EtcdBackend:
         _inherited.append(self._opened)
         transport = Transport(self._cluster, notices.now)
         self._sessions = Sessions(transport, notices)
-        self._watcher = Watcher(transport, self._sessions, notices)
+        transactions = Transactions(transport, notices.now)
+        self._watcher = Watcher(transport, transactions, self._sessions, notices)
         self._requests = transport
         self._opened = (transport, self._watcher)
-        transactions = Transactions(transport, notices.now)
         self._recipe = Recipe(self._keys, transport, transactions, self._sessions, self._watcher, notices)
         self._inspection = Inspection(self._keys, transport, transactions, self._sessions, notices.now)
 

@@ -5,6 +5,9 @@ name tells of each deletion after that, in order and of each revision all or not
 more ahead. With none of them left it has proved that at this revision nobody was ahead, and that the key had not been
 deleted up to it. `tests/models/etcd.cpp` is this rule, exhausted.
 
+A proof counts until the same watch contradicts it. A client that stood still reads at once what happened meanwhile: its
+claim was first, and after that its key was deleted. So the own key is listened to from the proof on.
+
 Keys, and not how many: some servers tell a watch again, on the same stream, what they have told it before.
 
 Nothing here asks, waits or locks.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from multilock.backend import Claim
@@ -21,7 +25,7 @@ from multilock_etcd.keys import Range
 from multilock_etcd.places import Place
 from multilock_etcd.sessions import Session
 
-__all__ = ["Countdown", "Deletion", "Standing", "Verdict"]
+__all__ = ["Countdown", "Deletion", "Outcome", "Standing", "Verdict"]
 
 REMEMBERED = 256  # deletions; who comes later than that has to look
 
@@ -76,8 +80,16 @@ class Standing:
         return True if self.to_go == 0 else None
 
 
-Verdict = tuple[Standing, bool]
-"""It is first; or it has to look. It is counted no more."""
+class Outcome(Enum):
+    FIRST = "first"  #: nobody is ahead of the claim: it holds the name
+    LOOK = "look"  #: the watch cannot tell: the claim has to ask
+    GONE = "gone"  #: the claim was first, and its own key has been deleted since
+
+
+class Verdict(NamedTuple):
+    standing: Standing
+    outcome: Outcome
+    revision: int  #: at which this was so
 
 
 class Countdown:
@@ -89,10 +101,11 @@ class Countdown:
         self._after: int | None = None  # the revision after which everything was told; None: not known yet
         self._told: deque[Deletion] = deque()
         self._waiting: dict[str, Standing] = {}
+        self._first: dict[str, Standing] = {}  # they hold by what the watch told: it may tell the opposite later
 
     def __bool__(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self._waiting)
+        """Whether anybody needs the watch."""
+        return bool(self._waiting or self._first)
 
     def begins(self, after: int) -> list[Verdict]:
         """The server has said after which revision the watch tells everything."""
@@ -106,17 +119,27 @@ class Countdown:
 
     def leave(self, claim_id: str) -> None:
         self._waiting.pop(claim_id, None)
+        self._first.pop(claim_id, None)
 
     def hear(self, deletions: Sequence[Deletion]) -> list[Verdict]:
         """What one answer of the watch tells: whole revisions."""
-        if not self._waiting:
+        if not self:
             self.unheeded += 1
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
                 # What is told again is older than what was told before.
                 self._after = max(self._after or 0, self._told.popleft().revision)
-        return self._judge([(each, each.hear(deletions)) for each in self._waiting.values()])
+        taken = self._taken_back(deletions)
+        return taken + self._judge([(each, each.hear(deletions)) for each in self._waiting.values()])
+
+    def _taken_back(self, deletions: Sequence[Deletion]) -> list[Verdict]:
+        """Of those that were first, the ones whose own keys are deleted here."""
+        at = {each.key: each.revision for each in deletions}
+        taken = [each for each in self._first.values() if at.get(each.own, 0) > each.revision]
+        for each in taken:
+            del self._first[each.claim.id]
+        return [Verdict(each, Outcome.GONE, at[each.own]) for each in taken]
 
     def _catch_up(self, standing: Standing) -> bool | None:
         """With what was told since it counted."""
@@ -127,7 +150,12 @@ class Countdown:
         return standing.hear(self._told) if self._told else None
 
     def _judge(self, answers: Sequence[tuple[Standing, bool | None]]) -> list[Verdict]:
-        verdicts = [(standing, first) for standing, first in answers if first is not None]
-        for standing, _ in verdicts:
+        verdicts = []
+        for standing, first in answers:
+            if first is None:
+                continue
             del self._waiting[standing.claim.id]
+            if first:
+                self._first[standing.claim.id] = standing
+            verdicts.append(Verdict(standing, Outcome.FIRST if first else Outcome.LOOK, standing.revision))
         return verdicts

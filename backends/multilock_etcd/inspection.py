@@ -20,7 +20,6 @@ __all__ = ["Inspection"]
 
 PAGE = 500  # keys read at once when all locks are listed
 SHOWN = 100  # holders that inspect() tells of one name
-TAKEN_AT_ONCE = 60  # keys compared and deleted in a transaction; etcd takes 128 of both together
 
 
 class Inspection:
@@ -64,19 +63,27 @@ class Inspection:
             if self._shared(rows):
                 rows, _ = self._transactions.first_of(queue, 0, deadline)
             holders = self._keys.holders(rows)
-            taken = [
-                row
-                for start in range(0, len(holders), TAKEN_AT_ONCE)
-                for row in self._take(holders[start : start + TAKEN_AT_ONCE], deadline)
-            ]
+            taken = self._take(holders, deadline)
             for row in taken:
                 if rests(row):
                     self._sessions.end_rest(row.lease, deadline - self._now())
             if taken or not holders:
                 return bool(taken)
 
-    def _take(self, rows: list[Any], deadline: float) -> list[Any]:
-        """Delete these keys; those of them that were still there as they were."""
+    def _take(self, rows: Sequence[Any], deadline: float) -> list[Any]:
+        """Delete these keys. Returns those of them that were still there as they were."""
+        taken: list[Any] = []
+        while rows:
+            count, still = self._transactions.steps.take(
+                rows,
+                lambda row: row.key,
+                lambda some: self._take_at_once(some, deadline),
+                times=3,  # compared, deleted, and read where it has changed
+            )
+            rows, taken = rows[count:], [*taken, *still]
+        return taken
+
+    def _take_at_once(self, rows: Sequence[Any], deadline: float) -> Sequence[Any]:
         while rows:
             still = [created(row.key, row.create_revision) for row in rows]
             said = self._transactions.execute(

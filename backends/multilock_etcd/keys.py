@@ -15,7 +15,8 @@ __all__ = ["SHARED", "Ahead", "Keyspace", "Range", "end_of", "rests"]
 
 SHARED = ("read", "permit")  # kinds of which several hold a name
 
-_CONTENDER = re.compile(rb"(?:(read|write)/|permit/(\d+)/)?[^/]+", re.DOTALL)
+# No number of permits has more than seven digits; one that has is somebody else's.
+_CONTENDER = re.compile(rb"(?:(read|write)/|permit/(\d{1,7})/)?[^/]+", re.DOTALL)
 
 Range = tuple[bytes, bytes]
 """From one key up to another, which is not in it; or one key and ``b""``."""

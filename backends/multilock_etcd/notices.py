@@ -18,14 +18,14 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from functools import partial
 from typing import Any
 
-from multilock import BackendUnavailable, LossReason, MultilockError, system
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Notices, start_worker
 from multilock.telling import logger
 from multilock_etcd import wire
-from multilock_etcd.counting import Countdown, Deletion, Standing, Verdict
+from multilock_etcd.counting import Countdown, Deletion, Outcome, Standing, Verdict
 from multilock_etcd.keys import Range
 from multilock_etcd.sessions import ENDED, Sessions
-from multilock_etcd.transactions import AT_ONCE, missing, present_revision
+from multilock_etcd.transactions import AT_ONCE, Transactions, present_revision
 from multilock_etcd.transport import Transport
 
 __all__ = ["Watcher"]
@@ -72,20 +72,22 @@ class _Watch:
 
 
 class _Holder:
-    """A key that is held."""
+    """A key that is held. ``seen``: its watch begins at a revision at which the key was there."""
 
-    __slots__ = ("key", "lease", "revision", "watch")
+    __slots__ = ("key", "lease", "revision", "seen", "watch")
 
     def __init__(self, key: bytes, revision: int, lease: Hashable) -> None:
         self.key = key
         self.revision = revision
         self.lease = lease
         self.watch: _Watch | None = None
+        self.seen = True
 
 
 class Watcher:
-    def __init__(self, transport: Transport, sessions: Sessions, notices: Notices) -> None:
+    def __init__(self, transport: Transport, transactions: Transactions, sessions: Sessions, notices: Notices) -> None:
         self._transport = transport
+        self._transactions = transactions
         self._sessions = sessions
         self._notices = notices
         self._lock = system.RLock()
@@ -140,7 +142,7 @@ class Watcher:
         self._start()
 
     def count_no_more(self, claim_id: str) -> None:
-        """It asks, and is told nothing until it has its answer."""
+        """It asks, or its key has a watch of its own: this claim is told nothing by the watch of the name."""
         with self._lock:
             if watch := self._counting.pop(claim_id, None):
                 assert watch.countdown is not None
@@ -169,7 +171,7 @@ class Watcher:
         """Whether the server has confirmed that it reports the loss of this claim's key."""
         with self._lock:
             holder = self._holding.get(claim_id)
-            watch = holder.watch if holder else None
+            watch = holder.watch if holder and holder.seen else None
             return watch is not None and watch.confirmed and watch.id in self._watches
 
     def follow(self, ranges: Mapping[str, Range], start: int) -> None:
@@ -205,7 +207,8 @@ class Watcher:
             self._outbox.put(watch.request())
         return watch
 
-    def _arm(self, claim_id: str, holder: _Holder, start: int) -> None:
+    def _arm(self, claim_id: str, holder: _Holder, start: int, *, seen: bool = True) -> None:
+        holder.seen = seen
         lost = partial(self._lost, claim_id)
         holder.watch = self._add((holder.key, b""), start, lambda event: lost(event.kv.mod_revision), once=True)
 
@@ -222,9 +225,11 @@ class Watcher:
 
     def _judged(self, watch: _Watch, verdicts: list[Verdict]) -> list[Verdict]:
         """With the lock held, after each change in a countdown."""
-        for standing, first in verdicts:
-            self._counting.pop(standing.claim.id, None)
-            standing.place.pushed |= first
+        for standing, outcome, _ in verdicts:
+            if outcome is Outcome.FIRST:
+                standing.place.pushed = True
+            else:
+                self._counting.pop(standing.claim.id, None)
         countdown = watch.countdown
         if countdown is not None and not countdown and self._countdowns.get(countdown.queue) is watch:
             self._unused.setdefault(countdown.queue, watch)
@@ -239,12 +244,14 @@ class Watcher:
         del self._countdowns[queue]
 
     def _tell(self, verdicts: list[Verdict]) -> None:
-        for standing, first in verdicts:
+        for standing, outcome, revision in verdicts:
             claim, session = standing.claim, standing.session
-            if first and claim.renew and self._sessions.is_alive(session.lease):
+            if outcome is Outcome.FIRST and claim.renew and self._sessions.is_alive(session.lease):
                 self._notices.granted(claim.id, session.granted(standing.revision))
-            else:
-                self._notices.wake(claim.id)
+                continue
+            self._notices.wake(claim.id)  # which also drops what was pushed, if nobody has taken it yet
+            if outcome is Outcome.GONE:
+                self._gone(claim.id, session.lease, revision)
 
     # ---- the reading thread
 
@@ -317,8 +324,7 @@ class Watcher:
             self._notices.wake(None)  # they look again, and so say what they wait for
             for lease in self._sessions.leases():  # of a lease that has ended no key need be looked at
                 self._sessions.look(lease, revision, LOOK_WITHIN)
-            while step := self._unwatched():
-                self._look_at(step)
+            self._look_at_held(revision)
         except MultilockError as error:
             logger.debug("the watch stream cannot be opened again yet: %s", error)
             return False
@@ -326,6 +332,19 @@ class Watcher:
             logger.exception("the watch stream cannot be opened again yet")
             return False
         return True
+
+    def _look_at_held(self, revision: int) -> None:
+        """Look at the keys that are held. If the server refuses that, asking again does not help: they are watched from
+        this revision on, and renewals go on looking at them."""
+        try:
+            while step := self._unwatched():
+                self._look_at(step)
+        except BackendRejected as error:
+            logger.warning("etcd does not let us look at the locks that are held: %s", error)
+            with self._lock:
+                while step := self._unwatched():
+                    for claim_id, holder in step.items():
+                        self._arm(claim_id, holder, revision + 1, seen=False)
 
     def _unwatched(self) -> dict[str, _Holder]:
         """Some of the keys that are held and that no stream watches, nor the next one will."""
@@ -338,16 +357,17 @@ class Watcher:
             return dict(itertools.islice(unwatched, AT_ONCE))
 
     def _look_at(self, holders: Mapping[str, _Holder]) -> None:
-        """Watch those that are there; tell of the others."""
+        """Of the first of them, watch those that are there; tell of the others."""
         keys = [(holder.key, holder.revision, holder.lease) for holder in holders.values()]
-        gone, revision = missing(self._transport, keys, LOOK_WITHIN)
+        looked = self._transactions.missing(keys, self._notices.now() + LOOK_WITHIN)
+        first = list(holders.items())[: looked.many]
         with self._lock:
-            for claim_id, holder in holders.items():
-                if self._holding.get(claim_id) is holder and holder.key not in gone:
-                    self._arm(claim_id, holder, revision + 1)
-        for claim_id, holder in holders.items():
-            if holder.key in gone:
-                self._lost(claim_id, revision)
+            for claim_id, holder in first:
+                if self._holding.get(claim_id) is holder and holder.key not in looked.gone:
+                    self._arm(claim_id, holder, looked.revision + 1)
+        for claim_id, holder in first:
+            if holder.key in looked.gone:
+                self._lost(claim_id, looked.revision)
 
     def _hear(self, answer: Any) -> None:
         watch = self._watches.get(answer.watch_id)
@@ -404,15 +424,18 @@ class Watcher:
                 self._unused.pop(queue, None)
 
     def _lost(self, claim_id: str, revision: int) -> None:
-        """The key of a holder was gone at this revision. Its reason is worth one question, and a moment."""
+        """The key of a holder was gone at this revision."""
         with self._lock:
             holder = self._holding.pop(claim_id, None)
-        if holder is None:
-            return
+        if holder is not None:
+            self._gone(claim_id, holder.lease, revision)
+
+    def _gone(self, claim_id: str, lease: Hashable, revision: int) -> None:
+        """The reason of a loss is worth one question, and a moment."""
         began = self._notices.now()
         if began > self._explained_at + IN_A_ROW:
             self._patience = REASON_WITHIN
-        ended = self._sessions.look(holder.lease, revision, self._patience)
+        ended = self._sessions.look(lease, revision, self._patience)
         self._explained_at = self._notices.now()
         self._patience -= self._explained_at - began
         if ended:

@@ -41,7 +41,6 @@ from multilock_etcd.places import Place, Places
 from multilock_etcd.sessions import ENDED, RENEWALS, REVOKE_WITHIN, Session, Sessions
 from multilock_etcd.sweep import Sweep
 from multilock_etcd.transactions import (
-    AT_ONCE,
     Part,
     Transactions,
     absent,
@@ -88,7 +87,7 @@ class Recipe:
         self._notices = notices
         self._now: Callable[[], float] = notices.now
         self._places = Places(notices.now)
-        self._sweep = Sweep(keys, transport, transactions, notices.now)
+        self._sweep = Sweep(keys, transactions, notices.now)
 
     # ---- acquire
 
@@ -436,9 +435,7 @@ class Recipe:
         places, unheard = self._places.left()
         left = [place.claim for place in places if not place.claim.renew and place.lease]
         try:
-            for start in range(0, len(left), AT_ONCE):
-                deletes = [delete(self._keys.own(claim)) for claim in left[start : start + AT_ONCE]]
-                self._transactions.execute([], deletes, [], deadline)
+            self._transactions.delete_all([self._keys.own(claim) for claim in left], deadline)
         except MultilockError as error:
             logger.debug("locks that are not renewed are left to their ttl: %s", error)
         else:

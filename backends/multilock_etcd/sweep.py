@@ -12,8 +12,7 @@ from multilock.telling import logger
 from multilock_etcd.keys import Keyspace
 from multilock_etcd.places import REMEMBERED
 from multilock_etcd.sessions import Session
-from multilock_etcd.transactions import AT_ONCE, Transactions, delete, missing
-from multilock_etcd.transport import Transport
+from multilock_etcd.transactions import AT_ONCE, Transactions
 
 __all__ = ["Sweep"]
 
@@ -24,11 +23,8 @@ class _Tombstone(NamedTuple):
 
 
 class Sweep:
-    def __init__(
-        self, keys: Keyspace, transport: Transport, transactions: Transactions, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, keys: Keyspace, transactions: Transactions, now: Callable[[], float]) -> None:
         self._keys = keys
-        self._transport = transport
         self._transactions = transactions
         self._now = now
         self._tombstones: deque[_Tombstone] = deque()
@@ -47,20 +43,23 @@ class Sweep:
         keys = [(self._keys.own(claim), granted.token, granted.group) for claim, granted in in_turn]
         if len(keys) > 1:
             deadline -= within / 4
-        for start in range(0, len(keys), AT_ONCE):
+        looked = 0
+        while looked < len(keys):
             began = self._now()
-            if start and deadline - began < 2 * longest:  # cut short, it would say that the server is silent
+            if looked and deadline - began < 2 * longest:  # cut short, it would say that the server is silent
                 break
             try:
-                not_there, at = missing(self._transport, keys[start : start + AT_ONCE], deadline - began)
+                step = self._transactions.missing(keys[looked : looked + AT_ONCE], deadline)
             except MultilockError as error:
                 if len(keys) == 1:
                     raise
                 logger.debug("keys that no watch covers are looked at later: %s", error)
                 break
-            gone |= not_there
+            looked += step.many
+            gone |= step.gone
+            at = step.revision
             if len(keys) > 1:
-                session.turn = turn + start + AT_ONCE
+                session.turn = turn + looked
             longest = max(longest, self._now() - began)
         return gone, at
 
@@ -73,7 +72,7 @@ class Sweep:
             old.append(self._tombstones.popleft())
         if old:
             try:
-                self._transactions.execute([], [delete(each.key) for each in old], [], deadline)
+                self._transactions.delete_all([each.key for each in old], deadline)
             except MultilockError as error:
                 self._tombstones.extendleft(reversed(old))
                 logger.debug("old tombstones are deleted later: %s", error)

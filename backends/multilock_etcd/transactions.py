@@ -7,24 +7,26 @@ copied into the request, which takes twice as long.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from multilock.backend import Claim
 from multilock.values import encode_value
 from multilock_etcd import wire
 from multilock_etcd.keys import Range
-from multilock_etcd.transport import Transport, calls
+from multilock_etcd.transport import TooMuch, Transport, calls
 
 __all__ = [
     "AT_ONCE",
+    "Looked",
     "Part",
+    "Steps",
     "Transactions",
     "absent",
     "created",
     "delete",
     "in_order",
     "last_of",
-    "missing",
     "modified",
     "nobody",
     "number_of",
@@ -35,15 +37,70 @@ __all__ = [
     "read_key",
 ]
 
-AT_ONCE = 100  # operations in a transaction; etcd takes 128
+AT_ONCE = 100  # operations in a transaction; etcd takes 128 by default …
+BYTES = 1_000_000  # … and 1.5 MiB
+PER_KEY = 64  # bytes around a key
 
 Part = dict[str, Any]
+Key = tuple[bytes, int | None, Hashable]
+"""A key, the create_revision and the lease that it should have."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Looked(NamedTuple):
+    """Of some keys the first so ``many``: those that are ``gone``, at this ``revision``."""
+
+    many: int
+    gone: set[bytes]
+    revision: int
+
+
+class Steps:
+    """How many keys one transaction names.
+
+    The limits of a server are its settings, and no request tells them. So a step that the server refuses is halved, and
+    no later one of this client is larger.
+    """
+
+    def __init__(self) -> None:
+        self._operations = AT_ONCE
+        self._bytes = BYTES
+
+    def take(
+        self, items: Sequence[T], key: Callable[[T], bytes], ask: Callable[[Sequence[T]], R], *, times: int = 1
+    ) -> tuple[int, R]:
+        """Ask about as many of the first items as one transaction can name by their keys, each ``times`` times.
+        Returns how many these are, and the answer."""
+        while True:
+            count, size = self._first([key(item) for item in items[: self._operations]], times)
+            try:
+                return count, ask(items[:count])
+            except TooMuch as error:
+                if count == 1:
+                    raise
+                if error.by_bytes:
+                    self._bytes = min(self._bytes, size // 2)
+                else:
+                    self._operations = min(self._operations, count // 2)
+
+    def _first(self, keys: Sequence[bytes], times: int) -> tuple[int, int]:
+        """How many of them fit, one at least, and how many bytes these have."""
+        count = size = 0
+        for key in keys:
+            more = times * (len(key) + PER_KEY)
+            if count and size + more > self._bytes:
+                break
+            count, size = count + 1, size + more
+        return count, size
 
 
 class Transactions:
     def __init__(self, transport: Transport, now: Callable[[], float]) -> None:
         self._transport = transport
         self._now = now
+        self.steps = Steps()
 
     def execute(
         self, compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part], deadline: float
@@ -62,6 +119,27 @@ class Transactions:
         said, _ = self._transport.call(calls.DELETE, wire.DeleteRangeRequest(key=key), within)
         return bool(said.deleted)
 
+    def delete_all(self, keys: Sequence[bytes], deadline: float) -> None:
+        """Delete these keys, in as many transactions as it takes."""
+        while keys:
+            count, _ = self.steps.take(keys, bytes, lambda some: self.execute([], [*map(delete, some)], [], deadline))
+            keys = keys[count:]
+
+    def missing(self, keys: Sequence[Key], deadline: float) -> Looked:
+        """Of the first of these keys, as many as one request can name: those that do not exist any more at their
+        create_revision, or have moved from their lease to another; and the present revision: a watch from there on
+        misses nothing."""
+        count, said = self.steps.take(
+            keys, itemgetter(0), lambda some: self.execute([], [read_key(key) for key, _, _ in some], [], deadline)
+        )
+        gone: set[bytes] = set()
+        for (key, made, lease), answer in zip(keys[:count], said.responses, strict=True):
+            found = answer.response_range.kvs
+            # An operator's put leaves it without a lease, and takes it from nobody.
+            if not found or found[0].create_revision != made or found[0].lease not in (lease, 0):
+                gone.add(key)
+        return Looked(count, gone, said.header.revision)
+
     def first_of(self, queue: Range, limit: int, deadline: float) -> tuple[Sequence[Any], int]:
         """Who came first there, in order of arrival, ``limit`` of them (0: all); and how many keys there are."""
         request = wire.RangeRequest(**_sorted(queue, wire.ASCEND, limit))
@@ -74,22 +152,6 @@ def present_revision(transport: Transport, within: float) -> int:
     said, _ = transport.call(calls.TXN, wire.TxnRequest(), within)
     now: int = said.header.revision
     return now
-
-
-def missing(
-    transport: Transport, keys: Sequence[tuple[bytes, int | None, Hashable]], within: float
-) -> tuple[set[bytes], int]:
-    """Those of these keys, `AT_ONCE` at most, that do not exist any more at their create_revision, or have moved from
-    their lease to another; and the present revision: a watch from there on misses nothing."""
-    reads = [wire.RequestOp(request_range=wire.RangeRequest(key=key, keys_only=True)) for key, _, _ in keys]
-    said, _ = transport.call(calls.TXN, wire.TxnRequest(success=reads), within)
-    gone: set[bytes] = set()
-    for (key, made, lease), answer in zip(keys, said.responses, strict=True):
-        found = answer.response_range.kvs
-        # An operator's put leaves it without a lease, and takes it from nobody.
-        if not found or found[0].create_revision != made or found[0].lease not in (lease, 0):
-            gone.add(key)
-    return gone, said.header.revision
 
 
 # ---- what is compared

@@ -8,8 +8,10 @@ here.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +30,7 @@ from multilock import BackendRejected, BackendUnavailable, ConfigurationError, M
 from multilock.options import NO_TLS
 from multilock_etcd import wire
 
-__all__ = ["Cluster", "LeaseMissing", "Method", "Transport", "calls"]
+__all__ = ["Cluster", "LeaseMissing", "Method", "TooMuch", "Transport", "calls", "refuse_eventlet"]
 
 Code = grpc.StatusCode
 
@@ -64,6 +66,8 @@ _UNTRUSTED = (
 # The token is not known any more (it expired, the members restarted, auth was switched on). Nothing was executed.
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_MISSING = "requested lease not found"
+_TOO_MANY = "too many operations in txn request"
+_TOO_LARGE = ("request is too large", "received message larger than max")
 _REFUSED = {
     Code.UNAUTHENTICATED: "give username= and password=, or cert= and key=",
     Code.PERMISSION_DENIED: "give this user read and write access to the keys below prefix=",
@@ -154,6 +158,59 @@ class _Traffic:
 
 class _BehindALogin(BackendUnavailable):
     """Another thread's login took all the time that this request had."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_libc = ctypes.PyDLL(None)  # which keeps the interpreter's lock: letting go of it can take 5 ms
+CLOCK_REALTIME = 0
+
+
+class Within(float):
+    """A timeout for gRPC, which adds it to ``time.time()`` for a deadline by the system's own clock.
+
+    A test may have frozen ``time.time()``, or moved it. So the sum is made with the system's own clock.
+    """
+
+    def __radd__(self, wall: float) -> float:
+        at = _Timespec()
+        _libc.clock_gettime(CLOCK_REALTIME, ctypes.byref(at))
+        deadline: float = at.seconds + at.nanoseconds / 1e9 + float(self)
+        return deadline
+
+    __add__ = __radd__
+
+
+def suit_gevent() -> None:
+    """Have gRPC give way to other greenlets, where gevent has patched this interpreter.
+
+    A call of gRPC waits outside Python. Without this it would stop every greenlet of the process, for ever.
+    """
+    monkey: Any = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        import grpc.experimental.gevent as support
+
+        support.init_gevent()
+
+
+def refuse_eventlet() -> None:
+    """Raise ConfigurationError where eventlet has patched this interpreter: gRPC has no support for it."""
+    patcher: Any = sys.modules.get("eventlet.patcher")
+    if patcher is not None and patcher.is_monkey_patched("thread"):
+        raise ConfigurationError(
+            "etcd:// does not work under eventlet: gRPC would stop every green thread of this process. "
+            "Use gevent or threads, or a backend without gRPC"
+        )
+
+
+class TooMuch(BackendRejected):
+    """A transaction with more operations, or ``by_bytes``: a larger one, than the server takes; nothing was done."""
+
+    def __init__(self, message: str, *, by_bytes: bool) -> None:
+        super().__init__(message)
+        self.by_bytes = by_bytes
 
 
 class LeaseMissing(Exception):
@@ -401,7 +458,7 @@ class _Connection:
             )
         try:
             with _traffic:
-                return stub(request, timeout=max(within, 0.001), metadata=metadata)
+                return stub(request, timeout=Within(max(within, 0.001)), metadata=metadata)
         except ValueError as error:  # "Cannot invoke RPC on closed channel!": the client was closed meanwhile
             raise BackendUnavailable(f"{self.name}: {error}", unknown=False) from error
 
@@ -491,6 +548,7 @@ class _Login:
             raise
 
 
+suit_gevent()
 _traffic = _Traffic()
 _silent_at: dict[str, float] = {}  # endpoint -> when it last left a question of this process open
 
@@ -522,6 +580,8 @@ def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
         return LeaseMissing(said)
     if any(text in said for text in _UNTRUSTED):
         return BackendRejected(f"{where} is not trusted, or does not trust us: {said} (see ca=, cert=, key=)")
+    if (by_bytes := any(text in said for text in _TOO_LARGE)) or _TOO_MANY in said:
+        return TooMuch(f"{where} refused: {said} (see etcd's --max-txn-ops, --max-request-bytes)", by_bytes=by_bytes)
     if code in _REFUSED and "too many requests" not in said:
         return BackendRejected(f"{where} refused: {said} ({_REFUSED[code]})")
     said += next((f" ({hint})" for text, hint in _STRANGERS.items() if text in said), "")

@@ -10,13 +10,14 @@ import pytest
 from multilock.backend import Claim
 from multilock.model import owner_text
 from multilock_etcd import counting
-from multilock_etcd.counting import Countdown, Deletion, Standing
+from multilock_etcd.counting import Countdown, Deletion, Outcome, Standing, Verdict
 from multilock_etcd.keys import Keyspace
 from multilock_etcd.places import Place
 from multilock_etcd.sessions import Session
 
 KEYS = Keyspace("p/")
 ID = "f" * 32
+FIRST, LOOK, GONE = Outcome.FIRST, Outcome.LOOK, Outcome.GONE
 
 
 def standing(
@@ -39,6 +40,10 @@ def gone(revision: int, of: str = "one") -> Deletion:
     return Deletion(key(of), revision)
 
 
+def told(verdicts: Sequence[Verdict]) -> list[tuple[Standing, Outcome]]:
+    return [(verdict.standing, verdict.outcome) for verdict in verdicts]
+
+
 @pytest.fixture
 def countdown() -> Countdown:
     """Of a watch that begins after revision 10."""
@@ -51,8 +56,7 @@ def test_who_was_ahead_leaves_the_count_and_at_nobody_it_is_first_and_told_once(
     waiting = standing("lock", "one", "two")
     assert countdown.enter(waiting) == []
     assert countdown.hear([gone(11)]) == []
-    assert countdown.hear([gone(12, "two")]) == [(waiting, True)]
-    assert not countdown
+    assert told(countdown.hear([gone(12, "two")])) == [(waiting, FIRST)]
     assert countdown.hear([gone(13)]) == []
 
 
@@ -63,7 +67,7 @@ def test_what_is_told_again_lets_nobody_in_and_hides_nobody(countdown: Countdown
     assert countdown.hear([first]) == []
     assert countdown.hear([first, second]) == []
     assert countdown.hear([first]) == []
-    assert countdown.hear([second, gone(13, "three")]) == [(waiting, True)]
+    assert told(countdown.hear([second, gone(13, "three")])) == [(waiting, FIRST)]
 
 
 def test_what_is_told_again_takes_nobody_from_who_comes_later(countdown: Countdown) -> None:
@@ -72,7 +76,7 @@ def test_what_is_told_again_takes_nobody_from_who_comes_later(countdown: Countdo
     late = standing("lock", "two", "three", revision=11, at=11)
     assert countdown.enter(late) == []
     assert countdown.hear([gone(11), gone(12, "two")]) == []
-    assert countdown.hear([gone(13, "three")]) == [(late, True)]
+    assert told(countdown.hear([gone(13, "three")])) == [(late, FIRST)]
 
 
 def test_what_is_told_again_makes_the_memory_no_longer(countdown: Countdown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +84,7 @@ def test_what_is_told_again_makes_the_memory_no_longer(countdown: Countdown, mon
     countdown.hear([gone(11), gone(12), gone(13), gone(14)])
     countdown.hear([gone(11), gone(12), gone(13)])
     late = standing(at=11)
-    assert countdown.enter(late) == [(late, False)]
+    assert told(countdown.enter(late)) == [(late, LOOK)]
 
 
 def test_who_came_later_was_never_in_the_count(countdown: Countdown) -> None:
@@ -92,8 +96,8 @@ def test_all_waiters_are_told_by_the_one_watch(countdown: Countdown) -> None:
     first, second = standing(), standing("lock", "one", "first", revision=11, at=11)
     countdown.enter(first)
     countdown.enter(second)
-    assert countdown.hear([gone(12)]) == [(first, True)]
-    assert countdown.hear([gone(13, "first")]) == [(second, True)]
+    assert told(countdown.hear([gone(12)])) == [(first, FIRST)]
+    assert told(countdown.hear([gone(13, "first")])) == [(second, FIRST)]
 
 
 def test_who_comes_later_is_told_what_the_watch_told_since_it_counted_and_nothing_from_before(
@@ -103,8 +107,8 @@ def test_who_comes_later_is_told_what_the_watch_told_since_it_counted_and_nothin
     late = standing("lock", "one", "two", revision=12, at=12)  # somebody came again with the key of one
     assert countdown.enter(late) == []
     in_time = standing("lock", "two", revision=12, at=12)
-    assert countdown.enter(in_time) == [(in_time, True)]
-    assert countdown.hear([gone(14)]) == [(late, True)]
+    assert told(countdown.enter(in_time)) == [(in_time, FIRST)]
+    assert told(countdown.hear([gone(14)])) == [(late, FIRST)]
 
 
 def test_a_member_that_is_behind_tells_what_was_not_there_when_it_counted_and_that_does_not_count() -> None:
@@ -113,8 +117,8 @@ def test_a_member_that_is_behind_tells_what_was_not_there_when_it_counted_and_th
     assert countdown.begins(8) == []
     assert countdown.hear([gone(9)]) == []
     assert countdown.hear([gone(12), gone(13, "newcomer")]) == []
-    [(_, first)] = countdown.hear([gone(14)])
-    assert first
+    [verdict] = countdown.hear([gone(14)])
+    assert verdict.outcome is FIRST
 
 
 def test_who_counted_before_the_watch_begins_has_to_look() -> None:
@@ -122,9 +126,9 @@ def test_who_counted_before_the_watch_begins_has_to_look() -> None:
     early, in_time = standing(at=10), standing(revision=11, at=11)
     countdown.enter(early)
     countdown.enter(in_time)
-    assert countdown.begins(11) == [(early, False)]
-    assert countdown.enter(again := standing(at=10)) == [(again, False)]
-    assert countdown.hear([gone(12)]) == [(in_time, True)]
+    assert told(countdown.begins(11)) == [(early, LOOK)]
+    assert told(countdown.enter(again := standing(at=10))) == [(again, LOOK)]
+    assert told(countdown.hear([gone(12)])) == [(in_time, FIRST)]
 
 
 def test_who_counted_before_what_is_remembered_has_to_look(
@@ -134,9 +138,9 @@ def test_who_counted_before_what_is_remembered_has_to_look(
     for revision, of in (11, "one"), (12, "two"), (13, "three"):
         countdown.hear([gone(revision, of)])
     late, in_time = standing(at=10), standing("lock", "two", "three", "four", at=11)
-    assert countdown.enter(late) == [(late, False)]
+    assert told(countdown.enter(late)) == [(late, LOOK)]
     assert countdown.enter(in_time) == []
-    assert countdown.hear([gone(14, "four")]) == [(in_time, True)]
+    assert told(countdown.hear([gone(14, "four")])) == [(in_time, FIRST)]
 
 
 @pytest.mark.parametrize("together", [11, 12])
@@ -146,7 +150,26 @@ def test_whose_own_key_was_deleted_is_not_first_whoever_went_in_the_same_revisio
     waiting = standing()
     countdown.enter(waiting)
     own = Deletion(waiting.own, together)
-    assert countdown.hear([gone(11), own]) == [(waiting, False)]
+    assert told(countdown.hear([gone(11), own])) == [(waiting, LOOK)]
+
+
+def test_the_own_key_of_a_claim_that_was_first_is_listened_to(countdown: Countdown) -> None:
+    waiting = standing()
+    countdown.enter(waiting)
+    assert told(countdown.hear([gone(11)])) == [(waiting, FIRST)]
+    assert countdown
+    [verdict] = countdown.hear([Deletion(waiting.own, 12)])
+    assert verdict == (waiting, GONE, 12)
+    assert not countdown
+
+
+def test_a_claim_that_was_first_is_no_longer_listened_to_once_it_leaves(countdown: Countdown) -> None:
+    waiting = standing()
+    countdown.enter(waiting)
+    countdown.hear([gone(11)])
+    countdown.leave(waiting.claim.id)
+    assert countdown.hear([Deletion(waiting.own, 12)]) == []
+    assert not countdown
 
 
 def test_who_asks_or_was_given_up_is_told_nothing(countdown: Countdown) -> None:
@@ -173,5 +196,5 @@ def test_a_permit_waits_for_all_who_do_not_fit_and_for_as_many_of_its_like_as_th
     assert permit.to_go == 3
     countdown.enter(permit)
     assert countdown.hear([gone(11, like[0]), gone(12, like[1])]) == []
-    assert countdown.hear([gone(13, "permit/3/other")]) == [(permit, True)]
+    assert told(countdown.hear([gone(13, "permit/3/other")])) == [(permit, FIRST)]
     assert permit.to_go == 0

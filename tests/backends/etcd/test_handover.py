@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import BackendUnavailable, now
+from multilock import BackendUnavailable, LossReason, now
 from multilock.backend import Busy, Claim, Granted
 from multilock.testing import FaultProxy, Helper, hear, say
 from multilock.testing.conformance.base import eventually
@@ -279,6 +279,34 @@ def test_who_was_pushed_the_name_and_then_finds_its_key_gone_gives_that_id_up(
     assert isinstance(answer, Busy)
     assert answer.spent
     assert keys(shared, f"{prefix}job/") == []
+
+
+def test_a_claim_that_was_pushed_the_name_hears_that_its_key_was_deleted(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str
+) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting = them.wait(them.claim())
+    listening(them, waiting)
+    us.release(holding)
+    pushed(them, waiting)
+    them.woken()
+    etcdctl(shared.endpoint, "del", f"{prefix}job/{waiting.id}")
+    them.hears_a_wake_for(waiting)
+    them.hears_of_the_loss_of(waiting)
+
+
+def test_a_claim_that_was_pushed_the_name_hears_that_its_lease_ended(
+    us: Ours, them: Ours, shared: EtcdServer, prefix: str
+) -> None:
+    holding = us.claim()
+    us.take(holding)
+    waiting = them.wait(them.claim())
+    listening(them, waiting)
+    us.release(holding)
+    group = pushed(them, waiting).group
+    etcdctl(shared.endpoint, "lease", "revoke", f"{group:x}")
+    assert them.ear.wait(lambda: (waiting.id, LossReason.SESSION_LOST) in them.ear.losses, WITHIN)
 
 
 def test_a_late_join_of_an_id_that_was_given_up_leaves_no_key(

@@ -11,7 +11,7 @@ from multilock import BackendRejected
 from multilock.backend import LockInfo
 from multilock.names import escape
 from multilock.values import decode_value
-from multilock_consul.keys import Entry, Keys, listed
+from multilock_consul.keys import Entry, Keys, index_of, listed
 from multilock_consul.semaphore import Semaphore, State
 from multilock_consul.sessions import Sessions
 from multilock_consul.transactions import Refused, Transactions, operation
@@ -55,6 +55,7 @@ class Inspection:
         if response.status == 404 and begin:
             # A list leaves out what the token may not read; a question for one key is refused.
             self._agents.call("GET", self._agents.target(f"/v1/kv/{quote(begin)}"), until - self._agents.now())
+        index_of(response)  # a 404 without it is that of a proxy
         entries = [] if response.status == 404 else listed(response, begin)
         names: dict[str, dict[str, Entry]] = {}
         for key, entry in entries:

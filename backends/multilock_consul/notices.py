@@ -50,6 +50,8 @@ EXPLAIN_WITHIN = 0.1  # seconds that finding out the reason of a loss may take: 
 ANSWER_MAX = 2 << 20  # bytes of one key, whose value is half a MiB at most; else nobody else would be told meanwhile
 
 KEY, FOLDER, SESSION = "key", "folder", "session"
+FAILED = "blocking queries to Consul"
+REFUSED = "blocking query on the {0.kind} {0.subject!r}"
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +62,7 @@ class Query:
     subject: str  # the key, what all keys of the folder begin with, or the id of the session
     index: int  # from which on it waits; 0: what is there now?
     waiting: set[str] = field(default_factory=set)  # claim ids
-    held: dict[str, str] = field(default_factory=dict)  # claim id -> its session
+    held: dict[str, tuple[str, int]] = field(default_factory=dict)  # claim id -> its session, and since which index
     followed: bool = False
     free: bool = False  # nobody held it when it was looked at last
     seen: frozenset[str] | None = None  # of a folder: what was in it
@@ -68,6 +70,7 @@ class Query:
     reading: Reading | None = None  # of the answer that is awaited
     dialing: bool = False
     failures: int = 0
+    trouble: str = ""  # the name under which the kernel was told that it fails
     asked_at: float = 0.0
     due: float = 0.0  # when to ask, or, while an answer is awaited, when to give up
 
@@ -204,7 +207,7 @@ class Listener:
                 return
             self._forget(displaced)
         if query := self._query(KEY, self._keys.place(claim, session_id), index):
-            query.held[claim.id] = session_id
+            query.held[claim.id] = session_id, index
             self._serves[claim.id] = query
             if claim.kind == "leader":
                 self._leaders.add(claim.id)
@@ -257,7 +260,8 @@ class Listener:
             self._put_away(query)
 
     def _put_away(self, query: Query) -> None:
-        """Keep its connection, unless a query is open on it: that can only be ended with it."""
+        """Keep the connection of a query that is not needed any more, unless it awaits an answer."""
+        self._report(query, None)
         wire = query.wire
         if wire and wire.alive and query.reading is None and len(self._spare) < SPARE:
             query.wire = None
@@ -287,19 +291,24 @@ class Listener:
                 while self._jobs:
                     self._jobs.popleft()()
                 self._tick()
-        except Exception:
-            if not self._closed:
-                logger.exception("nothing is pushed by Consul any more; timers and renewals go on")
         finally:
-            self.close()
+            self._put_down(ear)
+
+    def _put_down(self, ear: socket.socket) -> None:
+        """End all connections: the client is closed, or this thread dies of a defect and begins again."""
+        for query in self._queries.values():
+            self._hang_up(query)
+            query.index = 0
+            query.due = 0.0
+        if self._closed:
             while self._jobs:  # a connection may have been made for one of them
                 self._jobs.popleft()()
             for query in self._queries.values():
                 self._hang_up(query)
             for wire in self._spare:
                 wire.close()
-            self._selector.close()
             ear.close()
+        self._selector.close()
 
     def _pause(self) -> float | None:
         if self._jobs:
@@ -392,8 +401,20 @@ class Listener:
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(query.failures, 10)) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)
         logger.debug("Consul does not tell changes of the %s %r: %s", query.kind, query.subject, error)
+        self._report(query, error)
         if query.kind == SESSION and query.failures == 1 and not isinstance(error, BackendRejected):
             self._notices.silent(query.subject)
+
+    def _report(self, query: Query, error: Exception | None) -> None:
+        """Tell the kernel whether changes are pushed. Agents fail for all queries alike, and are named once; what a
+        token may not read is named for itself."""
+        refused = isinstance(error, BackendRejected)
+        known = query.trouble
+        query.trouble = (REFUSED.format(query) if refused else FAILED) if error else ""
+        if known and known != query.trouble and not any(each.trouble == known for each in self._queries.values()):
+            self._notices.pushes(known, None)
+        if error:
+            self._notices.pushes(query.trouble, str(error) or type(error).__name__, refused=refused)
 
     def _receive(self, query: Query) -> None:
         assert query.wire is not None
@@ -420,6 +441,7 @@ class Listener:
         # An index that went back is of servers that were restored or began anew.
         query.index = 0 if index < query.index else index
         query.failures = 0
+        self._report(query, None)
         query.due = query.asked_at + PACE
         if query.kind == KEY:
             self._look_at_key(query, response)
@@ -434,8 +456,10 @@ class Listener:
             self._explain(lambda: self._ended(query.subject, EXPLAIN_WITHIN))
 
     def _look_at_key(self, query: Query, response: Response) -> None:
-        entry, _ = entry_of(response, query.subject)
-        for claim_id, session_id in list(query.held.items()):
+        entry, index = entry_of(response, query.subject)
+        for claim_id, (session_id, since) in list(query.held.items()):
+            if index < since:  # it was sent before this claim got the lock, and says nothing about it
+                continue
             if entry is None or not entry.held_by(claim_id, session_id):
                 self._forget(claim_id)
                 self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))  # type: ignore[misc]

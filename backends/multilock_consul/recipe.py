@@ -17,13 +17,14 @@ overwrite a key that is used for something else.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from multilock import BackendRejected, BackendUnavailable, system
-from multilock.backend import Busy, Claim, Granted, Held, other_number
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
+from multilock.backend import Busy, Claim, Granted, Held, other_number, start_worker
 from multilock.values import encode_resting, encode_value
 from multilock_consul.keys import LOCK_FLAGS, Entry, Keys
 from multilock_consul.readers import SAFETY, UNPUSHED, Readers, Wait
@@ -37,6 +38,7 @@ __all__ = ["Recipe"]
 DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pushed; a refusal costs the servers little
 AT_ONCE_AGAIN = 0.02  # seconds over which those are spread who found the key taken, and gone a moment later
 PASSED = 0.02, 0.05  # seconds after which who found others change a semaphore tries again
+RENEWED_AT_ONCE = 8  # sessions, by as many threads and connections
 TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
 
 
@@ -260,24 +262,28 @@ class Recipe:
     ) -> Sequence[Granted | BackendUnavailable | None]:
         """4. The proof is that of the session. A look at a key that has no answer yet takes nothing from anybody."""
         until = self._now() + within
-        if group == OWN:
-            return [self._renew_own(one, until) for one in held]
-        return self._renew(self._sessions.get(group), held, until)
-
-    def _renew_own(self, one: Held, until: float) -> Granted | BackendUnavailable | None:
-        try:
-            return self._renew(self._sessions.get(one[1].key), [one], until)[0]
-        except BackendUnavailable as silence:  # which is no answer for the others
-            return silence
-
-    def _renew(
-        self, session: Session | None, held: Sequence[Held], until: float
-    ) -> list[Granted | BackendUnavailable | None]:
-        if session is None or not self._sessions.renew(session, until - self._now()):
-            return [None] * len(held)
-        found, hidden = self._sweep.sweep(session, (claim for claim, _ in held), until)
+        sessions = [self._sessions.get(granted.key if group == OWN else group) for _, granted in held]
+        if group != OWN and not held:  # a session that holds nothing is kept too
+            sessions = [self._sessions.get(group)]
+        proofs = self._prove([session for session in dict.fromkeys(sessions) if session], until)
+        if group != OWN:
+            for proof in proofs.values():
+                if isinstance(proof, MultilockError):
+                    raise proof
+        claims: dict[Session, list[Claim]] = {session: [] for session, proof in proofs.items() if proof is True}
+        for session, (claim, _) in zip(sessions, held, strict=False):
+            if session in claims:
+                claims[session].append(claim)
+        found, hidden = self._sweep.sweep(claims, until)
         answers: list[Granted | BackendUnavailable | None] = []
-        for claim, granted in held:
+        for session, (claim, granted) in zip(sessions, held, strict=False):
+            proof = proofs[session] if session else False
+            if session is None or proof is False:
+                answers.append(None)
+                continue
+            if isinstance(proof, MultilockError):
+                answers.append(_unsure(proof))
+                continue
             keys = self._keys.places(claim, session.id)
             if unseen := next((key for key in keys if key in hidden), None):
                 answers.append(_hidden(unseen))
@@ -285,6 +291,34 @@ class Recipe:
                 still = all(self._may_be_held(found, key, claim, session.id) for key in keys)
                 answers.append(_granted(session, granted.token) if still else None)
         return answers
+
+    def _prove(self, sessions: Sequence[Session], until: float) -> dict[Session, bool | MultilockError]:
+        """Renew these sessions, several at once: many permits over a long way would take longer than their ttl one by
+        one. The calling thread takes part, so that no thread is needed to make progress."""
+        left = deque(sessions)
+        answers: system.SimpleQueue[tuple[Session, bool | MultilockError]] = system.SimpleQueue()
+
+        def work() -> None:
+            while True:
+                try:
+                    session = left.popleft()
+                except IndexError:
+                    return
+                try:
+                    answers.put((session, self._sessions.renew(session, until - self._now())))
+                except MultilockError as error:
+                    answers.put((session, error))
+
+        for _ in range(min(RENEWED_AT_ONCE, len(sessions)) - 1):
+            start_worker(work, "multilock-consul-renew", once=True)
+        work()
+        silence = BackendUnavailable("its session was not renewed in time", backend="consul")
+        proofs: dict[Session, bool | MultilockError] = dict.fromkeys(sessions, silence)
+        with suppress(system.Empty):
+            for _ in sessions:
+                session, proof = answers.get(timeout=max(until - self._now(), 0.0) + 0.1)
+                proofs[session] = proof
+        return proofs
 
     def _may_be_held(self, found: Found, key: str, claim: Claim, session_id: str) -> bool:
         """What was not looked at is held as long as its session is."""
@@ -470,6 +504,15 @@ def _hidden(key: str) -> BackendUnavailable:
         f"a look at {key!r} is refused: Consul could not tell whether it is still ours",
         unknown=False,
         backend="consul",
+    )
+
+
+def _unsure(error: MultilockError) -> BackendUnavailable:
+    """A renewal that was refused is no loss, and none of the other sessions' concern."""
+    return (
+        error
+        if isinstance(error, BackendUnavailable)
+        else BackendUnavailable(str(error), unknown=False, backend="consul")
     )
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Notices
-from multilock_consul.keys import Keys
+from multilock_consul.keys import Keys, no_answer
 from multilock_consul.transport import Agents, judged
 from multilock_consul.wire import Response
 
@@ -360,7 +360,9 @@ class Sessions:
     def destroy(self, session: Session, within: float) -> None:
         """End it at the server. What it holds is deleted there, and its lock delay begins."""
         self.end(session, "it was given back")
-        self._agents.call("PUT", self._agents.target(f"/v1/session/destroy/{session.id}"), within)
+        response, _ = self._agents.call("PUT", self._agents.target(f"/v1/session/destroy/{session.id}"), within)
+        if response.status != 200 or response.body.strip() != b"true":  # a proxy's page, perhaps
+            raise no_answer(response)
         self.gone(session, "it was given back")
 
     def _unlist(self, session: Session) -> None:

@@ -27,29 +27,34 @@ class Sweep:
         self._sessions = sessions
         self._now = now
 
-    def sweep(self, session: Session, claims: Iterable[Claim], until: float) -> tuple[Found, set[str]]:
-        """Look at the keys of these claims, and at others of this session that may be locked for nobody.
-
-        The second are keys that the token may not look at.
-        """
-        held = dict.fromkeys(key for claim in claims for key in self._keys.places(claim, session.id)).keys()
-        keys = self._sessions.to_look_at(session, held)
-        if len(held) == 1:  # it may be `Lease.renew()`, which asks whether the lock is still ours
-            keys = dict.fromkeys(held, True) | keys
+    def sweep(self, claims: Mapping[Session, Iterable[Claim]], until: float) -> tuple[Found, set[str]]:
+        """Look at the keys of these claims of sessions that were renewed, and at others of the same sessions that may
+        be locked for nobody. Returns what was found, and the keys that the token may not look at."""
+        held: dict[str, bool] = {}
+        keys: dict[str, bool] = {}
+        of_session: dict[Session, Mapping[str, bool]] = {}
+        for session, wanted in claims.items():
+            own = dict.fromkeys((key for claim in wanted for key in self._keys.places(claim, session.id)), True)
+            of_session[session] = self._sessions.to_look_at(session, own)
+            if len(own) == 1:  # it may be `Lease.renew()`, which asks whether the lock is still ours
+                keys |= own
+            held |= own
+            keys |= of_session[session]
         end = (self._now() + until) / 2  # or a look without an answer would take the proof's time
-        found, hidden = self._look(session, keys, held, end)
-        dirty = self._clean(session, found, end)
-        self._sessions.looked_at(session, keys, found.keys() - dirty)
+        enough = self._now() + LOOK_SHARE * min((session.ttl for session in claims), default=0.0)
+        found, hidden = self._look(keys, held.keys(), end, enough)
+        clean = found.keys() - self._clean({session.id: session for session in claims}, found, end)
+        for session, some in of_session.items():
+            self._sessions.looked_at(session, some, clean)
         return found, hidden
 
-    def _look(self, session: Session, keys: Mapping[str, bool], held: Set[str], end: float) -> tuple[Found, set[str]]:
+    def _look(self, keys: Mapping[str, bool], held: Set[str], end: float, enough: float) -> tuple[Found, set[str]]:
         """At those of these keys that there is time for: many keys over a long way take more than one renewal.
 
         ``keys`` tells of each whether it should be there.
         """
         found: dict[str, Entry | None] = {}
         hidden: set[str] = set()
-        enough = self._now() + LOOK_SHARE * session.ttl
         left = list(keys)
         while left:
             now = self._now()
@@ -65,13 +70,13 @@ class Sweep:
             except TooLarge as refusal:
                 if self._transactions.ask_for_less(step):
                     continue
-                logger.debug("the session %s was renewed, a look at a key was refused: %s", session.id, refusal)
+                logger.debug("a session was renewed, a look at %r was refused: %s", step[0], refusal)
                 hidden.update(step)
             except BackendUnavailable as silence:
-                logger.debug("the session %s was renewed, its keys were not looked at: %s", session.id, silence)
+                logger.debug("a session was renewed, its key %r was not looked at: %s", step[0], silence)
                 break
             except BackendRejected as refusal:
-                logger.debug("the session %s was renewed, a look at its keys was refused: %s", session.id, refusal)
+                logger.debug("a session was renewed, a look at %r and others was refused: %s", step[0], refusal)
                 hidden.update(step)
             del left[: len(step)]
         return found, hidden
@@ -84,14 +89,15 @@ class Sweep:
             return False
         return True
 
-    def _clean(self, session: Session, found: Found, end: float) -> set[str]:
+    def _clean(self, sessions: Mapping[str, Session], found: Found, end: float) -> set[str]:
         """Delete what is locked for nobody: an acquire that nobody wants any more was executed after all, or again.
 
         The keys for which that is not done yet. That is nobody's concern who holds another lock of this session.
         """
         dirty = set()
         for key, entry in found.items():
-            if entry and entry.session == session.id and not self._sessions.wanted(session, entry.claim_id):
+            session = sessions.get(entry.session) if entry else None
+            if entry and session and not self._sessions.wanted(session, entry.claim_id):
                 dirty.add(key)
                 if self._now() < end:
                     try:

@@ -26,7 +26,10 @@ Answer = tuple[Response, float]
 """What the agent said, and when the request was sent."""
 
 RIGHTS = " (give token= the rights that multilock's page on Consul lists)"
-SPARE = 4  # idle connections that are kept: an agent takes 200 of one address
+SPARE = 8  # idle connections that are kept: an agent takes 200 of one address
+NOT_EXECUTED = {400, 401, 403, 405, 407, 411, 413, 414, 415, 431, 500}
+"""Answers of an agent, or of a proxy before it, that did nothing. Any other leaves in doubt what was done."""
+
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -238,9 +241,19 @@ class Agents:
         return self._addresses[self._first % len(self._addresses)]
 
     def _leave(self, address: Address) -> None:
-        """Turn to the next agent, unless that was done already."""
+        """Turn to the next agent, unless that was done already, and let go of the idle connections to this one.
+
+        If a network dropped them all in silence, each would cost one request its whole time, one after the other.
+        """
         if self._address() == address:
             self._first += 1
+        for _ in range(len(self._idle)):
+            with suppress(IndexError):  # another thread took the last one
+                wire = self._idle.popleft()
+                if wire.address == address:
+                    wire.close()
+                else:
+                    self._idle.append(wire)
 
     def _take(self, within: float) -> Wire:
         while True:
@@ -293,6 +306,8 @@ def judged(response: Response) -> Response:
         raise BackendUnavailable(f"Consul failed ({status}): {said}", unknown=unknown, backend="consul")
     if status == 429:
         raise BackendUnavailable(f"Consul is overloaded (429): {said}", unknown=False, backend="consul")
+    if not (300 <= status < 400 or status in NOT_EXECUTED):  # a proxy's 408 may come after the agent has the request
+        raise BackendUnavailable(f"no answer of Consul ({status}): {said}", backend="consul")
     hint = RIGHTS if status in (401, 403, 500) else ""
     if status == 400 and "HTTPS server" in said:
         hint = " (it speaks TLS: the URL is consuls://)"

@@ -19,6 +19,7 @@ from multilock.errors import CapabilityMissing, MultilockError, NotHeld
 from multilock.foreign import NamesOurs
 from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.face import run
+from multilock.kernel.handing import Handing
 from multilock.kernel.holding import HELD, LOST, RELEASED, RELEASING, AnyHeld, Holding
 from multilock.kernel.interrupts import Once
 from multilock.kernel.process import OfThisProcess
@@ -81,18 +82,19 @@ async def _acquire_part(
     kernel: Kernel, want: Want, deadline: float, stop: Stop, scope: Scope[Any], held: list[Holding]
 ) -> bool:
     """False: it was still taken at the deadline, or is lost already."""
-    part: Holding | None = scope.reenter(want) if want.reentrant else None
-    if part is None:
-        left = None if deadline == math.inf else max(0.0, deadline - kernel.now())
-        part = await acquire(kernel, want, left, stop, scope)
+    handing: Handing[Any] = Handing(kernel)
+    try:
+        part: Holding | None = handing.reenter(scope, want)
         if part is None:
-            return False
-        try:
-            scope.push(part)
-        except BaseException:  # interrupted: nobody has it to release it
-            kernel.giving_back.take_back(part)
-            raise
-    held.append(part)
+            left = None if deadline == math.inf else max(0.0, deadline - kernel.now())
+            part = await handing.acquire(acquire(kernel, want, left, stop, scope), scope)
+            if part is None:
+                return False
+        held.append(part)
+    except BaseException:
+        if handing.lease not in held:
+            handing.take_back()
+        raise
     if part._at_end(stop.call):
         return True
     stop.call()

@@ -14,6 +14,7 @@ from multilock.aio.body import Body
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
 from multilock.kernel.acquire import acquire
+from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.scopes import Entry, Scope
 from multilock.kernel.want import Want
@@ -210,14 +211,15 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
 
     async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:
         scope = scope or self._client._scope() or Scope()  # the last where no task drives this
-        if held := self._reenter(scope):
-            return held
-        lease = await acquire(self._kernel, self._want, timeout, scope=scope)
-        if lease is None:
-            return None
-        assert isinstance(lease, HeldAsyncLease)
-        scope.push(lease)
-        return lease
+        handing: Handing[HeldAsyncLease] = Handing(self._kernel)
+        try:
+            if held := handing.reenter(scope, self._want):
+                self._reentered(held)
+                return held
+            return await handing.acquire(acquire(self._kernel, self._want, timeout, scope=scope), scope)
+        except BaseException:
+            handing.take_back()
+            raise
 
     def release(self) -> Coroutine[Any, Any, bool]:
         return self._release(self._client._scope())  # of the caller, as in acquire()

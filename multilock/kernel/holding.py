@@ -39,6 +39,7 @@ class AnyHeld(AnyLease):
     __slots__ = ()
 
     _kernel: Kernel
+    _count: int
     _loss: Loss[Any] | None
     _callbacks: list[Callable[[Loss[Any]], object]] | None
     _hooks: list[Callable[[], None]] | None

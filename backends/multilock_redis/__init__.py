@@ -158,7 +158,7 @@ class RedisBackend:
     def diagnose(self, within: float) -> list[Finding]:
         deadline = self._now() + within
         wanted = self._replicas.of_grants
-        findings = diagnose(self._node.connections, self._node.listener.refused.values(), within, replicas=wanted)
+        findings = diagnose(self._node.connections, within, replicas=wanted)
         if isinstance(self._endpoint, SentinelEndpoint):
             findings += diagnose_sentinels(self._endpoint, self._now, deadline - self._now())
         return findings

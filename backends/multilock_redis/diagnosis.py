@@ -30,22 +30,17 @@ OLDEST = {"redis": (6, 0), "valkey": (7, 2)}
 
 def diagnose(
     connections: Connections,
-    refused: Iterable[str],
     within: float,
     checks: Sequence[Check] | None = None,
     *,
     replicas: int = 0,
 ) -> list[Finding]:
-    """Two round trips. ``refused``: what the server has already denied to this client; ``replicas``: how many have to
-    acknowledge what is granted."""
+    """One round trip. ``replicas``: how many have to acknowledge what is granted."""
     requests = [pack("INFO"), *(pack("CONFIG", "GET", setting) for setting in SETTINGS)]
     (info, _), *settings = connections.exchange(requests, within)
     if isinstance(info, Exception) and not isinstance(info, BackendRejected):
         raise info
-    findings = [
-        Finding("refused", "warning", text, "allow this user CLIENT|ID, CLIENT|TRACKING, SUBSCRIBE and the channels")
-        for text in refused
-    ]
+    findings: list[Finding] = []
     facts: dict[str, str] = {}
     if isinstance(info, Exception):
         findings.append(_hidden(f"INFO: {info}"))
@@ -67,9 +62,7 @@ def diagnose_cluster(
     found: dict[Finding, list[str]] = {}
     alone: list[str] = []
     for address, node in nodes:
-        for finding in diagnose(
-            node.connections, node.listener.refused.values(), left(), CLUSTER_CHECKS, replicas=replicas
-        ):
+        for finding in diagnose(node.connections, left(), CLUSTER_CHECKS, replicas=replicas):
             found.setdefault(finding, []).append(str(address))
         if not table.replicas.get(address):
             alone.append(str(address))

@@ -297,6 +297,8 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
 
 
 def _settings_of(pool: Any) -> dict[str, Any]:
+    if pool.connection_class.__module__.partition(".")[0] == "fakeredis":
+        raise ConfigurationError("client= is a FakeRedis, to which no connection leads: in a test give memory://")
     return {
         name: value
         for name, value in pool.connection_kwargs.items()

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from multilock.backend import Claim
 from multilock.names import escape, unescape
-from multilock_redis.wire import bulks
+from multilock_redis.wire import bulks, pack
 
 __all__ = ["Keys", "Keyspace", "holders_of", "token_of"]
 
@@ -41,6 +41,10 @@ class Keyspace:
 
     def lock(self, name: str) -> bytes:
         return (self.prefix + escape(name)).encode()
+
+    def primary_only(self, name: str) -> bytes:
+        """A write that changes nothing, on a key of this name: a replica says READONLY to it."""
+        return pack("HDEL", b"{%b}:live" % self.lock(name), "")
 
     def slot(self, name: str) -> int:
         """That of all keys of this name; always 0 where there are none."""

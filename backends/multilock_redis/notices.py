@@ -26,7 +26,7 @@ from multilock_redis.keys import Keyspace
 from multilock_redis.recipe import Recipe
 from multilock_redis.transport import Answer, Connections, Endpoint, Wire
 from multilock_redis.watched import Watched
-from multilock_redis.wire import Redirected, pack
+from multilock_redis.wire import IS_REPLICA, Redirected, pack, refused
 
 __all__ = ["Listener"]
 
@@ -38,6 +38,7 @@ TEND_EVERY = 2.0  # seconds; a dead connection is found within two of them, befo
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to connect again
 RECONNECT_WITHIN = 2.0
 LOOK_WITHIN = 1.0  # seconds; for as long a silent tracked connection may keep the thread from its wake-ups
+FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds until what was refused is asked for again
 UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
@@ -64,7 +65,9 @@ class Listener:
         self._closed = system.Event()
         self.listening = False  #: wake-ups are pushed, or the server refused that: waiting may begin
         self.refused: dict[str, str] = {}  #: what the server does not let us do, and what it said
-        self._warned: set[str] = set()  # of these refusals
+        self._again_at, self._again_in = 0.0, FIRST_AGAIN  # when what is refused is asked for again, and how often
+        self._subscription = f"subscription to {endpoint.name}"
+        self._tracking = f"tracked connection to {endpoint.name}"
         # An interrupt (Ctrl-C) comes when a call returns or a Python function begins. So these two locks are taken by
         # `taken += map(lock.acquire, …)`, which has no such moment between the acquire and the note of it, and a
         # `finally` lets go of them by a call of its own: else one would stay taken for ever.
@@ -135,7 +138,7 @@ class Listener:
             if taken != [True] or not wire.alive or wire.stale():
                 return self._recipe.renew(held, self._connections.exchange, within)
             # By name: what one of its holders changes here is pushed to none of them.
-            before = self._before({claim.name for claim, _ in held if self._watched.has_name(claim.name)})
+            before = self._before({claim.name for claim, _ in held if self._matters(claim.name)})
             reads = self._reads(before, tracked=True)
 
             def exchange(requests: Sequence[bytes], within: float) -> list[Answer]:
@@ -193,7 +196,7 @@ class Listener:
         # The wake-ups last: after the answer to this one, and only then, messages may come at any time.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
-        answers = [answer for answer, _ in wire.exchange(requests, within)]
+        answers = [answer for answer, _ in wire.exchange(requests, within, pushes=True)]
         client, changes, wakes = answers
         for answer in answers:
             if isinstance(answer, BackendUnavailable):  # silence, as LOADING or BUSY: no refusal
@@ -205,6 +208,8 @@ class Listener:
             if isinstance(answer, Exception):
                 self._refuse("changes", f"{UNTRACKED}: {answer}")
         self._recipe.told = "wake-ups" not in self.refused
+        if self._recipe.told:
+            self._notices.pushes(self._subscription, None)
         self._subscriber = 0 if "changes" in self.refused else client
         self._subscribed = wire
         return wire
@@ -213,26 +218,48 @@ class Listener:
         """The thread: reads until the connection breaks, and makes a new one, until the client is closed."""
         self.listening = True  # here too: an interrupt may end listen() while it waits for this thread to begin
         while True:
+            again: Wire | None
             try:
                 self._read(wire)
+                again = self._ask_again(wire)
             except Exception as error:
                 known = isinstance(error, MultilockError)
                 logger.log(logging.DEBUG if known else logging.ERROR, "not subscribed: %s", error, exc_info=not known)
-            self._subscriber = 0
-            wire.close()
-            again = self._subscribe_again()
+                self._subscriber = 0
+                wire.close()
+                self._notices.pushes(self._subscription, str(error))
+                again = self._subscribe_again()
             if again is None:
                 break
+            if again is wire:
+                continue
             wire = again
             # Whatever was pushed in between is lost.
             self._notices.wake(None)
             self._notices.changed(None)
             self._look_again(None)
+        for connection in (self._subscription, self._tracking):
+            self._notices.pushes(connection, None)  # not needed any more
         # Here, since who closes the client may find it in use, or not made yet. No other is made after it, and no
         # interrupt comes to a thread of ours.
         with self._using_tracked:
             if self._tracked is not None:
                 self._tracked.close()
+
+    def _ask_again(self, wire: Wire) -> Wire | None:
+        """Something was refused: another connection, in case it is allowed by now; this one where there is none. None:
+        the client was closed."""
+        if self._closed.is_set():
+            wire.close()
+            return None
+        self._put_off()
+        try:
+            again = self._subscribe(RECONNECT_WITHIN)
+        except MultilockError as error:
+            logger.debug("what was refused could not be asked for again: %s", error)
+            return wire
+        wire.close()
+        return again
 
     def _subscribe_again(self) -> Wire | None:
         """None: the client was closed."""
@@ -245,10 +272,16 @@ class Listener:
                 return self._subscribe(RECONNECT_WITHIN)
             except MultilockError as error:
                 logger.debug("not subscribed again yet: %s", error)
+                self._notices.pushes(self._subscription, str(error), refused=isinstance(error, BackendRejected))
+            # Requests may go on all the same, over connections that are there. Then the scripts must not take our
+            # waiters for dead, and nobody but us looks for changes.
+            self._recipe.told = False
+            self._look_again(None)
             pause = min(LONGEST_PAUSE, pause * 2)
         return None
 
     def _read(self, wire: Wire) -> None:
+        """Until it breaks, or until something that was refused is to be asked for again."""
         tend_at = self._now() + TEND_EVERY
         heard = True
         while not self._closed.is_set():
@@ -270,6 +303,8 @@ class Listener:
                 self._look_again(self._took_elsewhere())
                 self._hand_on()
                 tend_at = self._now() + TEND_EVERY
+                if self.refused and self._now() >= self._again_at:
+                    return
 
     def _hand_on(self) -> None:
         if names := self._took_elsewhere():
@@ -303,43 +338,60 @@ class Listener:
     # ---- the tracked connection
 
     def _look_again(self, names: Iterable[str] | None) -> None:
-        """In the thread. A broken connection is replaced at once, then every name is looked at."""
-        if not (self._watched or self._followed):
+        """In the thread."""
+        if not (self.watches() or self._tracked):
+            if "changes" not in self.refused:
+                self._notices.pushes(self._tracking, None)  # not needed any more
             return
-        for _ in range(2):
-            try:
-                self._look(names, LOOK_WITHIN)
-                break
-            except MultilockError as error:
-                logger.debug("changes of keys are not pushed at the moment: %s", error)
-                names = None
+        try:
+            self._look(names, 2 * LOOK_WITHIN)
+        except MultilockError as error:
+            logger.debug("changes of keys are not pushed at the moment: %s", error)
+            if self._subscriber:
+                self._notices.pushes(self._tracking, str(error))
 
     def _look(self, names: Iterable[str] | None, within: float) -> None:
-        """Read who holds these names (None: all), and tell what changed. From then on the server tells of changes."""
+        """Read who holds these names (None: all), and tell what changed. From then on the server tells of changes,
+        where it can. A tracked connection that is broken or silent is replaced at once, and every name is read."""
         deadline = self._now() + within
         taken: list[bool] = []
         try:
             taken += map(self._using_tracked.acquire, [True], [max(0.0, within)])
             if taken != [True]:
                 raise self._silence("the tracked connection is busy")
-            wire = None
-            if "changes" not in self.refused:
-                try:
-                    wire = self._track(deadline - self._now())
-                    names = None if wire is not self._tracked else names
-                    self._tracked = wire
-                except BackendRejected as error:
-                    self._refuse("changes", f"{UNTRACKED}: {error}")
-            before = self._before(self._names() if names is None else names)
-            requests = self._reads(before, tracked=wire is not None)
-            owners = self._owners((wire or self._connections).exchange(requests, deadline - self._now()))
+            before = self._tracked
+            try:
+                looked = self._look_within(names, min(within / 2, LOOK_WITHIN) if before else within)
+            except BackendUnavailable:
+                if before is None or not self._subscriber:
+                    raise
+                looked = self._look_within(None, deadline - self._now())
         except BackendRejected as error:
             self._refuse("changes", f"{UNTRACKED}: {error}")
             return
         finally:
             if taken == [True]:
                 self._using_tracked.release()
-        self._tell(zip(before, owners, strict=True))
+        self._tell(looked)
+
+    def _look_within(self, names: Iterable[str] | None, within: float) -> list[tuple[Before, Owner]]:
+        """BackendRejected: they may not be read; and nothing else."""
+        deadline = self._now() + within
+        wire = None
+        if self._subscriber and "changes" not in self.refused:
+            try:
+                wire = self._track(within)
+                names = None if wire is not self._tracked else names
+                self._tracked = wire
+            except BackendRejected as error:
+                self._refuse("changes", f"{UNTRACKED}: {error}")
+        before = self._before(self._names() if names is None else names)
+        requests = self._reads(before, tracked=wire is not None)
+        try:
+            answers = (wire or self._connections).exchange(requests, deadline - self._now())
+        except BackendRejected as error:  # of the connection
+            raise refused(error) from error
+        return list(zip(before, self._owners(answers), strict=True))
 
     def _names(self) -> set[str]:
         """All that are of interest."""
@@ -353,19 +405,23 @@ class Listener:
         return [(name, self._watched.of_name(name)) for name in dict.fromkeys(names)]
 
     def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
-        """Requests for the owners of these names. Without a name it is a ping."""
-        requests = [PING]
+        """Requests for the owners of these names, and a write that does nothing: a replica refuses it, which may lag
+        behind, or be empty. Without a name it is a ping."""
+        requests = []
         # Of a slot that is being moved a node answers for one key at a time.
         at_once = 1 if self._keys.in_slots else READ_AT_ONCE
         for start in range(0, len(before), at_once):
             keys = [self._keys.lock(name) for name, _ in before[start : start + at_once]]
             requests += [CACHING, pack("MGET", *keys)] if tracked else [pack("MGET", *keys)]
-        return requests
+        return [*requests, self._keys.primary_only(before[0][0]) if before else PING]
 
-    def _owners(self, answers: Iterable[Answer]) -> list[Owner]:
+    def _owners(self, answers: Sequence[Answer]) -> list[Owner]:
         """What was answered to `_reads`."""
         owners: list[Owner] = []
-        for answer, _ in answers:
+        *reads, (proof, _) = answers
+        if isinstance(proof, BackendUnavailable) and IS_REPLICA in str(proof):
+            raise proof
+        for answer, _ in reads:
             if isinstance(answer, Redirected) and self._keys.in_slots:
                 owners.append(answer)
             elif isinstance(answer, Exception):
@@ -392,18 +448,23 @@ class Listener:
     def _track(self, within: float) -> Wire:
         """The tracked connection, a new one if there is none that tells the present subscriber."""
         wire = self._tracked
-        if wire is not None and wire.alive and self._redirect == self._subscriber:
+        if wire is not None and wire.alive and self._redirect == self._subscriber and not wire.stale():
             return wire
         subscriber = self._subscriber
         if not subscriber or self._closed.is_set():
             raise self._silence("the subscribed connection is down")
         if wire is not None:
             wire.close()
-        wire = self._endpoint.connect(within, self._now)
+        try:
+            wire = self._endpoint.connect(within, self._now)
+        except BackendRejected as error:  # of the connection, not of what it is for
+            raise refused(error) from error
         track = pack("CLIENT", "TRACKING", "ON", "REDIRECT", subscriber, "OPTIN", "NOLOOP")
         answers = [answer for answer, _ in wire.exchange([track, CACHING], within)]
         if not isinstance(answers[0], Exception) and not isinstance(answers[1], Exception):
             self._redirect = subscriber
+            self._notices.pushes(self._tracking, None)
+            self._again_in = FIRST_AGAIN
             return wire
         wire.close()
         refusal = next(answer for answer in answers if isinstance(answer, Exception))
@@ -411,13 +472,18 @@ class Listener:
             raise self._silence(str(refusal))
         raise refusal
 
+    def _put_off(self) -> None:
+        self._again_at = self._now() + self._again_in
+        self._again_in = min(LONGEST_AGAIN, 2 * self._again_in)
+
     def _refuse(self, what: str, consequence: str) -> None:
         if what in self.refused:
             return
+        if not self.refused:
+            self._again_at = self._now() + self._again_in
         self.refused[what] = consequence
-        if consequence not in self._warned:  # not again after each reconnect
-            self._warned.add(consequence)
-            logger.warning("%s: %s", self._endpoint.name, consequence)
+        connection = self._subscription if what == "wake-ups" else self._tracking
+        self._notices.pushes(connection, consequence, refused=True)
 
     def _silence(self, what: str) -> BackendUnavailable:
         return BackendUnavailable(f"{self._endpoint.name}: {what}", unknown=False)

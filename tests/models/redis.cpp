@@ -8,8 +8,9 @@
 // the request whose deadline was used vouches for, counted from its sending: each request of a waiter carries its
 // time of sending, the server keeps it beside the deadline that this very request set, and the push brings it back
 // (`echo`). It comes at any moment until then, or never. A push without an echo is a hint after which a client asks;
-// as it may ask at any moment, those need no state. A client that is refused a subscription is one that always
-// listens. States are told apart by 64 bits of a hash.
+// as it may ask at any moment, those need no state. A client without a subscription may say so with any request
+// (`quietly`): then that it does not listen says nothing, and no push is a grant. States are told apart by 64 bits of a
+// hash.
 //
 //   redis <clients> <faults> <crashes> <deletes> <steps back> <ttl> <liveness> <permits> <looked at> <at once>
 //         <mistake or ->
@@ -24,7 +25,7 @@
 //   I1  who believe that they hold it fit together, but for those whose key an operator deleted
 //   I2  who believes holds it at the server, for at least as long
 //   I3  an id whose end was answered neither holds nor waits
-//   I4  no waiter that is alive and listens is overtaken, whatever its kind and theirs
+//   I4  no waiter that is alive and listens, or has said that it cannot, is overtaken, whatever its kind and theirs
 //   I5  a token of X is greater than all before it, one of R or P greater than each of an X before it
 //   I6  what an operator deleted is not renewed
 //   I7  no release and no cancel leaves a waiter standing that it could have seen, is alive, listens, and fits
@@ -32,7 +33,7 @@
 //   I9  a rest ends when its first execution said, or earlier: nobody revives or lengthens it
 //   I10 what rests is nobody else's before the end that its holder asked for, but for an operator
 //   I11 what is handed over ends with the deadline of the waiter's own request, though the clock was stepped back
-//   I12 nothing is handed over to who certainly does not listen
+//   I12 nothing is handed over to who certainly does not listen, and has not said so
 //   I13 N and C hold by an answer only, so from the beginning for a whole ttl
 //   P   all who wait are served within ttl + liveness + clients + 1 ticks (and a rest for each H and L), though every
 //       push is lost
@@ -50,6 +51,7 @@
 
 constexpr int kClients = 4, kIds = 2 * kClients, kQueue = kIds, kStrays = 6, kPushes = 6, kStepBack = 3, kRestFor = 3;
 constexpr int kNobody = -1, kShared = -2;  // owners that are no id
+constexpr int kQuiet = -1;                 // instead of an echo
 
 enum Phase : int8_t { kIdle, kWaiting, kHolding, kLeaving, kDone };
 enum Request : int8_t { kNone, kAcquire, kRenew, kRelease, kRest };
@@ -100,6 +102,7 @@ enum Mistake {
   kPushFirst,           // it is pushed before the key is written, which a full memory refuses
   kTellsTheSkipped,     // who does not listen is told before it is skipped
   kTokenBefore,         // the push carries the token of before
+  kQuietIsSkipped,      // who has said that it cannot be told is passed over
 };
 constexpr const char* kMistakes[] = {
     "-",         "nobody",    "nocap",     "publish",     "freestays",     "receipt",    "plaindelete", "queueonly",
@@ -107,7 +110,8 @@ constexpr const char* kMistakes[] = {
     "kindsmix",  "onemore",   "deletesall", "readerovertakes", "readersfirst", "onereader", "permitstays", "cancelstays",
     "holderskept", "unlooked", "unmarked", "markerends",  "writerstoken", "fullttl",    "uncapped",
     "pushreceipt", "newestsent", "newestanswered", "srvwait", "echoalone", "inbetween",  "pushsettles", "pushallowed",
-    "pushofanother", "pushrevives", "pushfirst", "tellsskipped", "tokenbefore"};
+    "pushofanother", "pushrevives", "pushfirst", "tellsskipped", "tokenbefore",
+    "quietskipped"};
 
 struct Client {
   int8_t attempt, phase, belief, alive;
@@ -147,7 +151,8 @@ struct Violation {
 };
 
 int clients, ttl, liveness, permits, looked_at, at_once, deletes_at_all;
-bool full;  // the memory is: what would be the first write is refused
+bool full;     // the memory is: what would be the first write is refused
+bool quietly;  // the request under way says that its client has no subscription
 std::vector<std::string> words;
 Mistake mistake;
 
@@ -161,6 +166,7 @@ char mode(int id) {  // X, R or P
 }
 bool confirms(int id) { return letter(id) == 'N' || letter(id) == 'C'; }
 bool listens(const State& s, int id) { return !(s.deaf >> client_of(id) & 1); }
+bool reached(const State& s, const Entry& e) { return listens(s, e.id) || e.echo == kQuiet; }
 
 // ---- the server: each function is a script, or a part of one, and atomic
 
@@ -230,7 +236,7 @@ bool promised(const State& s, int id) {  // a grant is on its way to it
 
 void grant(State& s, int id, int left) {
   for (int i = 0; i < s.queued && s.queue[i].id != id; i++)
-    if (s.queue[i].left > 0 && listens(s, s.queue[i].id)) throw Violation{"I4: a waiter was overtaken"};
+    if (s.queue[i].left > 0 && reached(s, s.queue[i])) throw Violation{"I4: a waiter was overtaken"};
   if (mode(id) == 'X') {
     next_token(s);
     s.owner = id;
@@ -269,14 +275,14 @@ bool pass(State& s, int me) {  // false: somebody comes before `me`, or it is no
     if (mistake != kNoCap) head.left = std::min<int>(head.left, liveness);
     if (head.left <= 0 && mistake != kDeadStay) {
       leave_at(s, skipped);
-    } else if (!listens(s, head.id) && mistake != kPublishCounts) {
+    } else if (!(mistake == kQuietIsSkipped ? listens(s, head.id) : reached(s, head)) && mistake != kPublishCounts) {
       if (mistake == kTellsTheSkipped) tell(s, head.id, head.echo);
       skipped++;
     } else if (!fits(s, head.id)) {
       if (mistake != kReadersFirst || mode(head.id) != 'X') return false;
       skipped++;
     } else {
-      if (!listens(s, head.id)) throw Violation{"I12: it was handed over to the dead"};
+      if (!reached(s, head)) throw Violation{"I12: it was handed over to the dead"};
       int left = mistake == kWholeTtl ? ttl : mistake == kWholeLiveness ? liveness : head.left;
       if (mistake == kDeadStay) left = std::max(left, 1);
       if (left > std::min<int>(head.left, liveness) && mistake != kDeadStay)
@@ -350,7 +356,7 @@ int renew(State& s, int id) {
 
 void check_nobody_stands(const State& s) {
   for (int i = 0, deaf = 0; i < s.queued && deaf < looked_at; i++) {
-    if (!listens(s, s.queue[i].id)) {
+    if (!reached(s, s.queue[i])) {
       deaf++;
     } else if (s.queue[i].left > 0) {
       if (fits(s, s.queue[i].id)) throw Violation{"I7: a release left a waiter standing"};
@@ -408,6 +414,7 @@ int id_of(const State& s, int i) { return 2 * i + s.client[i].attempt; }
 
 int echo_of(const State& s, int i) {  // what the request under way vouches for, if it is the one that sets a deadline
   int id = id_of(s, i);
+  if (quietly && joins(id)) return kQuiet;
   if (!joins(id) || (confirms(id) && mistake != kPushIsAllowed)) return 0;
   int good = mistake == kPushForATtl ? ttl : mistake == kPushUncapped ? liveness : std::min(ttl, liveness);
   return std::max(good - s.client[i].age, 0);
@@ -697,9 +704,9 @@ void tidy(State& s) {  // states that differ only in what nobody looks at any mo
   std::fill(s.stray + kept, s.stray + kStrays, Stray{});
   s.strays = kept;
   for (int i = 0; i < s.strays; i++)
-    if (!(heed >> s.stray[i].id & 1)) s.stray[i].echo = 0;
+    if (!(heed >> s.stray[i].id & 1) && s.stray[i].echo != kQuiet) s.stray[i].echo = 0;
   for (int i = 0; i < s.queued; i++)
-    if (!(heed >> s.queue[i].id & 1)) s.queue[i].echo = 0;
+    if (!(heed >> s.queue[i].id & 1) && s.queue[i].echo != kQuiet) s.queue[i].echo = 0;
   bool timed = mistake != kPushFromReceipt && mistake != kPushFromTheNewest && mistake != kPushFromTheAnswered;
   auto is_over = [&](const Push& p) { return (!p.left && timed) || !(heed >> p.id & 1); };
   s.pushes = static_cast<int8_t>(std::remove_if(s.push, s.push + s.pushes, is_over) - s.push);
@@ -836,8 +843,17 @@ void client_acts(const State& from, int i) {
     strand(s, i);
     c.alive = 0;
   });
-  if (from.deaf >> i & 1)
+  if (from.deaf >> i & 1) {
+    quietly = true;
+    if (was.request == kAcquire && !was.executed) next([&] { run(s, i); });
+    if (was.request == kAcquire && from.faults) next([&] {  // no answer in time
+      s.faults--;
+      strand(s, i);
+      c.unsure = 1;
+    });
+    quietly = false;
     next([&] { s.deaf &= ~(1 << i); });
+  }
   else if (from.faults && was.phase == kWaiting)
     next([&] {
       s.faults--;

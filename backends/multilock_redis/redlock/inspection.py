@@ -119,7 +119,7 @@ class Inspection:
             findings.append(Finding("even", "warning", bears, f"use {nodes - 1} or {nodes + 1} servers"))
 
         def look(node: Node, within: float) -> list[Finding]:
-            return diagnose(node.connections, node.listener.refused.values(), within)
+            return diagnose(node.connections, within)
 
         told = sorted(self._servers.ask(look, self._now() + within), key=lambda each: each[0])
         silences = [said for _, said in told if isinstance(said, Exception)]

@@ -22,7 +22,14 @@ if text == owner then
   end
   redis.call('PEXPIRE', KEYS[1], ttl)
   local token = redis.call('GET', KEYS[4])
-  return token and tonumber(token) or next_token(clock())
+  if not token then
+    local now_us, now = clock()
+    return next_token(now_us, now, ttl)
+  end
+  if redis.call('PTTL', KEYS[4]) < ttl + 300000 then
+    redis.call('PEXPIRE', KEYS[4], ttl + 600000)
+  end
+  return tonumber(token)
 end
 if redis.call('EXISTS', KEYS[6]) == 1 then
   return {-2, -1}
@@ -42,4 +49,5 @@ if not text or shared_as(text) then
     return take()
   end
 end
+primary_only()
 return busy(owner, 'x', text)

@@ -1,7 +1,8 @@
 -- The beginning of acquire, before what a queue needs is even defined: a lock that is free and for which nobody waits.
 
 local function take()
-  local token = next_token(clock())
+  local now_us, now = clock()
+  local token = next_token(now_us, now, ARGV[2])
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
   return token
 end

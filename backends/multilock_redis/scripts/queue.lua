@@ -24,6 +24,10 @@ local OLDEST = 60000000 -- µs before now that a client's own ticket may be: its
 -- a subscription (`q`), and that it does not listen says nothing. `echo` is empty where a push is a hint only. `ticket`
 -- is the place that its client asks for on several servers alike, in µs of its own clock; nil: at the end.
 local function join(owner, mode, wait, echo, ticket)
+  -- Who has its place keeps it though the memory is full: after this write nothing is refused for that.
+  if redis.call('ZSCORE', KEYS[2], owner) then
+    redis.call('PEXPIRE', KEYS[2], 60000)
+  end
   local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
   local now_us, now = clock()
   if ticket then
@@ -139,7 +143,7 @@ local function share(owner, mode, text, ttl)
     put_off(ttl)
     return text
   end
-  local token = next_token(now_us, now)
+  local token = next_token(now_us, now, ttl)
   text = string.format('#multilock:%s:%.0f', mode, token)
   redis.call('SET', KEYS[1], text, 'PX', math.ceil(ttl * 1.5))
   redis.call('DEL', KEYS[5])

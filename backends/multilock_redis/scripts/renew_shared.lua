@@ -23,8 +23,13 @@ for i = 1, #KEYS, 3 do
       redis.call('PEXPIRE', lock, math.ceil(ttl * 1.5))
       redis.call('PEXPIRE', holders, math.ceil(ttl * 1.5))
     end
-    if redis.call('PTTL', token) < 300000 then
-      redis.call('PEXPIRE', token, 600000)
+    if redis.call('PTTL', token) < ttl + 300000 then
+      redis.call('PEXPIRE', token, ttl + 600000)
+    end
+  else
+    local wrote = redis.pcall('ZREM', holders, owner) -- as in renew
+    if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then
+      return wrote
     end
   end
   answers[#answers + 1] = ours and 1 or 0

@@ -8,7 +8,8 @@
 local owner, ttl, wait, mode = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 
 local function held(text, token)
-  return {1, token or next_token(clock()), tonumber(string.match(text, '%d+$'))}
+  local now_us, now = clock()
+  return {1, token or next_token(now_us, now, ttl), tonumber(string.match(text, '%d+$'))}
 end
 
 local text = present(redis.call('GET', KEYS[1]))
@@ -29,6 +30,7 @@ if permits then
   if queued and leave(owner) then
     pass(nil, text)
   end
+  primary_only()
   return {-3, tonumber(permits)}
 end
 
@@ -46,4 +48,5 @@ if first and fits(mode, text) then
   end
   return held(share(owner, mode, text, ttl))
 end
+primary_only()
 return busy(owner, mode, text)

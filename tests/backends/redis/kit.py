@@ -33,6 +33,8 @@ class Ear:
         self.client = os.urandom(8).hex()
         self.heard: list[tuple[Any, ...]] = []
         self.pushed: dict[str, Granted] = {}
+        self.down: dict[str, str] = {}  # push connections, each with what is wrong
+        self.refused = False  # one of them was, at any time
         self._changed = threading.Condition()
 
     def now(self) -> float:
@@ -64,7 +66,12 @@ class Ear:
         self._hear("silent", group)
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
-        self._hear("down" if trouble else "up", connection)
+        with self._changed:
+            if trouble is None:
+                self.down.pop(connection, None)
+            else:
+                self.down[connection] = trouble
+                self.refused |= refused
 
     def hears(self, *what: Any, within: float = WITHIN) -> float:
         """Wait until this was heard; on the clock, when. Each thing is heard once."""

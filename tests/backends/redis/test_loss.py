@@ -190,7 +190,7 @@ def test_a_loss_is_told_once(us: Ours, bare: Bare) -> None:
 
 
 def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_says_what_is_missing(
-    server: RedisServer, bare: Bare, connect: Connect, caplog: pytest.LogCaptureFixture
+    server: RedisServer, bare: Bare, connect: Connect
 ) -> None:
     since(bare, "6.2", "rights on channels")
     bare.acl_setuser(
@@ -201,9 +201,9 @@ def test_without_permission_to_track_the_watch_still_tells_of_force_release_and_
     us.watch(held)
     us.watch(held)
     assert us.backend.follow(frozenset({"a"}), 1) is False
-    ours = [record for record in caplog.records if f":{server.port}" in record.getMessage()]
-    assert [record.levelname for record in ours] == ["WARNING"]
-    assert any(finding.code == "refused" for finding in us.backend.diagnose(1))
+    assert us.ear.refused
+    [trouble] = us.ear.down.values()
+    assert "noticed at the next renewal" in trouble
     them.backend.force_release("a", 1)
     us.ear.hears("gone", held[0].id, TAKEN)
 
@@ -259,8 +259,8 @@ TRACKING = ("-client", "+client|id", "+client|caching")
 
 
 @pytest.mark.parametrize("rights", [SUBSCRIBING, TRACKING])
-def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription_and_warned_of_once_until_then(
-    server: RedisServer, bare: Bare, connect: Connect, caplog: pytest.LogCaptureFixture, rights: tuple[str, ...]
+def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription(
+    server: RedisServer, bare: Bare, connect: Connect, rights: tuple[str, ...]
 ) -> None:
     since(bare, "6.2", "rights on channels")
 
@@ -279,12 +279,11 @@ def test_what_was_refused_is_used_when_it_is_allowed_at_a_later_subscription_and
     refused = set(us.backend._node.listener.refused)
     cut()
     eventually(lambda: set(us.backend._node.listener.refused) == refused, within=5)
-    warnings = [record.getMessage() for record in caplog.records if f":{server.port}" in record.getMessage()]
-    assert len(warnings) == len(refused) > 0
+    assert len(us.ear.down) == len(refused) > 0
     allow()
     cut()
     eventually(lambda: us.backend._node.listener._tracked and us.backend._node.listener._tracked.alive, within=5)
-    assert "refused" not in {finding.code for finding in us.backend.diagnose(1)}
+    eventually(lambda: us.ear.down == {}, within=5)
     bare.delete(LOCK)
     us.ear.hears("gone", held[0].id, TAKEN)
 

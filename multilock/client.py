@@ -215,8 +215,9 @@ class Client(OfThisProcess):
 
         They are taken one after the other in an order that is the same for everybody, so that two callers never wait
         for each other; ``timeout`` is for all of them. The lease is held as long as each of its ``leases`` is. When one
-        is lost, ``on_lost`` is called once, and the others are kept until it has ended, one ttl at most. Its ``token``
-        is None: ``lease.leases[i].fence()``, in the order of their keys.
+        is lost, ``on_lost`` is called once; the others are kept until the release or the end of ``with``, one ttl at
+        most, since the work under them may go on until then. Its ``token`` is None: ``lease.leases[i].fence()``, in the
+        order of their keys.
 
         Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
         """
@@ -225,12 +226,12 @@ class Client(OfThisProcess):
         return LockSet(
             self,
             names,
-            on_lost,
             ttl=ttl,
             renew=renew,
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            on_lost=on_lost,
             hard_fence=hard_fence,
         )
 

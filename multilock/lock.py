@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from multilock.errors import MultilockError
 from multilock.foreign import NamesOurs, refuse
 from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
-from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.process import OfThisProcess
-from multilock.kernel.scopes import Entered, Entry
-from multilock.kernel.want import Want, want
+from multilock.kernel.scopes import Entered, Entry, Scope
+from multilock.kernel.want import Make, Want, want
 from multilock.lease import Lease
 from multilock.model import Claim, Granted, Loss
 from multilock.names import check_timeout
@@ -27,40 +26,27 @@ if TYPE_CHECKING:
 
 __all__ = ["AnyLock", "DistributedLock", "HeldLease", "Lock", "LockOfAFace"]
 
-L = TypeVar("L", bound=Holding)
+L = TypeVar("L", bound=AnyHeld)
 
 
 class Waits(AnyHeld, Lease):
-    """What a blocking lease does alike, of one lock or of several."""
+    """What a blocking lease does, of one lock or of several."""
 
     __slots__ = ()
 
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
         seconds = check_timeout(timeout)
         ended = self._kernel.runtime.bell()
-        if self._at_end(ended.ring):
-            ended.wait(math.inf if seconds is None else seconds)
+        try:
+            if self._at_end(ended.ring):
+                ended.wait(math.inf if seconds is None else seconds)
+        finally:
             self._not_at_end(ended.ring)
         return self._loss if self._is_lost() else None
 
     def __enter__(self) -> Self:
-        try:
-            self.check()
-        except MultilockError:
-            raise
-        except BaseException:  # interrupted: there will be no end of this `with`
-            self._release_after_interrupt(self._count)
-            raise
+        self._check_at_entry()
         return self
-
-    def _release_after_interrupt(self, count: int) -> None:
-        raise NotImplementedError
-
-
-class HeldLease(Holding, Waits):
-    """The `Lease` of one holding: what `Lock` gives."""
-
-    __slots__ = ()
 
     def release(self) -> bool:
         return run(self._kernel.giving_back.release(self))
@@ -95,6 +81,12 @@ class HeldLease(Holding, Waits):
             self.release()  # only counts down
         else:
             self._kernel.giving_back.later(self)
+
+
+class HeldLease(Holding, Waits):
+    """The `Lease` of one lock: what `Lock` gives."""
+
+    __slots__ = ()
 
 
 class AnyLock(Protocol):
@@ -160,8 +152,11 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
     """What the locks of both faces are made of: what they want, and the leases had through them."""
 
     def __init__(self, kernel: Kernel, name: str, **options: Any) -> None:
+        self._begin(kernel, want(kernel, name, cast("Make", self._make), **options))
+
+    def _begin(self, kernel: Kernel, want: Want) -> None:
         self._kernel = kernel
-        self._want = want(kernel, name, self._make, **options)
+        self._want = want
         self._entered: Entered[L] = Entered()
         self._newest: L | None = None  # at most one lease of a mutex is valid at a time: the one made last
 
@@ -179,10 +174,16 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
     def is_held(self) -> bool:
         return self._newest is not None and self._newest.is_held()
 
-    def _reentered(self, held: L) -> None:
-        """Note what was acquired once more, perhaps through another lock object before."""
-        if not self.is_held():  # else it holds this one, or a newer one of another thread or task
+    async def _wait_for(self, timeout: float | None, scope: Scope[L]) -> L | None:
+        """A new lease; None if it was still taken when ``timeout`` seconds were over."""
+        return cast("L | None", await acquire(self._kernel, self._want, timeout, scope=scope))
+
+    def _reenter(self, scope: Scope[L]) -> L | None:
+        """What this thread or task holds of a reentrant lock, acquired once more."""
+        held = scope.reenter(self._want) if self._want.reentrant else None
+        if held and not self.is_held():  # else it holds this one, or a newer one of another thread or task
             self._newest = held
+        return held
 
     def __repr__(self) -> str:
         held = " held" if self.is_held() else ""
@@ -217,15 +218,17 @@ class Lock(LockOfAFace[HeldLease], DistributedLock):
 
     def _acquire(self, timeout: float | None) -> HeldLease | None:
         scope = self._client._scope()
-        handing: Handing[HeldLease] = Handing(self._kernel)
+        if held := self._reenter(scope):
+            return held
+        lease = run(self._wait_for(timeout, scope))
+        if lease is None:
+            return None
         try:
-            if held := handing.reenter(scope, self._want):
-                self._reentered(held)
-                return held
-            return run(handing.acquire(acquire(self._kernel, self._want, timeout, scope=scope), scope))
-        except BaseException:
-            handing.take_back()
+            scope.push(lease)
+        except BaseException:  # interrupted: nobody has it to release it
+            self._kernel.giving_back.take_back(lease)
             raise
+        return lease
 
     def release(self) -> bool:
         lease = self._client._scope().taken_through(self._want)
@@ -234,7 +237,7 @@ class Lock(LockOfAFace[HeldLease], DistributedLock):
         return lease.release()
 
     def is_locked(self) -> bool:
-        return self._client.inspect(self.name) is not None
+        return any(self._client.inspect(name) is not None for name in self._want.names)
 
     def as_threading_lock(self) -> ThreadingLock:
         return ThreadingLock(self)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadingLock"]
 
+TIDY_AT = 32  # entries; few programs have more threads that acquire one lock and do not release it
+
 _Key = tuple[int, int]  # the thread that acquired, and a number of its own for each acquire
 
 
@@ -36,6 +38,7 @@ class ThreadingLock(OfThisProcess):
         # One for each acquire that was not released. There may be more than the holder's: a thread that lost its lease
         # hears of it only when it releases.
         self._taken: dict[_Key, Entry[HeldLease]] = {}
+        self._tidy_at = TIDY_AT
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As of `threading.Lock`. Raises BackendUnavailable, BackendRejected and ClientClosed besides."""
@@ -57,11 +60,21 @@ class ThreadingLock(OfThisProcess):
             return False
         try:
             self._taken[key] = Entry(lease, frame)
+            if len(self._taken) >= self._tidy_at:
+                self._tidy()
         except BaseException:  # interrupted: nobody has it to release it
             self._taken.pop(key, None)
             lease._take_back()
             raise
         return True
+
+    def _tidy(self) -> None:
+        """Forget what threads lost that have ended without a release."""
+        living = sys._current_frames()
+        for key, entry in list(self._taken.items()):
+            if key[0] not in living and entry.lease._is_lost():
+                self._taken.pop(key, None)
+        self._tidy_at = max(TIDY_AT, 2 * len(self._taken))
 
     def release(self) -> None:
         """Raises NotHeld, which is a RuntimeError, if it is not acquired; LockLost if it was lost."""

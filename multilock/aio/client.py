@@ -202,12 +202,12 @@ class AsyncClient(OfThisProcess):
             self,
             names,
             cancel_on_lost,
-            on_lost,
             ttl=ttl,
             renew=renew,
             reentrant=reentrant,
             fair=fair,
             hold_at_least=hold_at_least,
+            on_lost=on_lost,
             hard_fence=hard_fence,
         )
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, 
 from multilock.aio.body import Body
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
-from multilock.kernel.acquire import acquire
-from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.scopes import Entry, Scope
 from multilock.kernel.want import Want
@@ -27,18 +25,24 @@ if TYPE_CHECKING:
     from multilock.aio.client import AsyncClient
     from multilock.kernel.core import Kernel
 
-__all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "Enters", "HeldAsyncLease"]
+__all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "Enters", "HeldAsyncLease", "check_cancel_on_lost"]
 
 L = TypeVar("L", bound=AsyncLease, covariant=True)
 
 
 class Enters(AnyHeld, AsyncLease):
-    """What an asynchronous lease does alike, of one lock or of several."""
+    """What an asynchronous lease does, of one lock or of several."""
 
     __slots__ = ()
 
     _bodies: list[Body] | None
     _cancel_on_lost: bool
+
+    async def release(self) -> bool:
+        return await self._kernel.giving_back.release(self)
+
+    async def renew(self) -> None:
+        await self._kernel.renew(self)
 
     async def __aenter__(self) -> Self:
         self._enter()
@@ -50,7 +54,7 @@ class Enters(AnyHeld, AsyncLease):
         await self._exit(self._newest_body(), error)
 
     def _enter(self) -> Body:
-        self.check()
+        self._check_at_entry()
         body = Body(self)
         if self._bodies is None:
             self._bodies = []  # type: ignore[misc]  # of who has slots for it
@@ -107,12 +111,6 @@ class HeldAsyncLease(Holding, Enters):
         super().__init__(kernel, want, claim, granted, unsure)
         self._cancel_on_lost = cancel_on_lost
         self._bodies: list[Body] | None = None
-
-    async def release(self) -> bool:
-        return await self._kernel.giving_back.release(self)
-
-    async def renew(self) -> None:
-        await self._kernel.renew(self)
 
 
 class Acquiring(Coroutine[Any, Any, L], Generic[L]):
@@ -180,10 +178,8 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
     """The `AsyncDistributedLock` that is a mutex; what `AsyncClient.lock` returns."""
 
     def __init__(self, client: AsyncClient, name: str, cancel_on_lost: bool, **options: Any) -> None:
-        if not isinstance(cancel_on_lost, bool):
-            raise TypeError(f"cancel_on_lost must be True or False, not {cancel_on_lost!r:.60}")
         self._client = client
-        self._cancel_on_lost = cancel_on_lost
+        self._cancel_on_lost = check_cancel_on_lost(cancel_on_lost)
         super().__init__(client._kernel, name, **options)
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> HeldAsyncLease:
@@ -211,15 +207,12 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
 
     async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:
         scope = scope or self._client._scope() or Scope()  # the last where no task drives this
-        handing: Handing[HeldAsyncLease] = Handing(self._kernel)
-        try:
-            if held := handing.reenter(scope, self._want):
-                self._reentered(held)
-                return held
-            return await handing.acquire(acquire(self._kernel, self._want, timeout, scope=scope), scope)
-        except BaseException:
-            handing.take_back()
-            raise
+        if held := self._reenter(scope):
+            return held
+        lease = await self._wait_for(timeout, scope)
+        if lease is not None:
+            scope.push(lease)
+        return lease
 
     def release(self) -> Coroutine[Any, Any, bool]:
         return self._release(self._client._scope())  # of the caller, as in acquire()
@@ -232,7 +225,7 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
         return await lease.release()
 
     async def is_locked(self) -> bool:
-        return await self._client.inspect(self.name) is not None
+        return any([await self._client.inspect(name) is not None for name in self._want.names])
 
     async def __aenter__(self) -> AsyncLease:
         frame = _frame_of_with(sys._getframe(1))
@@ -250,6 +243,12 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
             raise self._kernel.not_held(self.name)
         self._entered.discard(entry)
         await entry.lease._exit(entry.body, error)
+
+
+def check_cancel_on_lost(value: bool) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"cancel_on_lost must be True or False, not {value!r:.60}")
+    return value
 
 
 def _frame_of_with(frame: FrameType) -> FrameType | None:

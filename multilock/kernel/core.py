@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -31,7 +31,7 @@ from multilock.kernel.ending import End
 from multilock.kernel.fence import Fence
 from multilock.kernel.gate import Gate
 from multilock.kernel.giving_back import Cancels, GivingBack
-from multilock.kernel.holding import HELD, RELEASING, Holding
+from multilock.kernel.holding import HELD, RELEASING, AnyHeld, Holding
 from multilock.kernel.monitor import Monitor
 from multilock.kernel.observing import Followers
 from multilock.kernel.pushes import Pushes
@@ -98,7 +98,8 @@ class Kernel:
         self._make_face = make_face
         self.closers: dict[Callable[[], Ending], None] = {}  # what runs elections, stopped first by close()
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
-        self.lost: weakref.WeakSet[Holding] = weakref.WeakSet()  # a forked child must not believe it lost them
+        self.apart: weakref.WeakSet[AnyHeld] = weakref.WeakSet()  # those not in `held`, for a forked child: the lost
+        # ones, and the leases of several locks
         self.events = Events(self.check_callback, self.now)
         self.end = End(self)
         self.start()
@@ -176,6 +177,7 @@ class Kernel:
             if self.now() >= validity.lost_at(until, granted.ttl):
                 return None
             lease = self.held[claim.id] = want.make(self, want, claim, granted, unsure)
+            lease._begin_work(want)
             lease._adopt()
             due = self.watchdog.adopt(lease)
         self.poke(due)
@@ -415,9 +417,23 @@ class Kernel:
 
         return page
 
-    async def renew(self, lease: Holding) -> None:
-        """See ``Lease.renew``."""
+    async def renew(self, lease: AnyHeld) -> None:
+        """See ``Lease.renew``. Of several locks each is renewed, also after one that was not answered."""
         lease.check()
+        parts: Sequence[Holding] = lease.leases
+        errors: list[MultilockError] = []
+        for part in parts:
+            if not part.is_held():
+                break
+            try:
+                await self._renew_one(part)
+            except MultilockError as error:
+                errors.append(error)
+        lease.check()
+        if errors:
+            raise errors[0]
+
+    async def _renew_one(self, lease: Holding) -> None:
         granted = lease._granted
         within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
         try:
@@ -429,4 +445,3 @@ class Kernel:
             self.name_error(error, lease.name)
             raise
         self.watchdog.settle(lease, answer)
-        lease.check()

@@ -196,9 +196,9 @@ class End:
         kernel = self._kernel
         kernel.lock = system.RLock()  # another thread may have held it, also that of a closed client
         kernel.fence = None  # its timer is the parent's
-        for lease in [*kernel.held.values(), *kernel.lost]:
+        for lease in [*kernel.held.values(), *kernel.apart]:
             lease._reset_in_child()
-        kernel.lost.clear()
+        kernel.apart.clear()
         for election in list(kernel.elections):
             election._forked()
         if kernel.closed:

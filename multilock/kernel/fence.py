@@ -7,6 +7,7 @@ extension. It counts on the clock of all deadlines, which goes on while the mach
 
 from __future__ import annotations
 
+import heapq
 import math
 import os
 import struct
@@ -25,6 +26,7 @@ SIGEV_SIGNAL, TIMER_ABSTIME = 0, 1  # <signal.h>, <time.h>
 SIGEVENT = struct.Struct("Pii48x")  # a value for the handler, the signal, how to notify
 ITIMERSPEC = struct.Struct("llll")  # the period and the time, each in seconds and nanoseconds
 NEVER = ITIMERSPEC.pack(0, 0, 0, 0)
+STALE_AT_LEAST = 64  # entries that no longer count, for which a heap is worth being made anew
 
 
 class Killer(Protocol):
@@ -85,29 +87,59 @@ def _with_timers() -> PyDLL:
 class Fence:
     """Of one client: this process lives no longer than each of these leases is valid. Used under the client's lock.
 
-    A signal handler or a finalizer may come between any two lines, and release a lease here.
+    A signal handler or a finalizer may come between any two lines, and release a lease here. An interrupt may end any
+    call halfway; whoever was interrupted lifts the fence of that lease.
     """
 
     def __init__(self, killer: Killer) -> None:
         self._killer = killer
         self._until: dict[str, float] = {}  # by claim id
+        # Earliest first. An entry counts if it is what `_until` says: the others are of older proofs, or were lifted.
+        self._heap: list[tuple[float, str]] = []
+        self._set_to = math.inf
 
     def keep(self, claim_id: str, until: float) -> None:
-        """A new proof of this lease."""
+        """Record a new proof of this lease: it is valid until then."""
         self._until[claim_id] = until
+        heapq.heappush(self._heap, (until, claim_id))
+        if len(self._heap) > STALE_AT_LEAST + 2 * len(self._until):
+            self._drop_stale()
         self._set()
 
     def lift(self, claim_id: str) -> None:
-        """Its holder has ended what it did under it. Also after an interrupt, which may have come before the timer was
-        set."""
+        """Forget this lease: its holder has ended what it did under it. Also after an interrupt, which may have come
+        before the timer was set."""
         self._until.pop(claim_id, None)
         self._set()
 
     def close(self) -> None:
         self._until.clear()
+        self._heap.clear()
         self._killer.close()
 
     def _set(self) -> None:
-        at: float | None = None
-        while at != (at := min(self._until.values(), default=math.inf)):
+        while (at := self._first()) != self._set_to:
+            self._set_to = math.nan  # equal to nothing: an interrupt may come before or after the timer is set
             self._killer.at(at)
+            self._set_to = at
+
+    def _first(self) -> float:
+        """When the first of them ends."""
+        heap = self._heap
+        while heap:
+            entry = until, claim_id = heap[0]
+            if self._until.get(claim_id) == until:
+                return until
+            dropped = heapq.heappop(heap)
+            if dropped is not entry:  # a signal handler came in between, and dropped that one itself
+                heapq.heappush(heap, dropped)
+        return math.inf
+
+    def _drop_stale(self) -> None:
+        """Make the heap anew; again if a signal handler changed something meanwhile."""
+        seen: dict[str, float] | None = None
+        while seen != self._until:
+            seen = self._until.copy()
+            heap = [(until, claim_id) for claim_id, until in seen.items()]
+            heapq.heapify(heap)
+            self._heap[:] = heap

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from multilock import system
 from multilock.errors import BackendUnavailable
 from multilock.kernel import process
-from multilock.kernel.holding import HELD, RELEASED, RELEASING, Holding
+from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, Holding
 from multilock.kernel.runtime import call_inside, wait_until
 from multilock.model import Claim, Granted, LossReason, Returned
 from multilock.telling import logger
@@ -59,62 +59,82 @@ def call_to_give_back(
 
 
 class GivingBack:
-    """Releases: by whoever holds the lease, in the background, and from inside a client."""
+    """Releases: by whoever holds the lease, in the background, and from inside a client.
+
+    A lease of several locks begins its release as a whole. Then each part goes back to the backend by itself; one that
+    another lease holds as well is only counted down.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._late: deque[Holding] = deque()  # for the ticking thread
+        self._late: deque[AnyHeld] = deque()  # for the ticking thread
 
-    async def release(self, lease: Holding) -> bool:
-        """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say."""
+    async def release(self, lease: AnyHeld, until: float | None = None) -> bool:
+        """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say.
+
+        Answers are waited for until ``until``: the time of one request, unless it is given.
+        """
         process.notice_fork()
         if process.in_the_middle():
             return self._release_from_within(lease)
         kernel = self._kernel
         kernel.face.forget_closed_loop()
         released_at = kernel.now()
+        part: Holding | None = None
         returned: Returned | None = None
         try:
             if (decided := self._decide(lease, released_at)) is not None:
                 return decided
-            try:
-                within = lease._want.request_timeout
-                if lease._rest_until is None:
-                    returned = await kernel.face.release(lease._claim, lease._granted, lease._unsure, within)
-                else:
-                    call, *args = call_to_give_back(
-                        kernel.backend, kernel.now(), lease._claim, lease._granted, lease._unsure, lease._rest_until
-                    )
-                    returned = await kernel.face.ask(within, call, *args)
-            except Exception as error:
-                logger.warning(
-                    "the release of the lock %r goes on in the background: %s",
-                    lease.name,
-                    error,
-                    extra=kernel.extra(lease),
-                )
-            return self._finish(lease, returned, released_at)
+            ours = True
+            end = released_at + lease._want.request_timeout if until is None else until
+            for part in lease._going_back():
+                returned = None
+                returned = await self._ask_for_release(part, end)
+                ours = self._finish(part, returned, released_at) and ours
+            if lease is not part:
+                self._finish_whole(lease, released_at)
+            return ours
         except BaseException:
             # By hand, not `surely`: it is a coroutine, and what is left to do is another thing than what it began with.
-            if lease._state == RELEASING or returned is not None:
-                self._finish(lease, returned, released_at)
+            if part and (part._state in (RELEASING, RELEASED) or returned is not None):
+                self._finish(part, returned, released_at)
+            if lease._state == RELEASING:
+                self.go_on(lease)
             raise
 
-    def _decide(self, lease: Holding, now: float) -> bool | None:
-        """None: a request is to be sent. Else what the release answers without one."""
-        kernel = self._kernel
-        with kernel.lock:
-            if lease._state == HELD and now < lease._lost_at:
+    def _decide(self, lease: AnyHeld, now: float) -> bool | None:
+        """None: requests are to be sent. Else what the release answers without any."""
+        with self._kernel.lock:
+            if lease._proved(now):
                 if lease._count > 1 and lease._count_down():
                     return True
                 lease._begin_release()
-                kernel.watchdog.drop(lease)
                 return None
-        if lease._state == HELD:
-            kernel.monitor.expire(lease)
+        lease._alive()  # which notices that it is over
         lease._end_of_work()
-        lease._leave_scope()
         return False
+
+    async def _ask_for_release(self, lease: Holding, until: float) -> Returned | None:
+        """None: it was not answered in time."""
+        kernel = self._kernel
+        within = min(lease._want.request_timeout, until - kernel.now())
+        if within <= 0:
+            return None
+        try:
+            if lease._rest_until is None:
+                return await kernel.face.release(lease._claim, lease._granted, lease._unsure, within)
+            call, *args = call_to_give_back(
+                kernel.backend, kernel.now(), lease._claim, lease._granted, lease._unsure, lease._rest_until
+            )
+            return await kernel.face.ask(within, call, *args)
+        except Exception as error:
+            logger.warning(
+                "the release of the lock %r goes on in the background: %s",
+                lease.name,
+                error,
+                extra=kernel.extra(lease),
+            )
+            return None
 
     def _finish(self, lease: Holding, returned: Returned | None, released_at: float) -> bool:
         """The end of a release; None: it was not answered, and goes on in the background. Twice is harmless."""
@@ -138,19 +158,24 @@ class GivingBack:
         lease._leave_scope()
         return False
 
-    def _released(self, lease: Holding, released_at: float) -> None:
+    def _finish_whole(self, lease: AnyHeld, released_at: float) -> None:
+        """Of several locks, when each part is finished. Twice is harmless."""
+        lease._tell_gone()
+        self._released(lease, released_at)
+        lease._leave_scope()
+
+    def _released(self, lease: AnyHeld, released_at: float) -> None:
         kernel = self._kernel
         with kernel.lock:
             first = lease._end_release()  # else interrupted and called again, or forked meanwhile
             if not first and lease._state != RELEASED:
                 return
-            kernel.held.pop(lease._claim.id, None)
+            if isinstance(lease, Holding):
+                kernel.held.pop(lease._claim.id, None)
         lease._lift_fence()  # again, if the release was interrupted
         lease._leave_scope()
-        for hook in list(lease._hooks or ()):
-            hook()
-        lease._hooks = None
-        if not first:
+        lease._call_hooks()
+        if not first or not isinstance(lease, Holding):
             return
         if logger.wants(logging.DEBUG):
             logger.debug("released the lock %r", lease.name, extra=kernel.extra(lease))
@@ -159,31 +184,42 @@ class GivingBack:
 
     # For whoever cannot wait
 
-    def later(self, lease: Holding) -> None:
+    def later(self, lease: AnyHeld) -> None:
         """Release it in the background, however often it was acquired: somebody unwinds."""
         held = lease._state == HELD
         try:
             with self._kernel.lock:
-                if not lease._begin_release():
-                    lease._lift_fence()
-                    return
-            self._release_late(lease)
+                begun = lease._begin_release()
+            if begun:
+                self._release_late(lease)
+            else:
+                lease._all_work_ended()
         except BaseException:  # interrupted: what we have begun to release nobody else would give back
             if held and lease._state in (RELEASING, RELEASED):
                 self.go_on(lease)
             raise
 
-    def take_back(self, lease: Holding) -> None:
+    def take_back(self, lease: AnyHeld) -> None:
         """The same for one that its acquire, interrupted, could not hand out: nothing was done for which the name
         would rest."""
-        lease._rest_until = None
+        lease._no_rest()
         self.later(lease)
 
-    def go_on(self, lease: Holding) -> None:
+    def go_on(self, lease: AnyHeld) -> None:
         """One that is being released: whoever waits for the answer never unwinds."""
-        self._finish(lease, None, self._kernel.now())
+        now = self._kernel.now()
+        with self._kernel.lock:
+            lease._let_go()
+        for part in lease._going_back():
+            self._finish(part, None, now)
+        self._finish_whole(lease, now)
 
-    def _release_from_within(self, lease: Holding) -> bool:
+    def soon(self, lease: Holding) -> None:
+        """Have the ticking thread release it, or count it down, for whoever may hold a lock of the client."""
+        self._late.append(lease)
+        self._kernel.nudge()
+
+    def _release_from_within(self, lease: AnyHeld) -> bool:
         """By a finalizer, or a signal handler, that came `process.in_the_middle`: what this thread holds would be
         waited for, for ever. The ticking thread does it."""
         kernel = self._kernel
@@ -192,7 +228,7 @@ class GivingBack:
             self._late.append(lease)
         else:
             try:
-                if lease._state != HELD or kernel.now() >= lease._lost_at:
+                if not lease._proved(kernel.now()):
                     lease._end_of_work()
                     return False
                 if lease._count_down():
@@ -209,18 +245,23 @@ class GivingBack:
         while self._late:
             self._release_late(self._late.popleft())
 
-    def _release_late(self, lease: Holding) -> None:
+    def _release_late(self, lease: AnyHeld) -> None:
         """Twice is harmless."""
         kernel = self._kernel
         with kernel.lock:
             if lease._count_down():
                 return
-            if not (lease._begin_release() or lease._state == RELEASING):
-                lease._end_of_work()
-                return
-            kernel.watchdog.drop(lease)
-        kernel.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
-        self._released(lease, kernel.now())
+            begun = lease._begin_release() or lease._state == RELEASING
+            if begun:
+                lease._let_go()
+        if not begun:
+            lease._end_of_work()
+            return
+        now = kernel.now()
+        for part in lease._going_back():
+            kernel.cancels.add(part._claim, part._granted, part._unsure, rest_until=part._rest_until)
+            self._released(part, now)
+        self._finish_whole(lease, now)
 
 
 class _Cancel:

@@ -1,4 +1,7 @@
-"""What both faces' leases share: one holding of one name, answered from the clock at every question.
+"""What all leases share: their states, who works under them, and what is called at their end.
+
+`Holding` is the lease of one lock, answered from the clock at every question; `multilock.many` has the lease of several
+locks, whose parts are holdings. What is true of a lease stands in `AnyHeld`, once for both.
 
 All changes of its state are here, as named transitions; nobody else assigns it (see docs/decisions/0015-the-house.md):
 
@@ -33,138 +36,33 @@ __all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "AnyHeld", "Holding"]
 NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 
 
-class AnyHeld(AnyLease):
-    """How a lease tells that it is over: that of one lock, which is a `Holding`, and that of several."""
-
-    __slots__ = ()
-
-    _kernel: Kernel
-    _count: int
-    _loss: Loss[Any] | None
-    _callbacks: list[Callable[[Loss[Any]], object]] | None
-    _hooks: list[Callable[[], None]] | None
-
-    def _alive(self) -> bool:
-        """From the clock; a deadline that passed unnoticed is noticed now."""
-        raise NotImplementedError
-
-    def _over(self) -> bool:
-        """Lost or released, to the end: nothing more happens to it. One that is being released is not."""
-        raise NotImplementedError
-
-    def _is_lost(self) -> bool:
-        raise NotImplementedError
-
-    def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
-        if callback is None:
-            raise TypeError("on_lost takes a function of one argument, not None")
-        self._kernel.check_callback("on_lost", callback)
-        self._alive()
-        with self._kernel.lock:
-            if self._loss is None:
-                if not self._over():
-                    self._callbacks = [*(self._callbacks or ()), callback]  # type: ignore[misc]  # who has slots …
-                return
-        self._kernel.callbacks.start(callback, self._loss)
-
-    def _at_end(self, hook: Callable[[], None]) -> bool:
-        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it is over already."""
-        self._alive()
-        with self._kernel.lock:
-            if self._over():
-                return False
-            self._hooks = [*(self._hooks or ()), hook]  # type: ignore[misc]  # … has one for it
-            return True
-
-    def _not_at_end(self, hook: Callable[[], None]) -> None:
-        with self._kernel.lock:
-            if self._hooks and hook in self._hooks:
-                self._hooks = [other for other in self._hooks if other != hook]  # type: ignore[misc]
-
-    def _lock_lost(self) -> LockLost:
-        assert self._loss is not None
-        return LockLost(
-            f"lock {self.name!r} was lost ({self._loss.reason.value}): {self._loss.message}; "
-            "what was done since may not be exclusive",
-            loss=self._loss,
-            name=self.name,
-            backend=self._kernel.scheme,
-        )
-
-    def _raise_lost(self, error: BaseException | None) -> None:
-        """At the end of ``with``: LockLost, unless the body's own exception goes on; that gets a note."""
-        lost = self._lock_lost()
-        if error is None:
-            raise lost
-        if getattr(error, "loss", None) is not self._loss:
-            error.add_note(str(lost))
-
-    def __copy__(self) -> Self:
-        """Itself: one holding cannot become two. So what refers to it, as a `Loss` does, can be copied."""
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-
-class Holding(OfThisProcess, NamesOurs, AnyHeld):
-    """One holding of a lock, from its grant until it is released or lost; it is never held again after that.
-
-    What its public members do stands in `multilock.lease`. None of them asks the backend.
-    """
+class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
+    """A lease, of one lock or of several, from its grant until it is released or lost; it is never held again after
+    that."""
 
     __slots__ = (
         "__weakref__",
-        "_armed",
         "_callbacks",
-        "_claim",
         "_count",
-        "_due",
-        "_failures",
-        "_granted",
-        "_granted_at",
+        "_fenced_from",
         "_hooks",
         "_kernel",
         "_loss",
-        "_lost_at",
-        "_renew_at",
-        "_renewing",
-        "_rest_until",
         "_scope",
         "_state",
-        "_unsure",
-        "_valid_until",
         "_want",
     )
 
-    def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
+    def __init__(self, kernel: Kernel, want: Want) -> None:
         self._kernel = kernel
         self._want = want
-        self._claim = claim
-        self._unsure = unsure  # a request of this id has no answer: its cancel must be final
         self._state = NEW
         self._loss: Loss[Any] | None = None
-        self._count = 1  # how often a reentrant lock was acquired
+        self._count = 1  # how often it was acquired, if it is reentrant: for each a release
+        self._fenced_from = 0  # from how many acquires on the process ends with its validity; 0: with none
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
         self._hooks: list[Callable[[], None]] | None = None  # called at the end, lost or released, by whoever ends it
-        self._due: float | None = None  # when the watchdog looks at it next
-        self._armed = not kernel.push_loss
-        self._renewing = False
-        self._granted_at = kernel.now()
-        self._rest_until = self._granted_at + want.hold_at_least if want.hold_at_least else None
-        self._accept(granted)
-
-    def _accept(self, granted: Granted) -> None:
-        """A new proof. The caller has made sure that it came before the lease was lost."""
-        ttl = granted.ttl
-        self._granted = granted
-        self._valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
-        self._lost_at = validity.lost_at(until, ttl)
-        if self._want.hard_fence:
-            self._kernel.hard_fence().keep(self._claim.id, until)
-        self._failures = 0  # renewals since this proof
-        self._renew_at: float | None = None  # the watchdog's; planned when it first looks
 
     # Transitions. No function is called between the assignments of one: an interrupt finds all of them done, or none.
 
@@ -179,7 +77,7 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         """HELD → HELD: one release of a reentrant lease that was acquired more than once."""
         if self._state != HELD or self._count <= 1:
             return False
-        self._count -= 1
+        self._work_ends()
         return True
 
     def _begin_release(self) -> bool:
@@ -187,7 +85,7 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         if self._state != HELD:
             return False
         self._state = RELEASING
-        self._lift_fence()
+        self._let_go()
         return True
 
     def _end_release(self) -> bool:
@@ -217,7 +115,7 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
 
     def _abandon(self) -> bool:
         """NEW, HELD, RELEASING → RELEASED: nobody has it any more. Its acquire was interrupted before it could hand it
-        out, or the interpreter ends; who calls gives the claim back."""
+        out, or the interpreter ends; who calls gives the claim back. Of several locks: one was released by hand."""
         if self._state not in (NEW, HELD, RELEASING):
             return False
         self._state = RELEASED
@@ -227,6 +125,238 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
         """Every state → RELEASED: what the parent of a forked child held or lost is nothing of the child's."""
         self._state = RELEASED
         self._loss = self._callbacks = self._hooks = None
+
+    @property
+    def leases(self) -> tuple[Any, ...]:
+        """Of a single lock: itself."""
+        raise NotImplementedError
+
+    # Whether it is still ours
+
+    def _proved(self, now: float) -> bool:
+        """Whether it is held, and was not over by the clock at ``now``."""
+        raise NotImplementedError
+
+    def _alive(self) -> bool:
+        """From the clock; a deadline that passed unnoticed is noticed now."""
+        raise NotImplementedError
+
+    def _at_risk(self) -> bool:
+        raise NotImplementedError
+
+    def is_held(self) -> bool:
+        return self._alive()
+
+    @property
+    def state(self) -> LeaseState:
+        if not self.is_held():
+            return LeaseState.LOST if self._state == LOST else LeaseState.RELEASED
+        return LeaseState.AT_RISK if self._at_risk() else LeaseState.HELD
+
+    def check(self) -> None:
+        if not self.is_held():
+            self._raise_over()
+
+    def _raise_over(self) -> None:
+        if self._state == LOST:
+            raise self._lock_lost()
+        raise NotHeld(
+            f"the lease of {self.name!r} was released: acquire the lock again",
+            name=self.name,
+            backend=self._kernel.scheme,
+        )
+
+    def _over(self) -> bool:
+        """Lost or released, to the end: nothing more happens to it. One that is being released is not."""
+        return self._state in (LOST, RELEASED)
+
+    def _is_lost(self) -> bool:
+        return not self._alive() and self._state == LOST
+
+    # Who works under it. Each acquire begins a work and each release ends one, whether the lease is held or was lost.
+
+    def _may_reenter(self, want: Want) -> bool:
+        mine = self._want
+        same = (mine.names, mine.kind, mine.permits) == (want.names, want.kind, want.permits)
+        return mine.reentrant and want.reentrant and same
+
+    def _reenter(self, want: Want) -> bool:
+        """Count one more acquire of this reentrant lease, if it is still held; ``want.on_lost`` is told of its loss."""
+        if not self.is_held():
+            return False
+        with self._kernel.lock:
+            if self._state != HELD:
+                return False
+            callbacks = self._callbacks or []
+            if want.on_lost and want.on_lost not in callbacks:
+                self._callbacks = [*callbacks, want.on_lost]
+            self._count += 1
+            self._begin_work(want)
+            return True
+
+    def _begin_work(self, want: Want) -> None:
+        """Somebody has it from here on, with what ``want`` promises: a rest after the release, a fence. Under the
+        client's lock."""
+        raise NotImplementedError
+
+    def _work_ends(self) -> None:
+        """One of several that work under it has ended."""
+        self._count -= 1
+        if self._count < self._fenced_from:
+            self._lift_fence()
+
+    def _end_of_work(self) -> bool:
+        """One who works under a lease that is over says that he has ended. True: he was the last of them."""
+        with self._kernel.lock:
+            if self._count > 1:
+                self._work_ends()
+                return False
+        self._all_work_ended()
+        return True
+
+    def _all_work_ended(self) -> None:
+        """Of a lease that is over. Twice is harmless."""
+        self._lift_fence()
+        self._leave_scope()
+
+    def _check_at_entry(self) -> None:
+        """Of ``with``: a body that does not begin, since the lease was lost, does no work under it."""
+        try:
+            self.check()
+        except LockLost:
+            self._end_of_work()
+            raise
+
+    def _lift_fence(self) -> None:
+        """Twice is harmless."""
+        raise NotImplementedError
+
+    def _let_go(self) -> None:
+        """Its release has begun. Under the client's lock; twice is harmless."""
+        raise NotImplementedError
+
+    def _going_back(self) -> list[Holding]:
+        """What is to be given back to the backend, once its release has begun; the last that was taken comes first."""
+        raise NotImplementedError
+
+    def _tell_gone(self) -> None:
+        """Of several locks, one of which was gone when it was released: all are lost."""
+
+    def _no_rest(self) -> None:
+        """Nothing was done for which a name would rest."""
+        raise NotImplementedError
+
+    def _leave_scope(self) -> None:
+        """Its owner released it: it is nobody's current lease any more."""
+        if self._scope is not None:
+            self._scope.discard(self)
+
+    def _to_be_released(self) -> bool:
+        """Whether its owner has still to release it: what is held, and what was lost."""
+        return self._state in (HELD, LOST)
+
+    # The end
+
+    def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
+        if callback is None:
+            raise TypeError("on_lost takes a function of one argument, not None")
+        self._kernel.check_callback("on_lost", callback)
+        self._alive()
+        with self._kernel.lock:
+            if self._loss is None:
+                if not self._over():
+                    self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        self._kernel.callbacks.start(callback, self._loss)
+
+    def _at_end(self, hook: Callable[[], None]) -> bool:
+        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it is over already."""
+        self._alive()
+        with self._kernel.lock:
+            if self._over():
+                return False
+            self._hooks = [*(self._hooks or ()), hook]
+            return True
+
+    def _not_at_end(self, hook: Callable[[], None]) -> None:
+        with self._kernel.lock:
+            if self._hooks and hook in self._hooks:
+                self._hooks = [other for other in self._hooks if other != hook]
+
+    def _lock_lost(self) -> LockLost:
+        assert self._loss is not None
+        return LockLost(
+            f"lock {self.name!r} was lost ({self._loss.reason.value}): {self._loss.message}; "
+            "what was done since may not be exclusive",
+            loss=self._loss,
+            name=self.name,
+            backend=self._kernel.scheme,
+        )
+
+    def _raise_lost(self, error: BaseException | None) -> None:
+        """At the end of ``with``: LockLost, unless the body's own exception goes on; that gets a note."""
+        lost = self._lock_lost()
+        if error is None:
+            raise lost
+        if getattr(error, "loss", None) is not self._loss:
+            error.add_note(str(lost))
+
+    def _call_hooks(self) -> None:
+        """Twice is harmless."""
+        for hook in list(self._hooks or ()):
+            hook()
+        self._hooks = None
+
+    def __copy__(self) -> Self:
+        """Itself: one holding cannot become two. So what refers to it, as a `Loss` does, can be copied."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
+class Holding(AnyHeld):
+    """The lease of one lock.
+
+    What its public members do stands in `multilock.lease`. None of them asks the backend.
+    """
+
+    __slots__ = (
+        "_armed",
+        "_claim",
+        "_due",
+        "_failures",
+        "_granted",
+        "_granted_at",
+        "_lost_at",
+        "_renew_at",
+        "_renewing",
+        "_rest_until",
+        "_unsure",
+        "_valid_until",
+    )
+
+    def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
+        super().__init__(kernel, want)
+        self._claim = claim
+        self._unsure = unsure  # a request of this id has no answer: its cancel must be final
+        self._due: float | None = None  # when the watchdog looks at it next
+        self._armed = not kernel.push_loss
+        self._renewing = False
+        self._granted_at = kernel.now()
+        self._rest_until: float | None = None
+        self._accept(granted)
+
+    def _accept(self, granted: Granted) -> None:
+        """A new proof. The caller has made sure that it came before the lease was lost."""
+        ttl = granted.ttl
+        self._granted = granted
+        self._valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
+        self._lost_at = validity.lost_at(until, ttl)
+        if self._fenced_from and (fence := self._kernel.fence):  # none: the client has ended
+            fence.keep(self._claim.id, until)
+        self._failures = 0  # renewals since this proof
+        self._renew_at: float | None = None  # the watchdog's; planned when it first looks
 
     # What it is
 
@@ -252,8 +382,8 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
 
     # Whether it is still ours
 
-    def is_held(self) -> bool:
-        return self._alive()
+    def _proved(self, now: float) -> bool:
+        return self._state == HELD and now < self._lost_at
 
     def _alive(self) -> bool:
         if this_process[0] != OURS:  # `notice_fork`, without a call
@@ -267,30 +397,11 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
     def remaining(self) -> float:
         return max(0.0, self._lost_at - self._kernel.now()) if self.is_held() else 0.0
 
-    @property
-    def state(self) -> LeaseState:
-        if not self.is_held():
-            return LeaseState.LOST if self._state == LOST else LeaseState.RELEASED
-        return LeaseState.AT_RISK if self._at_risk() else LeaseState.HELD
-
     def _at_risk(self) -> bool:
         if not self._claim.renew:
             return False
         granted = self._granted
         return self._failures > 0 or self._kernel.now() >= validity.late_at(granted.sent_at, granted.renew_every)
-
-    def check(self) -> None:
-        if not self.is_held():
-            self._raise_over()
-
-    def _raise_over(self) -> None:
-        if self._state == LOST:
-            raise self._lock_lost()
-        raise NotHeld(
-            f"the lease of {self.name!r} was released: acquire the lock again",
-            name=self.name,
-            backend=self._kernel.scheme,
-        )
 
     def fence(self) -> int:
         self.check()
@@ -309,47 +420,31 @@ class Holding(OfThisProcess, NamesOurs, AnyHeld):
             )
         return token
 
-    def _may_reenter(self, want: Want) -> bool:
-        mine = self._want
-        same = (mine.name, mine.kind, mine.permits) == (want.name, want.kind, want.permits)
-        return mine.reentrant and want.reentrant and same
+    # Who works under it
 
-    def _reenter(self, want: Want) -> bool:
-        """Count one more acquire of this reentrant lease, if it is still held; ``want.on_lost`` hears of its loss."""
-        if not self.is_held():
-            return False
-        with self._kernel.lock:
-            if self._state != HELD:
-                return False
-            callbacks = self._callbacks or []
-            if want.on_lost and want.on_lost not in callbacks:
-                self._callbacks = [*callbacks, want.on_lost]
-            self._count += 1
-            return True
-
-    def _end_of_work(self) -> None:
-        """One who works under a lease that was lost says that he has ended; it is fenced until all of them have."""
-        if self._count > 1:
-            self._count -= 1
-        else:
-            self._lift_fence()
+    def _begin_work(self, want: Want) -> None:
+        if want.hold_at_least:
+            self._rest_until = max(self._rest_until or 0.0, self._granted_at + want.hold_at_least)
+        if want.hard_fence and not self._fenced_from:
+            self._fenced_from = self._count
+            self._kernel.hard_fence().keep(self._claim.id, self._valid_until)
 
     def _lift_fence(self) -> None:
-        if self._want.hard_fence:
+        if self._fenced_from:
             with self._kernel.lock:
                 if fence := self._kernel.fence:
                     fence.lift(self._claim.id)
+                self._fenced_from = 0
 
-    def _over(self) -> bool:
-        return self._state in (LOST, RELEASED)
+    def _let_go(self) -> None:
+        self._lift_fence()
+        self._kernel.watchdog.drop(self)
 
-    def _is_lost(self) -> bool:
-        return not self._alive() and self._state == LOST
+    def _going_back(self) -> list[Holding]:
+        return [self]
 
-    def _leave_scope(self) -> None:
-        """Its owner released it: it is nobody's current lease any more."""
-        if self._scope is not None:
-            self._scope.discard(self)
+    def _no_rest(self) -> None:
+        self._rest_until = None
 
     def __repr__(self) -> str:
         state = f"{self.state.value} token={self.token} remaining={self.remaining():.3f}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from multilock import system
 from multilock.kernel import validity
-from multilock.kernel.holding import Holding
+from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.interrupts import surely
 from multilock.kernel.runtime import wait_until
 from multilock.model import Claim, Granted, Loss, LossReason
@@ -44,7 +44,7 @@ class Monitor:
         self.client = client
         self.now = kernel.runtime.now
         self.waiting: dict[str, Waiting] = {}  # by claim id
-        self._telling: dict[Holding, int] = {}  # lost, and not all of it is told yet; by which thread
+        self._telling: dict[AnyHeld, int] = {}  # lost, and not all of it is told yet; by which thread
 
     # Notices
 
@@ -122,29 +122,35 @@ class Monitor:
         loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
         return surely(self._lose, lease, loss, give_back, released)
 
-    def _lose(self, lease: Holding, loss: Loss[Any], give_back: bool, released: bool) -> bool:
+    def lose_with_a_part(self, lease: AnyHeld, loss: Loss[Any], released: bool) -> None:
+        """The same for the lease of several locks, of which one was lost, as ``loss`` says."""
+        surely(self._lose, lease, loss, False, released)
+
+    def _lose(self, lease: AnyHeld, loss: Loss[Any], give_back: bool, released: bool) -> bool:
         """Twice is harmless: a lease that has this very loss was interrupted before all of it was told."""
         kernel = self._kernel
         with kernel.lock:
             if lease._loss is not loss and not (lease._lose_released(loss) if released else lease._lose(loss)):
                 return False
             self._telling[lease] = system.get_ident()
-            kernel.lost.add(lease)
-            kernel.forget(lease)
+            kernel.apart.add(lease)
+            if isinstance(lease, Holding):
+                kernel.forget(lease)
         try:
             self._tell(lease, loss, give_back)
         finally:
             self._telling.pop(lease, None)
         return True
 
-    def _tell(self, lease: Holding, loss: Loss[Any], give_back: bool) -> None:
+    def _tell(self, lease: AnyHeld, loss: Loss[Any], give_back: bool) -> None:
         """Twice is harmless."""
         kernel = self._kernel
         for callback in lease._callbacks or ():  # before anything that could block
             kernel.callbacks.start(callback, loss)
-        for hook in list(lease._hooks or ()):
-            hook()
-        lease._callbacks = lease._hooks = None
+        lease._call_hooks()
+        lease._callbacks = None
+        if not isinstance(lease, Holding):  # it has no claim, and its part is in the events and in the log
+            return
         if give_back:
             # What may still stand at the server is given back, but not while the callback has its time.
             not_before = None if loss.confirmed else lease._valid_until

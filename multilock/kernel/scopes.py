@@ -7,36 +7,44 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from multilock.kernel.holding import HELD, LOST, Holding
+from multilock.kernel.holding import LOST, AnyHeld
 
 if TYPE_CHECKING:
     from multilock.kernel.want import Want
 
 __all__ = ["Entered", "Entry", "Scope"]
 
-L = TypeVar("L", bound=Holding)
+L = TypeVar("L", bound=AnyHeld)
 
 
 class Scope(Generic[L]):
     """What one thread or task acquired and has not given back, a lost lease included. Any thread may discard."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, L] = {}
+        self._leases: dict[AnyHeld, None] = {}
         self._tidy_at = 64
 
     def push(self, lease: L) -> None:
-        lease._scope = self
-        self._leases[lease._claim.id] = lease
+        """Of several locks each is here, under the lease of all of them."""
+        for each in (*lease.leases, lease):
+            if each._scope is None:
+                each._scope = self
+                self._leases[each] = None
         if len(self._leases) >= self._tidy_at:  # leases that were lost and never released by their owner
-            for old in list(self._leases.values()):
+            for old in list(self._leases):
                 if old._state == LOST:
                     self.discard(old)
             self._tidy_at = max(64, 2 * len(self._leases))
 
-    def discard(self, lease: Holding) -> None:
-        self._leases.pop(lease._claim.id, None)
+    def discard(self, lease: AnyHeld) -> None:
+        self._leases.pop(lease, None)
+
+    def reenter(self, want: Want) -> L | None:
+        """Acquire once more what is held here of a reentrant lock."""
+        held = self.newest(lambda lease: lease._may_reenter(want))
+        return held if held and held._reenter(want) else None
 
     def taken_through(self, want: Want) -> L | None:
         """What a release through the lock object of ``want`` is about: its newest lease, lost ones included."""
@@ -44,6 +52,8 @@ class Scope(Generic[L]):
 
     def keeps_out(self, want: Want) -> bool:
         """Whether leases that were taken here and are still valid keep it out: who waits for it waits for itself."""
+        if want.parts:
+            return any(self.keeps_out(part) for part in want.parts)
         held = islice(self._valid(want.name), max(1, want.permits))
         return len(list(held)) == max(1, want.permits)
 
@@ -51,17 +61,18 @@ class Scope(Generic[L]):
         """The lease of a reader that would become the writer, or of the writer that would become a reader."""
         other = {"read": "write", "write": "read"}.get(want.kind)
         held = next(self._valid(want.name), None) if other else None  # what is valid of one name is of one mode
-        return held if held and held._claim.kind == other else None
+        return held if held and held._want.kind == other else None
 
     def _valid(self, name: str) -> Iterator[L]:
-        return (lease for lease in self if lease._claim.name == name and lease.is_held())
+        return (lease for lease in self if lease.name == name and not lease._want.parts and lease.is_held())
 
     def newest(self, suits: Callable[[L], bool]) -> L | None:
         return next((lease for lease in self if suits(lease)), None)
 
     def __iter__(self) -> Iterator[L]:
         """Newest first, without those that were released."""
-        return (lease for lease in reversed(list(self._leases.values())) if lease._state in (HELD, LOST))
+        leases = cast("list[L]", list(self._leases))
+        return (lease for lease in reversed(leases) if lease._to_be_released())
 
 
 class Entry(Generic[L]):

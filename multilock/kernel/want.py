@@ -52,6 +52,11 @@ class Want:
     request_timeout: float
     make: Make
     permits: int  #: of kind "permit": how many may hold the name together
+    parts: tuple[Want, ...] = ()  #: of kind "set": what it wants of each, in the order in which they are taken
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(part.name for part in self.parts) or (self.name,)
 
 
 def want(

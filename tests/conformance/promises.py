@@ -399,7 +399,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Lost when one is, once; the others are kept until the callback has ended": (
             "LockAllConformance.test_it_is_lost_with_one_part_and_says_which",
-            "LockAllConformance.test_the_others_are_kept_until_the_callback_has_ended",
+            "LockAllConformance.test_the_other_parts_are_kept_until_the_lost_set_is_released",
+            "LockAllConformance.test_the_other_parts_of_a_forgotten_lost_set_are_kept_for_one_ttl",
             "LockAllConformance.test_the_end_of_with_raises_the_loss",
             "LockAllConformance.test_a_closed_client_gives_all_of_them_back",
         ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from multilock import now
-from multilock.kernel.holding import HELD, Holding
+from multilock.kernel.holding import HELD, AnyHeld, Holding
 from multilock.model import Busy, Claim, Granted
 from tests.faults.habits import ELSEWHERE
 
@@ -54,7 +54,7 @@ def plain_del() -> None:
 def cached_is_held() -> None:
     """``is_held()`` tells what some thread stored last, and does not look at the clock."""
 
-    def is_held(self: Holding) -> bool:
+    def is_held(self: AnyHeld) -> bool:
         return self._state == HELD
 
     Holding.is_held = is_held  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from random import Random
 from typing import Any
 
 import pytest
@@ -176,6 +178,141 @@ def test_a_lost_reentrant_lease_is_fenced_until_each_has_released_it(
     assert runtime.kills_at == NEVER
 
 
+def test_a_set_is_fenced_once_it_is_handed_out_and_no_sooner(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    seen: list[float] = []
+
+    def look(backend: Scripted, call: Call) -> Any:
+        seen.append(runtime.kills_at)
+        return call.execute()
+
+    backend.always("attempt", look)
+    with client.lock_all(["a", "b", "c"], hard_fence=True):
+        assert seen == [NEVER] * 3
+        assert runtime.kills_at < NEVER
+    assert runtime.kills_at == NEVER
+
+
+def test_a_set_that_waits_through_an_outage_ends_no_process(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    backend.holders["b"] = "another"
+    killed: list[float] = []
+
+    def silent(backend: Scripted, call: Call) -> Any:
+        killed.append(runtime.kills_at)
+        backend.pass_time(call.within)
+        raise BackendUnavailable("silent")
+
+    backend.script("attempt", lambda backend, call: call.execute())
+    backend.always("attempt", silent)
+    backend.always("renew", silence())
+    with pytest.raises(BackendUnavailable):
+        client.lock_all(["a", "b"], hard_fence=True).acquire(timeout=60)
+    assert len(killed) > 3
+    assert {*killed, runtime.kills_at} == {NEVER}
+
+
+@pytest.mark.parametrize("lock", ["lock", "lock_all", "lock and lock_all"])
+def test_a_lost_lease_is_unfenced_when_the_last_with_has_ended(
+    client: Client, backend: Scripted, runtime: HandRuntime, lock: str
+) -> None:
+    several: Any = client.lock_all(["a", "b"], reentrant=True, hard_fence=True)
+    single: Any = client.lock("a", reentrant=True, hard_fence=True)
+    outer = several if lock == "lock_all" else single
+    within = single if lock == "lock" else several
+    outer.__enter__()
+    within.__enter__()
+    backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
+    with pytest.raises(LockLost):
+        within.__exit__(None, None, None)
+    assert runtime.kills_at < NEVER, "the outer one may be at work"
+    with pytest.raises(LockLost):
+        outer.__exit__(None, None, None)
+    assert runtime.kills_at == NEVER
+
+
+def test_each_release_of_a_lost_reentrant_lock_is_counted(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    lock = client.lock("n", reentrant=True, hard_fence=True)
+    lock.acquire()
+    lock.acquire()
+    backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
+    assert [lock.release(), lock.release()] == [False, False]
+    assert runtime.kills_at == NEVER
+    with pytest.raises(multilock.NotHeld):
+        lock.release()
+
+
+@pytest.mark.parametrize("names", [["n"], ["n", "o"]])
+def test_a_lease_that_is_lost_as_with_begins_is_not_fenced(
+    client: Client, backend: Scripted, runtime: HandRuntime, names: list[str]
+) -> None:
+    lock = client.lock_all(names, hard_fence=True) if len(names) > 1 else client.lock("n", hard_fence=True)
+    lease = lock.acquire()
+    backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
+    assert runtime.kills_at < NEVER
+    with pytest.raises(LockLost), lease:
+        raise AssertionError("the body runs")
+    runtime.settle()
+    assert runtime.kills_at == NEVER
+    assert [name for name in backend.holders if name != "n"] == []
+    with pytest.raises(multilock.NotHeld):
+        lock.release()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_lease_that_is_lost_before_async_with_is_not_fenced(several: bool) -> None:
+    async def main() -> None:
+        async with multilock.connect_async("memory://fence-async") as client:
+            client._kernel.fence = fence = Fence(killer := Recorded())
+            lock = client.lock_all(["n", "o"], hard_fence=True) if several else client.lock("n", hard_fence=True)
+            lease = await lock.acquire()
+            assert killer.set_to < NEVER
+            await client.force_release("n")
+            with pytest.raises(LockLost):
+                async with lease:
+                    raise AssertionError("the body runs")
+            assert client._kernel.fence is fence
+            assert killer.set_to == NEVER
+
+    asyncio.run(main())
+
+
+class Recorded:
+    """A killer that kills nobody."""
+
+    set_to = NEVER
+    times = 0
+
+    def at(self, when: float) -> None:
+        self.set_to = when
+        self.times += 1
+
+    def close(self) -> None: ...
+
+
+def test_an_inner_lock_that_asks_for_it_is_fenced_until_it_ends(client: Client, runtime: HandRuntime) -> None:
+    with client.lock("n", reentrant=True):
+        assert runtime.kills_at == NEVER
+        with client.lock("n", reentrant=True, hard_fence=True) as lease:
+            assert runtime.kills_at == valid_until(lease)
+        assert runtime.kills_at == NEVER
+        runtime.advance(15)
+        assert runtime.kills_at == NEVER
+
+
+def test_a_proof_that_comes_after_the_client_ended_sets_no_fence(client: Client, runtime: HandRuntime) -> None:
+    lease = inner(client.lock("n", hard_fence=True).acquire())
+    client._kernel.lift_fences()
+    client._kernel.closed = True
+    lease._accept(lease._granted)
+    assert runtime.kills_at == NEVER
+    assert client._kernel.fence is None
+
+
 def test_a_client_that_is_closed_in_an_outage_is_not_killed_for_what_its_requests_take(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
@@ -243,6 +380,60 @@ def test_a_release_in_the_middle_of_another_is_not_forgotten() -> None:
     fence = Fence(killer)
     fence.keep("b", 5.0)
     assert killer.set_to == NEVER
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_an_interrupt_while_it_is_set_leaves_no_time_when_it_is_lifted(at: int) -> None:
+    """Before the system has the time, after it, and while it is taken back."""
+
+    class Interrupted(Recorded):
+        def at(self, when: float) -> None:
+            steps.append(when)
+            if len(steps) == at // 2 + 1:
+                if at % 2:
+                    super().at(when)
+                raise KeyboardInterrupt
+            super().at(when)
+
+    steps: list[float] = []
+    fence = Fence(killer := Interrupted())
+    for keep, claim_id, until in ((True, "a", 5.0), (True, "b", 4.0), (False, "b", 0.0)):
+        with contextlib.suppress(KeyboardInterrupt):
+            fence.keep(claim_id, until) if keep else fence.lift(claim_id)
+    fence.lift("b")
+    assert killer.set_to == 5.0
+    fence.lift("a")
+    assert killer.set_to == NEVER
+
+
+def test_the_first_of_thousands_counts_whatever_was_renewed_or_lifted() -> None:
+    fence = Fence(killer := Recorded())
+    random = Random(1)
+    until: dict[str, float] = {}
+    for step in range(20_000):
+        claim_id = f"c{random.randrange(500)}"
+        if random.random() < 0.4:
+            until.pop(claim_id, None)
+            fence.lift(claim_id)
+        else:
+            until[claim_id] = step + random.uniform(10, 100)
+            fence.keep(claim_id, until[claim_id])
+        if step % 50 == 0:
+            assert killer.set_to == min(until.values(), default=NEVER)
+            assert len(fence._heap) <= 64 + 2 * 500 + 1
+
+
+def test_ten_thousand_fenced_locks_are_renewed_in_less_than_a_second() -> None:
+    """As slow as a heap: with a search of all for each renewal it takes ten."""
+    fence = Fence(killer := Recorded())
+    for number in range(10_000):
+        fence.keep(f"c{number}", 1000 + number)
+    begun = time.thread_time()
+    for number in range(10_000):
+        fence.keep(f"c{number}", 20_000 + number)
+    assert time.thread_time() - begun < 1.0
+    assert killer.set_to == 20_000
+    assert killer.times == 1 + 10_000
 
 
 def test_where_it_could_not_kill_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,23 +3,65 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
-import threading
 import time
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import multilock
 from multilock import Client, LeaseState, LockLost, Loss, LossReason
 from multilock.many import in_order
-from multilock.testing.conformance.base import Pulse
-from tests.unit.kit import Losses, Scripted, eventually, interrupted_at, silence
+from multilock.model import Claim, Granted, Returned
+from multilock.testing import HandRuntime
+from multilock.testing.conformance.base import Pulse, inner
+from multilock.testing.conformance.faces import background
+from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, interrupted_at, late, silence
 
 
 @pytest.fixture
 def backend() -> Scripted:
     return Scripted()
+
+
+@pytest.fixture
+def runtime() -> HandRuntime:
+    return HandRuntime(start=1000.0)
+
+
+class Resting(Scripted):
+    """It keeps a released name taken, and says for which."""
+
+    def __init__(self, runtime: HandRuntime) -> None:
+        super().__init__(runtime, hold_at_least=True)
+        self.rests: list[tuple[str, float]] = []
+
+    def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
+        self.rests.append((claim.name, seconds))
+        return self.release(claim, granted, unsure, within)
+
+
+@pytest.fixture
+def scripted(runtime: HandRuntime) -> Resting:
+    return Resting(runtime)
+
+
+@pytest.fixture
+def hand(scripted: Resting, runtime: HandRuntime) -> Iterator[Client]:
+    """A client whose clock the test drives."""
+    with client_on(scripted, runtime) as client:
+        yield client
+
+
+def lose(backend: Scripted) -> None:
+    """The first name that was acquired."""
+    claim = backend.called("attempt")[0].claims[0]
+    del backend.holders[claim.name]
+    backend.notices.gone(claim.id, LossReason.TAKEN, "a test took it")
 
 
 @pytest.fixture
@@ -86,7 +128,7 @@ def test_a_renewal_asks_for_each_part_also_after_one_that_was_not_answered(
             asyncio.run(renew_there())
 
     async def renew_there() -> None:
-        async with multilock.AsyncClient(backend, ttl=20, request_timeout=0.2) as there:
+        async with multilock.AsyncClient(backend, ttl=20) as there:
             lease = await there.lock_all(["a", "b", "c"]).acquire()
             await lease.renew()
 
@@ -111,7 +153,7 @@ def test_a_part_that_is_released_by_hand_is_no_loss(client: Client, backend: Scr
     lease.leases[0].release()
     assert not lease.is_held()
     assert lease.release() is False
-    assert backend.holders == {}
+    eventually(lambda: backend.holders == {})
     assert losses.calls == []
 
 
@@ -137,24 +179,168 @@ def test_without_renewal_it_lasts_as_long_as_its_first_part(client: Client) -> N
     assert losses.times[0] <= loss.valid_until + stopped
 
 
-def test_a_callback_that_hangs_keeps_the_others_for_one_ttl(client: Client, backend: Scripted) -> None:
-    hangs = threading.Event()
-    lease = client.lock_all(["a", "b"], ttl=0.6, on_lost=lambda loss: hangs.wait(30)).acquire()
-    backend.notices.gone(lease.leases[0].owner.partition("@")[0], LossReason.TAKEN, "a test took it")
+def test_a_lost_set_that_nobody_releases_is_given_back_after_one_ttl(
+    hand: Client, scripted: Resting, runtime: HandRuntime
+) -> None:
+    lease = hand.lock_all(["a", "b"], ttl=30).acquire()
+    lose(scripted)
     assert not lease.is_held()
-    assert "b" in backend.holders
-    eventually(lambda: "b" not in backend.holders)
-    hangs.set()
+    runtime.advance(29.5)
+    assert sorted(scripted.holders) == ["b"]
+    runtime.advance(1)
+    assert scripted.holders == {}
+    assert lease.state is LeaseState.LOST
 
 
-@pytest.mark.parametrize("held", ["acquire", "with"])
-def test_a_forked_child_holds_none_of_it_and_lost_none_of_it(client: Client, held: str) -> None:
+@pytest.mark.parametrize("how", ["release", "release of the lock", "with"])
+def test_the_other_parts_are_kept_until_the_work_has_ended(
+    hand: Client, scripted: Resting, runtime: HandRuntime, how: str
+) -> None:
+    lock = hand.lock_all(["a", "b"], ttl=30)
+    lease = lock.__enter__()
+    lose(scripted)
+    runtime.advance(25)
+    assert sorted(scripted.holders) == ["b"]
+    match how:
+        case "release":
+            assert not lease.release()
+        case "release of the lock":
+            assert not lock.release()
+        case "with":
+            with pytest.raises(LockLost):
+                lock.__exit__(None, None, None)
+    runtime.settle()
+    assert scripted.holders == {}
+
+
+def test_a_reentrant_lost_set_is_given_back_with_its_last_release(
+    hand: Client, scripted: Resting, runtime: HandRuntime
+) -> None:
+    lock = hand.lock_all(["a", "b"], reentrant=True)
+    lease = lock.acquire()
+    assert lock.acquire() is lease
+    lose(scripted)
+    assert not lock.release()
+    runtime.settle()
+    assert sorted(scripted.holders) == ["b"]
+    assert not lock.release()
+    runtime.settle()
+    assert scripted.holders == {}
+    with pytest.raises(multilock.NotHeld):
+        lock.release()
+
+
+def test_a_part_that_another_lock_holds_too_outlives_the_set(hand: Client, scripted: Resting) -> None:
+    single = hand.lock("a", reentrant=True).acquire()
+    for _ in range(3):
+        with hand.lock_all(["a", "b"], reentrant=True):
+            assert sorted(scripted.holders) == ["a", "b"]
+        assert sorted(scripted.holders) == ["a"]
+    assert single.is_held()
+    assert not inner(single)._hooks, "nothing is left of the sets"
+    assert single.release()
+    assert scripted.holders == {}
+
+
+def test_the_innermost_lease_within_a_set_is_the_set(hand: Client) -> None:
+    with hand.lock_all(["a", "b"]) as lease:
+        assert hand.current_lease() is lease
+        assert hand.current_lease("b") is lease.leases[1]
+
+
+def test_wait_lost_ends_when_a_part_is_released_by_hand(client: Client) -> None:
     lease = client.lock_all(["a", "b"]).acquire()
+    waiting = background(lambda: lease.wait_lost(30))
+    eventually(lambda: len(inner(lease)._hooks or ()) == 1)
+    lease.leases[0].release()
+    assert waiting.result(5) is None
+    assert lease.wait_lost() is None
+    assert lease.state is LeaseState.RELEASED
+
+
+def test_a_part_released_by_hand_leaves_the_rest_to_the_release_of_the_lock(
+    hand: Client, scripted: Resting, runtime: HandRuntime
+) -> None:
+    lock = hand.lock_all(["a", "b"])
+    lock.acquire().leases[0].release()
+    assert sorted(scripted.holders) == ["b"]
+    assert lock.release() is False
+    runtime.settle()
+    assert scripted.holders == {}
+    with pytest.raises(multilock.NotHeld):
+        lock.release()
+
+
+def test_a_lost_set_is_kept_by_nothing_once_it_is_released(client: Client, backend: Scripted) -> None:
+    lock = client.lock_all(["a", "b"], ttl=1000)
+    with contextlib.suppress(LockLost), lock as lease:
+        lose(backend)
+        kept = weakref.ref(lease)
+        del lease
+    eventually(lambda: backend.holders == {})
+    with lock:  # the lock object knows its newest lease
+        eventually(lambda: gc.collect() >= 0 and kept() is None)
+
+
+@pytest.mark.parametrize("why", ["silence", "cancelled", "closed"])
+def test_a_set_that_nobody_got_leaves_no_rest(scripted: Resting, hand: Client, runtime: HandRuntime, why: str) -> None:
+    lock = hand.lock_all(["a", "b"], hold_at_least=3600)
+    scripted.script("attempt", lambda backend, call: call.execute(), ending(why, hand))
+    with pytest.raises((multilock.BackendUnavailable, KeyboardInterrupt, multilock.ClientClosed)):
+        lock.try_acquire()
+    runtime.settle()
+    assert scripted.holders == {}
+    assert scripted.rests == []
+
+
+def ending(why: str, client: Client) -> Any:
+    def end(backend: Scripted, call: Call) -> Any:
+        if why == "closed":
+            client._kernel.closed = True
+        raise KeyboardInterrupt if why == "cancelled" else multilock.BackendUnavailable("the test keeps silent")
+
+    return end
+
+
+def test_each_part_rests_once_the_set_was_handed_out(hand: Client, scripted: Resting) -> None:
+    with hand.lock_all(["a", "b"], hold_at_least=3600):
+        pass
+    assert [name for name, _ in scripted.rests] == ["b", "a"]
+
+
+def test_a_set_that_was_lost_leaves_no_rest(hand: Client, scripted: Resting, runtime: HandRuntime) -> None:
+    lease = hand.lock_all(["a", "b"], hold_at_least=3600).acquire()
+    lose(scripted)
+    assert not lease.release()
+    runtime.settle()
+    assert scripted.holders == {}
+    assert scripted.rests == []
+
+
+def test_an_inner_lock_of_a_reentrant_lease_lets_it_rest(hand: Client, scripted: Resting) -> None:
+    with hand.lock("a", reentrant=True), hand.lock("a", reentrant=True, hold_at_least=60):
+        pass
+    assert [name for name, _ in scripted.rests] == ["a"]
+
+
+def test_a_release_has_the_time_of_one_request_however_slow_each_answer_is(hand: Client, scripted: Resting) -> None:
+    lease = hand.lock_all(["a", "b", "c"], ttl=25).acquire()
+    scripted.script("release", late(3), silence())
+    assert lease.release() is True
+    asked = scripted.called("release")
+    assert [call.within for call in asked[:2]] == [5.0, 2.0]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_forked_child_holds_none_of_a_set_and_lost_none(client: Client, backend: Scripted, lost: bool) -> None:
+    lease = client.lock_all(["a", "b"]).acquire()
+    if lost:
+        lose(backend)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if not lease.is_held() and lease.state is LeaseState.RELEASED else 1)
+        os._exit(0 if not lease.is_held() and lease.state is LeaseState.RELEASED and not lease.release() else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    assert lease.is_held()
+    assert lease.is_held() is not lost
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
@@ -181,7 +367,7 @@ def test_an_interrupt_anywhere_in_with_leaves_nothing(backend: Scripted) -> None
         with Client(backend, ttl=20, request_timeout=0.2) as client:
             where: list[str] = []
             try:
-                with interrupted_at(step, "LeaseSet.__exit__") as where, client.lock_all(["a", "b", "c"]):
+                with interrupted_at(step, "Waits.__exit__") as where, client.lock_all(["a", "b", "c"]):
                     pass
             except KeyboardInterrupt:
                 eventually(lambda: backend.holders == {})

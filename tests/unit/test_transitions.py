@@ -11,9 +11,10 @@ import pytest
 
 from multilock import Client, Loss, LossReason
 from multilock.kernel import holding
-from multilock.kernel.holding import HELD, LOST, NEW, RELEASED, RELEASING, Holding
+from multilock.kernel.holding import HELD, LOST, NEW, RELEASED, RELEASING, AnyHeld, Holding
 from multilock.kernel.want import want
 from multilock.lock import HeldLease
+from multilock.many import HeldSet
 from multilock.model import Granted
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
@@ -83,9 +84,10 @@ def test_each_transition_leads_from_the_states_it_names_and_is_refused_in_all_ot
 
 
 def test_the_table_has_every_transition() -> None:
-    """A method of `Holding` that changes the state, by itself or through one that does."""
+    """A method of a lease that changes the state, by itself or through one that does."""
     change = {"_lost_from"}
-    source = {name: function for name, function in vars(Holding).items() if callable(function)}
+    members = {**vars(AnyHeld), **vars(Holding), **vars(HeldSet)}
+    source = {name: function for name, function in members.items() if callable(function)}
     changing = {name for name, function in source.items() if "_state" in stored_by(function) or name in change}
     changing |= {name for name, function in source.items() if change & set(function.__code__.co_names)}
     assert changing - change - {"__init__"} == set(TABLE) - {"_count_down"}

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 from multilock import Client
 from multilock.aio import AsyncClient
 from multilock.backend import Backend
-from multilock.kernel.holding import Holding
+from multilock.kernel.holding import AnyHeld
 
 __all__ = ["FACES", "AsyncioFace", "BlockingFace", "Face", "background"]
 
@@ -79,7 +79,7 @@ class AsyncioFace:
     def wrap(self, value: Any) -> Any:
         if hasattr(value, "__anext__"):
             return self._iterate(value)
-        if isinstance(value, Holding) or type(value).__module__.startswith("multilock.aio"):
+        if isinstance(value, AnyHeld) or type(value).__module__.startswith("multilock.aio"):
             return _Mirror(self, value)
         if callable(value) and not isinstance(value, type):
             return lambda *args, **kwargs: self.call(lambda: value(*args, **kwargs))

@@ -22,14 +22,15 @@ __all__ = ["CancelConformance", "LossConformance", "WithConformance"]
 class LossConformance(Conformance):
     def test_a_deleted_key_is_a_confirmed_loss(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()
-        lease = client.lock(NAME, ttl=3, on_lost=lost).acquire()
+        lock = client.lock(NAME, ttl=3, on_lost=lost)
+        lease = lock.acquire()
         # A loss is pushed once the lease is a quarter of a second old, where the backend pushes losses at all.
         time.sleep(0.4)
         place.delete(NAME)
         deleted_at = now()
         loss = lost.wait()
         assert (loss.reason, loss.confirmed, loss.time_left) == (LossReason.TAKEN, True, 0.0)
-        assert loss.lease.name == NAME
+        assert loss.lease.name == lock.name
         assert loss.message
         assert lost.times[0] - deleted_at < (1.0 if client.capabilities.push_loss else 2.0)
         assert not lease.is_held()
@@ -64,7 +65,8 @@ class LossConformance(Conformance):
             assert now() - begun <= client.capabilities.takeover_bound + 1.0
 
     def test_a_lost_lease_is_never_held_again(self, client: Client, other: Client, place: Place) -> None:
-        lease = client.lock(NAME, ttl=place.quick_ttl).acquire()
+        lock = client.lock(NAME, ttl=place.quick_ttl)
+        lease = lock.acquire()
         with place.silence():
             assert lease.wait_lost(SOON) is not None
         time.sleep(0.7 * place.quick_ttl)  # whatever was on its way is answered now
@@ -76,7 +78,7 @@ class LossConformance(Conformance):
             with pytest.raises(LockLost) as caught:
                 use()
             assert caught.value.loss is not None
-            assert caught.value.name == NAME
+            assert caught.value.name == lock.name
 
     def test_a_short_silence_is_a_risk_and_no_loss(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()

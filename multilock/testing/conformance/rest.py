@@ -32,7 +32,7 @@ class RestConformance(Conformance):
         """Take it, give it back at once; until when nobody may have it."""
         lease = client.lock(NAME, hold_at_least=seconds, ttl=place.quick_ttl).acquire()
         assert lease.release()
-        return inner(lease)._granted_at + seconds - GRAIN
+        return inner(lease.leases[0])._granted_at + seconds - GRAIN
 
     def stays_taken(self, other: Client, until: float) -> None:
         while now() < until:
@@ -48,7 +48,7 @@ class RestConformance(Conformance):
         seconds = place.rest + 1.0  # all that is asked of it is asked while it rests
         before = datetime.now(UTC)
         lease = client.lock(NAME, hold_at_least=seconds).acquire()
-        until = inner(lease)._granted_at + seconds - GRAIN
+        until = inner(lease.leases[0])._granted_at + seconds - GRAIN
         assert lease.release()
         assert lease.state is LeaseState.RELEASED
         with pytest.raises(NotHeld):
@@ -60,7 +60,7 @@ class RestConformance(Conformance):
         assert info.resting_until is not None
         assert info.resting_until >= before + timedelta(seconds=seconds - 0.1)
         assert info.owner == lease.owner
-        assert [one.name for one in other.inspect_all() if one.resting_until] == [NAME]
+        assert NAME in [one.name for one in other.inspect_all() if one.resting_until]
         next_one = other.lock(NAME).acquire(timeout=place.rest_at_most + 2.0 + SOON)
         assert now() >= until
         assert next_one.token is None or next_one.token > (lease.token or 0)
@@ -74,7 +74,7 @@ class RestConformance(Conformance):
 
     def test_a_release_after_that_time_frees_it_at_once(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME, hold_at_least=0.05).acquire()
-        eventually(lambda: now() >= inner(lease)._granted_at + 0.05)
+        eventually(lambda: now() >= inner(lease.leases[0])._granted_at + 0.05)
         assert lease.release()
         info = other.inspect(NAME)
         assert info is None or info.resting_until is None
@@ -82,7 +82,7 @@ class RestConformance(Conformance):
 
     def test_who_waits_gets_it_when_the_rest_is_over(self, client: Client, other: Client, place: Place) -> None:
         lease = client.lock(NAME, hold_at_least=place.rest).acquire()
-        until = inner(lease)._granted_at + place.rest - GRAIN
+        until = inner(lease.leases[0])._granted_at + place.rest - GRAIN
         waiting = background(lambda: other.lock(NAME).acquire(timeout=place.rest_at_most + 2 * SOON))
         eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
         assert lease.release()
@@ -103,7 +103,7 @@ class RestConformance(Conformance):
         first = make()
         lease = first.lock(NAME, hold_at_least=place.rest).acquire()
         first.close()
-        self.stays_taken(other, inner(lease)._granted_at + place.rest - GRAIN)
+        self.stays_taken(other, inner(lease.leases[0])._granted_at + place.rest - GRAIN)
 
     def test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss(self, client: Client, other: Client) -> None:
         losses = Recorder[object]()
@@ -128,7 +128,7 @@ class RestConformance(Conformance):
     ) -> None:
         client = make(request_timeout=0.3)
         lease = client.lock(NAME, hold_at_least=place.rest + 2.0).acquire()
-        until = inner(lease)._granted_at + place.rest + 2.0 - GRAIN
+        until = inner(lease.leases[0])._granted_at + place.rest + 2.0 - GRAIN
         with place.silence():
             assert lease.release()
         self.stays_taken(other, until)
@@ -139,6 +139,7 @@ class RestConformance(Conformance):
         lease = client.lock(NAME, hold_at_least=60, on_lost=losses).acquire()
         place.delete(NAME)
         losses.wait(1, SOON + lease.ttl)
+        assert not lease.release()
         assert other.lock(NAME).try_acquire(timeout=client.capabilities.lock_delay + SOON) is not None
 
     def test_nobody_is_elected_while_the_work_of_the_last_leader_rests(

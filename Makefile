@@ -67,8 +67,8 @@ chaos: $(VENV)/.dev servers ## ten minutes on each backend, and ten with locks o
 mutants: $(VENV)/.dev redis ## each seeded defect must be caught by a test
 	MULTILOCK_REQUIRE=redis $(BIN)/python -m tests.mutants
 
-alone: $(VENV)/.dev servers ## the suites of the lock on the writer and on the only permit of every backend
-	MULTILOCK_ALONE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_alone.py
+alone: $(VENV)/.dev servers ## the suites of the lock on the writer, the only permit and sets of every backend
+	MULTILOCK_ALONE=all MULTILOCK_REQUIRE=$(SERVERS) $(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_alone.py tests/conformance/test_sets.py
 
 # Two cores go through some 250 cycles a minute, and measure a quarter of an hour after them.
 compare: $(VENV)/.dev servers ## six backends: CYCLES of each fault (controls: 30), or as many as begin in MINUTES; kept in OUT

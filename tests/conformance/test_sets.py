@@ -1,0 +1,174 @@
+"""A set of locks is a lease: the suites of the lock, on `lock_all` of one name and of three.
+
+All of them on every backend take minutes: that is ``make alone``. Else they run on ``memory://``, ``sqlite://`` and
+``redis://``; those of one name, which differ less from a lock, are all run on ``memory://`` only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from multilock import CapabilityMissing, Client
+from multilock.testing import conformance
+from multilock.testing.conformance import Place
+from multilock.testing.conformance.base import NAME
+from multilock.testing.conformance.faces import Face
+from tests.conformance.consul import Consul
+from tests.conformance.etcd import Etcd
+from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.zookeeper import ZooKeeper
+
+ALL = os.environ.get("MULTILOCK_ALONE") == "all"
+OTHERS = [Sqlite, Redis, *([Etcd, Consul, ZooKeeper] if ALL else ())]
+
+
+def with_others(name: str, count: int) -> list[str]:
+    """So many names, of which this one is the first in order."""
+    return [name, *(f"{name[:990]}~{number}" for number in range(1, count))]
+
+
+def of_sets(client: Client, count: int) -> Client:
+    """Its ``lock()`` makes the lock of so many names. Of an asyncio client the suites have a mirror."""
+    target: Any = getattr(client, "_target", client)
+
+    def lock(name: str, **options: Any) -> Any:
+        return target.lock_all(with_others(name, count), **options)
+
+    target.lock = lock
+    return client
+
+
+class Sets:
+    """A suite in which each lock is one of several names."""
+
+    count: ClassVar[int]
+
+    @pytest.fixture
+    def place(self, request: pytest.FixtureRequest) -> Iterator[Place]:
+        count = self.count
+
+        class OfSets(request.param):  # type: ignore[misc, name-defined]
+            def connect(self, face: Face, **options: Any) -> Client:
+                return of_sets(super().connect(face, **options), count)
+
+            def bystander(self, face: Face, **options: Any) -> Client:
+                return of_sets(super().bystander(face, **options), count)
+
+        place = OfSets()
+        yield place
+        place.close()
+
+
+class OfOne(Sets):
+    count = 1
+
+
+class OfThree(Sets):
+    count = 3
+
+
+def on(*places: type[Place]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("place", places, indirect=True, ids=lambda place: place.scheme)
+
+
+on_memory = on(Memory)
+on_some = on(Memory, *OTHERS)
+on_more = on_some if ALL else on_memory
+
+
+class LeaseOfASet(conformance.LeaseConformance):
+    """Without what a set has not: a token of its own."""
+
+    test_it_says_what_it_is = None  # type: ignore[assignment]
+    test_tokens_always_grow = None  # type: ignore[assignment]
+    test_check_and_fence_are_quiet_while_it_is_held = None  # type: ignore[assignment]
+
+    def test_check_is_quiet_while_it_is_held(self, client: Client) -> None:
+        with client.lock(NAME) as lease:
+            lease.check()
+            assert lease.token is None
+            with pytest.raises(CapabilityMissing):
+                lease.fence()
+
+
+class RestOfASet(conformance.RestConformance):
+    """Without elections, which have no sets."""
+
+    test_nobody_is_elected_while_the_work_of_the_last_leader_rests = None  # type: ignore[assignment]
+    test_a_leader_that_is_stopped_leaves_no_rest = None  # type: ignore[assignment]
+
+
+@on_some
+class TestLockOfOne(OfOne, conformance.LockConformance): ...
+
+
+@on_more
+class TestThreadingOfOne(OfOne, conformance.ThreadingConformance): ...
+
+
+@on_more
+class TestLeaseOfOne(OfOne, LeaseOfASet): ...
+
+
+@on_more
+class TestLossOfOne(OfOne, conformance.LossConformance): ...
+
+
+@on_some
+class TestWithOfOne(OfOne, conformance.WithConformance): ...
+
+
+@on_more
+class TestCancelOfOne(OfOne, conformance.CancelConformance): ...
+
+
+@on_more
+class TestRestOfOne(OfOne, RestOfASet): ...
+
+
+@on_more
+class TestOutageOfOne(OfOne, conformance.OutageConformance): ...
+
+
+class LockOfThree(OfThree, conformance.LockConformance):
+    """Without what looks for a lease by the name of one lock."""
+
+    test_a_decorated_function_runs_while_the_lock_is_held = None  # type: ignore[assignment]
+    test_current_lease_is_the_innermost_of_this_thread = None  # type: ignore[assignment]
+
+
+@on_some
+class TestLockOfThree(LockOfThree): ...
+
+
+@on_some
+class TestThreadingOfThree(OfThree, conformance.ThreadingConformance): ...
+
+
+@on_some
+class TestLeaseOfThree(OfThree, LeaseOfASet): ...
+
+
+@on_some
+class TestLossOfThree(OfThree, conformance.LossConformance): ...
+
+
+@on_some
+class TestWithOfThree(OfThree, conformance.WithConformance): ...
+
+
+@on_some
+class TestCancelOfThree(OfThree, conformance.CancelConformance): ...
+
+
+@on_some
+class TestRestOfThree(OfThree, RestOfASet):
+    test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss = None  # type: ignore[assignment]  # of one name
+
+
+@on_some
+class TestOutageOfThree(OfThree, conformance.OutageConformance): ...

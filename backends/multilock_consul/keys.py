@@ -41,10 +41,13 @@ class Keys:
         return f"{self.folder(name)}!r/"
 
     def place(self, claim: Claim, session_id: object) -> str:
-        """The key that this claim locks for that session: that of the name, or, with others, one of its own."""
+        """Return the key that this claim locks for that session: that of the name, or, with others, one of its own.
+
+        A reader has another key in each session: after the end of one, its key may keep a lock delay.
+        """
         if claim.permits > 1:
             return f"{self.folder(claim.name)}{session_id}"
-        return f"{self.readers(claim.name)}{claim.id}" if claim.mode == "r" else self.of(claim.name)
+        return f"{self.readers(claim.name)}{claim.id}.{session_id}" if claim.mode == "r" else self.of(claim.name)
 
     def places(self, claim: Claim, session_id: object) -> list[str]:
         """The keys that must be as they are as long as it holds: for a permit, the list of holders too."""

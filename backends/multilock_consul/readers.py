@@ -1,4 +1,4 @@
-"""Readers: each locks a key of its own, ``<prefix><name>/!r/<id>``, while nobody has the key of the name.
+"""Readers: each locks a key of its own, ``<prefix><name>/!r/<id>.<session>``, while nobody has the key of the name.
 
 1. In one transaction, a reader proves that the name is free and that no lock delay keeps it, and locks its own key.
 2. Who wants the name alone, or a permit, takes it as ever: from then on no reader comes in. The same transaction shows
@@ -10,7 +10,8 @@ may still believe, as long as the server has a lock delay for that key. So a wri
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from multilock import system
@@ -76,13 +77,12 @@ class Readers:
         # A session of its own is renewed by each attempt, and by nothing else.
         return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / 3))
 
-    def forget(self, claim: Claim, until: float) -> None:
-        """Delete the key of a reader that has given up, if its session has ended before."""
-        key = self._keys.place(claim, None)
-        entry, _ = self._transactions.read(key, until)
-        if entry and not entry.session:
-            still = operation("check-index", key, Index=entry.index)
-            try:
-                self._transactions.execute([still, operation("delete", key)], until)
-            except Refused:
-                return  # who wanted the name has buried it
+    def forget(self, claim: Claim, sessions: Iterable[object], until: float) -> None:
+        """Delete the keys that a reader, which has given up, left in these sessions, if they have ended before."""
+        for session_id in sessions:
+            key = self._keys.place(claim, session_id)
+            entry, _ = self._transactions.read(key, until)
+            if entry and not entry.session:
+                still = operation("check-index", key, Index=entry.index)
+                with suppress(Refused):  # who wanted the name has buried it
+                    self._transactions.execute([still, operation("delete", key)], until)

@@ -188,6 +188,11 @@ class Recipe:
         return self._transactions.execute([still, *steps], until)[key].index
 
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
+        own = self._keys.place(claim, session.id)
+        if "lock delay" in refused.why and refused.key == own != self._keys.of(claim.name):
+            # Nobody else ever locks that key, and a server says this before it says that the session is invalid.
+            self._sessions.gone(session, "the server ended it")
+            return None
         if "lock delay" in refused.why:
             return Busy(system.uniform(0.5, 1.5) * DELAYED)
         if "invalid session" in refused.why:
@@ -349,8 +354,9 @@ class Recipe:
     def _release(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
         if self._sessions.is_beginning(claim):
             raise BackendUnavailable("its session is not made yet", unknown=False, backend="consul")
-        if any(claim.id in session.open for session in doubtful):
-            self._unsettled[claim.id] = [session.id for session in doubtful]
+        ended = self._sessions.ended_unanswered(claim)
+        if ended or any(claim.id in session.open for session in doubtful):
+            self._unsettled[claim.id] = [*ended, *(session.id for session in doubtful)]
         ours = self._release_sent(claim, granted, doubtful, until)
         self._unsettled.pop(claim.id, None)
         return ours
@@ -367,8 +373,9 @@ class Recipe:
         else:
             ours = bool(doubtful) and self._look_and_delete(claim, [one.id for one in doubtful], until)
         self._end_doubtful(claim, doubtful, until)
-        if claim.mode == "r" and (unanswered or (granted and not ours)):
-            self._readers.forget(claim, until)
+        if claim.mode == "r":
+            lost = [granted.key] if granted and not ours else []
+            self._readers.forget(claim, dict.fromkeys([*unanswered, *lost]), until)
         return ours
 
     def _release_permit(
@@ -395,10 +402,12 @@ class Recipe:
             self._delete(claim, session, index, until)
 
     def _look_and_delete(self, claim: Claim, sessions: Sequence[str], until: float) -> bool:
-        entry, _ = self._transactions.read(self._keys.place(claim, None), until)
-        if entry is None or entry.session not in sessions or entry.claim_id != claim.id:
-            return False
-        return self._delete(claim, entry.session, entry.index, until)
+        ours = False
+        for key in dict.fromkeys(self._keys.place(claim, session) for session in sessions):
+            entry, _ = self._transactions.read(key, until)
+            if entry and entry.session in sessions and entry.claim_id == claim.id:
+                ours = self._delete(claim, entry.session, entry.index, until) or ours
+        return ours
 
     def _delete(self, claim: Claim, session: Hashable, index: int, until: float) -> bool:
         """Whether the key was this claim's until now."""

@@ -125,6 +125,7 @@ class Sessions:
         self._current: dict[Purpose, Session] = {}  # by purpose, those in use
         self._open: dict[str, list[Session]] = {}  # by claim id, those that have it in `Session.open`
         self._holding: dict[str, Session] = {}  # by claim id
+        self._ended_unanswered: dict[str, list[str]] = {}  # by claim id, sessions that ended with an attempt under way
         self._cancelled: dict[str, float] = {}  # claim id -> when, the oldest first; an attempt may still begin
         self._beginning: set[str] = set()  # ids of claims whose own session is being made
         self._over: deque[str] = deque(maxlen=REMEMBERED)
@@ -342,6 +343,7 @@ class Sessions:
             self._by_id.pop(session.id, None)
             for claim_id in session.open:
                 self._forget_open(session, claim_id)
+                self._ended_unanswered.setdefault(claim_id, []).append(session.id)
             session.open.clear()
             for claim_id in session.held | session.leaving:
                 self._holding.pop(claim_id, None)
@@ -396,6 +398,12 @@ class Sessions:
     def asked_before(self, claim: Claim) -> bool:
         """Whether an attempt of this claim, besides the one under way, has no answer."""
         return len(self._open.get(claim.id, ())) > 1
+
+    def ended_unanswered(self, claim: Claim) -> list[str]:
+        """Return, once, the sessions that ended while an attempt of this claim had no answer: what it left there is for
+        nobody."""
+        with self._lock:
+            return self._ended_unanswered.pop(claim.id, [])
 
     def cancel(self, claim: Claim, *, granted: bool) -> list[Session]:
         """Nobody wants this claim any more. The sessions in which a request of it may still be executed, or was.

@@ -20,12 +20,14 @@ BURIED_AT_ONCE = (AT_ONCE - 1) // 2
 
 
 class Refused(Exception):
-    """409: nothing of the transaction was executed. ``verb`` is that of the operation which could not be."""
+    """409: nothing of the transaction was executed. ``verb`` and ``key`` are of the operation that was refused."""
 
     def __init__(self, response: Response, operations: Sequence[dict[str, Any]]) -> None:
         try:
             errors = response.json()["Errors"]
-            self.verb: str = operations[errors[0]["OpIndex"]]["KV"]["Verb"]
+            refused = operations[errors[0]["OpIndex"]]["KV"]
+            self.verb: str = refused["Verb"]
+            self.key: str = refused["Key"]
             self.why = "; ".join(error["What"] for error in errors)
         except (ValueError, LookupError, TypeError) as error:
             raise no_answer(response) from error

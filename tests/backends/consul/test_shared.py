@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import uuid
@@ -586,7 +587,7 @@ def test_a_reader_whose_key_is_deleted_is_told_and_the_others_are_renewed(us: Ou
     claims = [us.take(us.reader()), us.take(us.reader())]
     other = them.take(them.reader())
     us.backend.watch(us.grant(claims[1]).group, [(claims[1], us.grant(claims[1]))], WITHIN)
-    below.delete(f"!r/{claims[1].id}")
+    below.delete(f"!r/{claims[1].id}.{us.session(claims[1])}")
     assert us.ear.wait(lambda: us.ear.losses == [(claims[1].id, LossReason.TAKEN)])
     assert us.renewed(*claims) == [True, False]
     assert them.renewed(other) == [True]
@@ -730,6 +731,42 @@ def proxy(shared: ConsulServer) -> Iterator[FaultProxy]:
 @pytest.fixture
 def far(proxy: FaultProxy, open_ours: Callable[..., Ours]) -> Ours:
     return open_ours(proxy.url, lock_delay=DELAY)
+
+
+def test_a_reader_whose_session_ended_before_its_answer_does_not_wait_for_itself(
+    far: Ours, us: Ours, proxy: FaultProxy, below: Below
+) -> None:
+    far.release(far.take(far.reader()))  # the session is there
+    claim = far.reader()
+    lost = proxy.drop_reply(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim, join=True)
+    lost.wait(SOON)
+    [left] = below.left()
+    below.end(left.rpartition(".")[2])
+    assert far.holds(claim, join=True)
+    assert far.release(claim)
+    assert below.empty()
+    us.take(us.writer())
+
+
+def test_a_permit_whose_session_ended_before_its_answer_leaves_the_list(
+    far: Ours, proxy: FaultProxy, below: Below
+) -> None:
+    other, claim = far.take(far.permit(2)), far.permit(2)
+    lost = proxy.drop_reply(b'"cas"')
+    with pytest.raises(BackendUnavailable):
+        far.attempt(claim, join=True)
+    lost.wait(SOON)
+    [session] = [key for key in below.left() if key not in (".lock", far.session(other))]
+    below.end(session)
+    with contextlib.suppress(BackendUnavailable):
+        far.attempt(claim, join=True)
+    far.release(claim, unsure=True)
+    key = below.server.ask("GET", f"kv/{below.folder}.lock?raw")
+    assert key == {"Limit": 2, "Holders": {far.session(other): True}}
+    assert far.release(other)
+    assert below.empty()
 
 
 @pytest.mark.parametrize("kind", ["reader", "permit"])

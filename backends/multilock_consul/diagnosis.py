@@ -12,7 +12,7 @@ from multilock_consul.transport import Agents
 
 __all__ = ["diagnose"]
 
-CONNECTIONS = 100  # of one address that an agent should take: a client keeps up to 64 blocking queries open
+CONNECTIONS = 150  # of one address that an agent should take: a client has up to 64 queries and 64 requests open
 
 
 def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:

@@ -290,7 +290,7 @@ class Sessions:
             return False
         until = self._now() + within
         target = self._agents.target(f"/v1/session/renew/{session.id}")
-        response, sent_at = self._agents.call("PUT", target, within)
+        response, sent_at = self._agents.call("PUT", target, within, urgent=True)
         if response.status == 404 and session.id in response.text:
             # A server that has just become the leader may say so before it has read the whole of its log.
             if self.exists(session.id, until - self._now()):
@@ -317,7 +317,7 @@ class Sessions:
         """
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         try:
-            response, _ = self._agents.call("PUT", target, within)
+            response, _ = self._agents.call("PUT", target, within, urgent=True)
             if response.status == 200 and shows(response, session.id):
                 return False
         except BackendRejected:

@@ -20,12 +20,13 @@ from multilock.backend import start_worker
 from multilock.options import NO_TLS, who_answered
 from multilock_consul.wire import Reading, Response
 
-__all__ = ["RIGHTS", "Address", "Agents", "Answer", "TooLarge", "Wire", "judged"]
+__all__ = ["AT_A_TIME", "RIGHTS", "Address", "Agents", "Answer", "TooLarge", "Wire", "judged"]
 
 Answer = tuple[Response, float]
 """What the agent said, and when the request was sent."""
 
 RIGHTS = " (give token= the rights that multilock's page on Consul lists)"
+AT_A_TIME = 64  # requests of one client under way, besides renewals: an agent takes 200 connections of one address
 SPARE = 8  # idle connections that are kept: an agent takes 200 of one address
 NOT_EXECUTED = {400, 401, 403, 405, 407, 411, 413, 414, 415, 431, 500}
 """Answers of an agent, or of a proxy before it, that did nothing. Any other leaves in doubt what was done."""
@@ -140,6 +141,9 @@ class Agents:
         self.now = now
         self._first = 0  # which address is in use
         self._idle: deque[Wire] = deque()  # its methods are atomic: no lock
+        self._room: system.SimpleQueue[bool] = system.SimpleQueue()  # has an item for each request that may be sent now
+        for _ in range(AT_A_TIME):
+            self._room.put(True)
         self._closed = False
 
     def target(self, path: str, **query: str | int) -> str:
@@ -147,13 +151,32 @@ class Agents:
         pairs = urlencode({**query, **self._dc})
         return f"{path}?{pairs}" if pairs else path
 
-    def call(self, method: str, target: str, within: float, body: bytes = b"") -> Answer:
+    def call(self, method: str, target: str, within: float, body: bytes = b"", *, urgent: bool = False) -> Answer:
         """An answer with the status 200, 404 or 409. Raises as `Backend` says for anything else."""
-        response, sent_at = self.exchange(method, target, within, body)
+        response, sent_at = self.exchange(method, target, within, body, urgent=urgent)
         return judged(response), sent_at
 
-    def exchange(self, method: str, target: str, within: float, body: bytes = b"") -> Answer:
-        """Any answer. Raises BackendUnavailable where there is none."""
+    def exchange(self, method: str, target: str, within: float, body: bytes = b"", *, urgent: bool = False) -> Answer:
+        """Any answer. Raises BackendUnavailable where there is none.
+
+        `AT_A_TIME` requests are under way at most, and those that are ``urgent``: a crowd of our own threads must not
+        take the connections that the agent allows from the renewals.
+        """
+        if urgent:
+            return self._exchange(method, target, within, body)
+        deadline = self.now() + within
+        room = None
+        try:
+            room = self._room.get(timeout=max(within, 0.001))
+            return self._exchange(method, target, deadline - self.now(), body)
+        except system.Empty:
+            why = f"{AT_A_TIME} requests of this client were under way all the time"
+            raise BackendUnavailable(why, unknown=False, backend="consul") from None
+        finally:
+            if room:
+                self._room.put(room)
+
+    def _exchange(self, method: str, target: str, within: float, body: bytes) -> Answer:
         start = self.now()
         wire = self._take(within)
         left = start + within - self.now()

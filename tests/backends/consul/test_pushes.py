@@ -16,7 +16,7 @@ from multilock.testing.conformance.faces import background
 from multilock_consul import notices
 from multilock_consul.notices import FAILED, Listener
 from multilock_consul.sessions import OWN, Session, Sessions
-from multilock_consul.transport import Agents
+from multilock_consul.transport import AT_A_TIME, Agents
 from multilock_consul.wire import Response
 from tests.backends.consul.conftest import Connect
 from tests.backends.consul.kit import Ours
@@ -227,6 +227,24 @@ def test_connections_that_died_in_silence_cost_the_time_of_one_request(server: C
             ours.take(ours.mutex())
             assert now() - begun < 2.0 + pulse.stopped()
         ours.close()
+
+
+def test_a_renewal_does_not_wait_for_a_crowd_of_our_own_requests(shared: ConsulServer) -> None:
+    ours = Ours(shared.url, f"crowd-{now()}/")
+    claim = ours.take(ours.mutex())
+    room = ours.backend._agents._room
+    crowd = [room.get(timeout=WITHIN) for _ in range(AT_A_TIME)]
+    session = ours.backend._sessions.get(ours.session(claim))
+    assert session
+    assert ours.backend._sessions.renew(session, 2.0)
+    with pytest.raises(BackendUnavailable, match="requests of this client") as silence:
+        ours.attempt(ours.mutex(name="another"), within=0.1)
+    assert not silence.value.unknown
+    for each in crowd:
+        room.put(each)
+    assert ours.release(claim)
+    assert room.qsize() == AT_A_TIME
+    ours.close()
 
 
 def test_a_page_of_a_proxy_is_no_proof_that_a_session_ended(

@@ -121,6 +121,8 @@ class RedisBackend:
 
     def open(self, notices: Notices) -> None:
         self._now = notices.now
+        if isinstance(self._endpoint, SentinelEndpoint):
+            self._endpoint.pushes = notices.pushes
         self._node = Node(self._endpoint, self._keys, notices, self._replicas)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from multilock import BackendRejected, Finding, MultilockError
+from multilock_redis.following import Told
 from multilock_redis.node import Node
-from multilock_redis.sentinel import SentinelEndpoint, Told
+from multilock_redis.sentinel import SentinelEndpoint
 from multilock_redis.slots import SLOTS, Address, SlotTable
 from multilock_redis.transport import Connections
 from multilock_redis.wire import pack
@@ -86,25 +87,44 @@ def diagnose_cluster(
 
 
 def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], within: float) -> list[Finding]:
-    """One connection to each Sentinel, one after the other."""
+    """One connection to each Sentinel, one after the other: to those of the URL, and to those that they know."""
     deadline = now() + within
     told: list[Told] = []
-    silent: list[str] = []
-    for i, sentinel in enumerate(endpoint.sentinels):
+    findings: list[Finding] = []
+    everybody = endpoint.everybody()
+    for i, sentinel in enumerate(everybody):
         try:
-            told.append(endpoint.ask(sentinel, (deadline - now()) / (len(endpoint.sentinels) - i), now))
+            told.append(endpoint.ask(sentinel, (deadline - now()) / (len(everybody) - i), now))
         except MultilockError as error:
-            silent.append(str(error))
-    findings = [Finding("sentinel", "warning", text, "start it, or take it out of the URL") for text in silent]
+            remedy = "start it, or take it out of the URL"
+            if sentinel.learnt:
+                remedy = "let this host reach it, or, where it is gone for good, run SENTINEL RESET at the others"
+            findings.append(Finding("sentinel", "warning", str(error), remedy))
     if not told:
         return findings
     newest = max(told, key=lambda each: each.epoch)
-    number, quorum, replicas = (
-        int(newest.facts.get(name, 0)) for name in ("num-other-sentinels", "quorum", "num-slaves")
-    )
-    number += 1
-    if len({(each.host, each.port) for each in told}) > 1:
-        places = ", ".join(sorted({f"{each.host}:{each.port}" for each in told}))
+    number, quorum, replicas = newest.number, int(newest.facts.get("quorum", 0)), int(newest.facts.get("num-slaves", 0))
+    if len(endpoint.sentinels) == 1:
+        findings.append(
+            Finding(
+                "one-sentinel",
+                "warning",
+                f"the URL names one address of Sentinels, {endpoint.sentinels[0]}: a client that begins while no "
+                "Sentinel is reached there, or one that was cut off, has no other to ask",
+                "give the addresses of all Sentinels",
+            )
+        )
+    if hidden := sorted({each.hidden for each in told if each.hidden}):
+        findings.append(
+            Finding(
+                "sentinel-hidden",
+                "warning",
+                f"a Sentinel does not tell which others there are, or its own id: {hidden[0]}",
+                "allow this user SENTINEL|SENTINELS and SENTINEL|MYID (Redis 6.2 or newer)",
+            )
+        )
+    if len({each.primary for each in told}) > 1:
+        places = ", ".join(sorted({str(each.primary) for each in told}))
         findings.append(
             Finding(
                 "sentinels-differ",

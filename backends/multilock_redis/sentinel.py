@@ -1,16 +1,14 @@
 """A primary that Redis Sentinels name: ``redis+sentinel://``, ``rediss+sentinel://`` (TLS to all of them).
 
-Its address is asked for before each connection is made, and the server at that address must say itself that it is the
+Sentinels are asked before each connection is made, and the server at the address must itself say that it is the
 primary. That is not enough: after a failover the former primary answers as before on the connections that it has, for
-as long as it is not told (10 s where an operator asked for the failover), and would grant locks that the new one grants
-too. So one Sentinel tells of each change, and then every connection that leads elsewhere is ended, also one on which an
-answer is awaited: it would be that of a former primary. It counts from the promotion on (``+promoted-slave``). The
-Sentinel that leads the failover says ``+switch-master``, and describes the new primary, only when the last replica has
-followed it, which may take minutes.
+as long as it is not told (10 s where an operator asked for the failover), and would grant locks that the new primary
+grants too. So the client listens to one Sentinel, and asks all of them in turn, also those that no URL names and
+another Sentinel knows. What each answer means is decided in `following`, whoever asked. Then every connection that
+leads elsewhere is ended, also one on which an answer is awaited: it would be that of a former primary.
 
-A Sentinel that was cut off itself knows less than the others. The number of the failover that it knows of (its
-``config-epoch``) shows that: an answer older than one that was heard before is not believed. So the others are asked
-too, one after the other, though nobody needs a connection: else who listens to that one would hear of no failover.
+A failover counts from the promotion on (``+promoted-slave``). The Sentinel that leads it says ``+switch-master``, and
+describes the new primary, only when the last replica has followed, which may take minutes.
 
 What a failover forgets is not found again here: Redis replicates after it has answered.
 """
@@ -21,22 +19,24 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
 from multilock.telling import logger
+from multilock_redis.following import Following, Told
+from multilock_redis.slots import Address
 from multilock_redis.transport import Endpoint, Wire, not_connected
 from multilock_redis.wire import pack
 
-__all__ = ["Sentinel", "SentinelEndpoint", "Told"]
+__all__ = ["Sentinel", "SentinelEndpoint"]
 
 ROLE = pack("ROLE")
 PING = pack("PING")
+MYID = pack("SENTINEL", "MYID")  # from 6.2 on
 LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
 ASK_WITHIN = 1.0  # seconds, of a Sentinel that nobody waits for
-TEND_EVERY = 2.0  # seconds between two questions to the Sentinel that is listened to, whatever it tells by itself
+TEND_EVERY = 2.0  # seconds between two questions to the Sentinel that is listened to, and between two to all others
 LONGEST_PAUSE = 1.0  # seconds before another Sentinel is listened to
 
 # What a Sentinel says, and what to do about it. Its own login is not the primary's.
@@ -52,21 +52,24 @@ class Sentinel(Endpoint):
     """One of them. It is connected to on threads of its own: one whose name hangs in its look-up keeps nobody from
     asking the others."""
 
-    def __init__(self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-        self._place = place(settings.get("host", "localhost"), settings.get("port", 26379))
-        super().__init__(f"{scheme}://{self._place} (a Sentinel)", kind, settings)
+    def __init__(
+        self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any], *, learnt: bool = False
+    ) -> None:
+        """``learnt``: another Sentinel has named this address, so only one Sentinel is reached there."""
+        self._scheme = scheme
+        self.place = Address(settings.get("host", "localhost"), settings.get("port", 26379))
+        super().__init__(f"{scheme}://{self.place} (a Sentinel)", kind, settings)
+        self.learnt = learnt
+        self.reached = self.place  #: the address of the last connection, as a number where it was made
+        self.silent = False  #: it did not answer last
+
+    def at(self, place: Address) -> Sentinel:
+        """Another Sentinel, which takes the same login."""
+        settings = {**self._settings, "host": place.host, "port": place.port}
+        return Sentinel(self._scheme, self._class, settings, learnt=True)
 
     def __str__(self) -> str:
-        return self._place
-
-
-class Told(NamedTuple):
-    """What one Sentinel knows of the primary."""
-
-    epoch: int  #: greater after each failover
-    host: str
-    port: int
-    facts: Mapping[str, str]
+        return str(self.place)
 
 
 class SentinelEndpoint(Endpoint):
@@ -84,23 +87,41 @@ class SentinelEndpoint(Endpoint):
         super().__init__(f"{scheme}://{hosts}/{primary}/{settings.get('db') or 0}", kind, settings)
         self.sentinels = tuple(sentinels)  #: the first one answered last
         self.primary = primary
+        self.pushes: Callable[..., None] = _nobody  #: `multilock.backend.Notices.pushes`
+        self._subscription = f"subscription to the Sentinels of {primary}"
         self._begin()
 
     def _begin(self) -> None:
         self._choosing = system.Lock()  # taken by threads of ours only: no interrupt comes to them
-        self._newest: Told | None = None
+        self._following = Following(len(self.sentinels))
+        self._learnt: dict[Address, Sentinel] = {}
         self._closed = system.Event()
-        self._unwatched = [True]  # popped by who starts the thread
+        self._look = system.Event()  # all Sentinels are to be asked now; or the client is closed
+        self._unwatched = [True]  # popped by who starts the threads
         self._listened_to: Wire | None = None
+
+    @property
+    def told(self) -> Told | None:
+        """What is followed."""
+        return self._following.told
+
+    def everybody(self) -> list[Sentinel]:
+        """The Sentinels of the URL, then those that were learnt from them and are reached at other addresses."""
+        with self._choosing:
+            reached = {each.reached for each in self.sentinels} | {each.place for each in self.sentinels}
+            others = [place for place in self._following.others() if place not in reached]
+            self._learnt = {place: self._learnt.get(place) or self.sentinels[0].at(place) for place in others}
+            return [*self.sentinels, *self._learnt.values()]
 
     def forget(self) -> None:
         super().forget()
-        for sentinel in self.sentinels:
+        for sentinel in (*self.sentinels, *self._learnt.values()):
             sentinel.forget()
         self._begin()
 
     def close(self) -> None:
         self._closed.set()
+        self._look.set()
         if wire := self._listened_to:
             wire.interrupt()
 
@@ -109,18 +130,19 @@ class SentinelEndpoint(Endpoint):
     def _dial(self, within: float, now: Callable[[], float]) -> Wire:
         deadline = now() + within
         failures: list[MultilockError] = []
-        behind: list[Told] = []
         tried: set[str] = set()
-        sentinels = self.sentinels
-        for i, sentinel in enumerate(sentinels):
+        first = self.told is None  # then one answer is not enough, as long as there are more Sentinels in the URL
+        asked = list(self.sentinels) if first else self.everybody()
+        answered: Sentinel | None = None
+        for i, sentinel in enumerate(asked, 1):
             try:
                 # One that hangs leaves time for the others, and for the primary.
-                told = self.ask(sentinel, (deadline - now()) / (len(sentinels) + 1 - i), now)
-                if self._is_behind(told):
-                    behind.append(told)
-                    raise self._silence(f"{sentinel} has not heard of the last failover")
+                self._consult(sentinel, (deadline - now()) / (len(asked) + 2 - i), now)
+                answered = sentinel
             except MultilockError as error:
                 failures.append(error)
+            told = self.told
+            if told is None or answered is None or (first and i < len(asked) and not self._following.is_agreed()):
                 continue
             where = self._at(told)
             if where in tried:
@@ -131,12 +153,39 @@ class SentinelEndpoint(Endpoint):
             except BackendUnavailable as error:
                 failures.append(error)
                 continue
-            self.sentinels = (sentinel, *(other for other in sentinels if other is not sentinel))
+            self.sentinels = tuple(sorted(self.sentinels, key=lambda each: each is not answered))
             self._watch_from_now_on(now)
             return wire
-        if len(behind) == len(sentinels):
-            self._newest = None  # all of them were set up anew
         raise self._nowhere(failures)
+
+    def _consult(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> None:
+        """Ask it, and count what it says. Raises as `ask` does, and BackendUnavailable if another one is followed."""
+        try:
+            told = self.ask(sentinel, within, now)
+        except MultilockError:
+            sentinel.silent = True
+            with self._choosing:
+                self._following.missed(sentinel.reached, now())
+            raise
+        sentinel.silent = False
+        self._heed(told, sentinel, now)
+
+    def _heed(self, told: Told, sentinel: Sentinel, now: Callable[[], float]) -> None:
+        """Count what it says, and end connections that lead elsewhere."""
+        with self._choosing:
+            own = sentinel.learnt or told.place in self._following.others()
+            agrees = self._following.note(told, own, now())
+            followed = self._following.told
+            if self._following.look_again:
+                self._following.look_again = False
+                self._look.set()
+        if followed:
+            here, anywhere = self._at(followed), f"{self.name} at "
+            for wire in self._open:
+                if wire.where.startswith(anywhere) and wire.where != here:
+                    wire.interrupt()
+        if not agrees:
+            raise self._silence(f"{sentinel} has not heard of the last failover")
 
     def ask(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> Told:
         """Raises BackendUnavailable (nothing was executed), or BackendRejected with the remedy."""
@@ -148,20 +197,32 @@ class SentinelEndpoint(Endpoint):
 
     def _asked_on(self, wire: Wire, sentinel: Sentinel, within: float) -> Told:
         # While a failover goes on the description has the number of this one and the address of the former primary.
-        where, describe = (
-            pack("SENTINEL", question, self.primary) for question in ("GET-MASTER-ADDR-BY-NAME", "MASTER")
+        where, describe, others = (
+            pack("SENTINEL", question, self.primary) for question in ("GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS")
         )
         try:
-            answers = [answer for answer, _ in wire.exchange([where, describe, where], within)]
-            for answer in answers:
+            answers = wire.exchange([where, describe, where, others, MYID], within)
+            needed, (more, my_id) = [answer for answer, _ in answers[:3]], [answer for answer, _ in answers[3:]]
+            for answer in needed:
                 if isinstance(answer, Exception):
                     raise answer
-            before, described, after = ([word.decode(errors="replace") for word in answer] for answer in answers)
+            before, described, after = (_words(answer) for answer in needed)
             if before != after:
                 raise self._silence(f"{sentinel} has just heard of a failover")
-            facts = dict(zip(described[::2], described[1::2], strict=True))
+            facts = _facts(described)
             host, port = after
-            return Told(int(facts["config-epoch"]), host, int(port), facts)
+            place = Address(*wire.reached) if wire.reached else sentinel.place
+            known = [] if isinstance(more, Exception) else [_facts(_words(each)) for each in more]
+            return Told(
+                int(facts["config-epoch"]),
+                Address(host, int(port)),
+                facts,
+                str(place) if isinstance(my_id, Exception) else my_id.decode(),
+                tuple(Address(each["ip"], int(each["port"])) for each in known if each["port"] != "0"),
+                place,
+                answers[0][1],
+                "; ".join(str(answer) for answer in (more, my_id) if isinstance(answer, Exception)),
+            )
         except BackendUnavailable as error:
             raise BackendUnavailable(str(error), unknown=False, backend="redis") from error
         except BackendRejected as error:
@@ -171,9 +232,11 @@ class SentinelEndpoint(Endpoint):
 
     def _call_on(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> Wire:
         try:
-            return sentinel.connect(within, now)
+            wire = sentinel.connect(within, now)
         except BackendRejected as error:
             raise self._refused(error) from error
+        sentinel.reached = Address(*wire.reached) if wire.reached else sentinel.place
+        return wire
 
     def _refused(self, error: BackendRejected) -> BackendRejected:
         said, _, remedy = str(error).rpartition(" (")
@@ -184,7 +247,7 @@ class SentinelEndpoint(Endpoint):
 
     def _connect_to(self, told: Told, where: str, within: float, now: Callable[[], float]) -> Wire:
         deadline = now() + within
-        settings = {**self._settings, "host": told.host, "port": told.port}
+        settings = {**self._settings, "host": told.primary.host, "port": told.primary.port}
         try:
             wire = self._open_wire(self._class, settings, where, max(within, 0.001), now)
         except Exception as error:
@@ -193,8 +256,10 @@ class SentinelEndpoint(Endpoint):
             # A primary that stood still, or was cut off, does not know that it is none any more; this one does.
             role = wire.call(ROLE, max(deadline - now(), 0.001))[0]
             if role != b"master":
-                raise self._silence(f"the Sentinels name {place(told.host, told.port)}, which is a replica as yet")
-            if not self._lead_to(told):
+                raise self._silence(f"the Sentinels name {told.primary}, which is a replica as yet")
+            with self._choosing:  # whoever follows another one after this ends this connection
+                is_followed = self.told is not None and self.told.primary == told.primary
+            if not is_followed:
                 raise self._silence("there was a failover meanwhile")
         except BackendUnavailable as error:
             wire.close()
@@ -205,22 +270,7 @@ class SentinelEndpoint(Endpoint):
         return wire
 
     def _at(self, told: Told) -> str:
-        return f"{self.name} at {place(told.host, told.port)}"
-
-    def _is_behind(self, told: Told) -> bool:
-        return self._newest is not None and told.epoch < self._newest.epoch
-
-    def _lead_to(self, told: Told) -> bool:
-        """From now on it is the primary; connections to another end. False: a later failover is known already."""
-        with self._choosing:
-            if self._is_behind(told):
-                return False
-            self._newest = told
-        here, anywhere = self._at(told), f"{self.name} at "
-        for wire in self._open:
-            if wire.where.startswith(anywhere) and wire.where != here:
-                wire.interrupt()
-        return True
+        return f"{self.name} at {told.primary}"
 
     def _nowhere(self, failures: list[MultilockError]) -> MultilockError:
         rejected = [error for error in failures if isinstance(error, BackendRejected)]
@@ -238,22 +288,23 @@ class SentinelEndpoint(Endpoint):
     def _watch_from_now_on(self, now: Callable[[], float]) -> None:
         if not self._unwatched:
             return
-        watches = (self._watch, self._compare) if len(self.sentinels) > 1 else (self._watch,)
         try:
             self._unwatched.pop()
         except IndexError:  # another thread was first
             return
-        for watch in watches:
-            start_worker(partial(watch, self._closed, now), "multilock-redis-sentinel")
+        for watch in (self._watch, self._compare):
+            start_worker(partial(watch, self._closed, self._look, now), "multilock-redis-sentinel")
 
-    def _watch(self, closed: system.Event, now: Callable[[], float]) -> None:
+    def _watch(self, closed: system.Event, look: system.Event, now: Callable[[], float]) -> None:
         """The thread: listens to one Sentinel after the other, until the client is closed."""
         turn = 0
         while not closed.is_set():
-            sentinels = self.sentinels
+            sentinels = self.everybody()
             try:
                 self._listen_to(sentinels[turn % len(sentinels)], closed, now)
             except Exception as error:
+                if not closed.is_set():
+                    self.pushes(self._subscription, str(error))
                 known = isinstance(error, MultilockError)
                 logger.log(
                     logging.DEBUG if known else logging.ERROR,
@@ -264,19 +315,28 @@ class SentinelEndpoint(Endpoint):
             turn += 1
             closed.wait(LONGEST_PAUSE * system.uniform(0.1, 1.0))
 
-    def _compare(self, closed: system.Event, now: Callable[[], float]) -> None:
-        """The thread: asks one Sentinel after the other, and heeds who has heard of a later failover than those before.
-        Of two that differ about the same one nobody knows more."""
-        sentinels = self.sentinels
-        for turn in count(1):
+    def _compare(self, closed: system.Event, look: system.Event, now: Callable[[], float]) -> None:
+        """The thread: asks one Sentinel after the other, and all of them without a pause where they contradict each
+        other. One that was silent is asked once while all others are asked."""
+        turn = hurried = 0
+        while not closed.is_set():
+            everybody = self.everybody()
+            silent = [each for each in everybody if each.silent]
+            asked = [each for each in everybody if not each.silent] or everybody[:1]
+            if silent:
+                asked.append(silent[turn // len(asked) % len(silent)])
             try:
-                told = self.ask(sentinels[turn % len(sentinels)], ASK_WITHIN, now)
-                if self._newest is not None and told.epoch > self._newest.epoch:
-                    self._lead_to(told)
+                self._consult(asked[turn % len(asked)], ASK_WITHIN, now)
             except MultilockError as error:
-                logger.debug("what the Sentinels know is not compared at the moment: %s", error)
-            if closed.wait(TEND_EVERY):
-                return
+                logger.debug("a Sentinel knows nothing better at the moment: %s", error)
+            turn += 1
+            if look.is_set() and not closed.is_set():
+                look.clear()
+                hurried = len(everybody)
+            if hurried:
+                hurried -= 1
+            else:
+                look.wait(TEND_EVERY)
 
     def _listen_to(self, sentinel: Sentinel, closed: system.Event, now: Callable[[], float]) -> None:
         with ExitStack() as stack:
@@ -287,10 +347,12 @@ class SentinelEndpoint(Endpoint):
             [(answer, _)] = wire.exchange([LISTEN], ASK_WITHIN, pushes=True)
             if isinstance(answer, BackendUnavailable):
                 raise answer
-            self._heed(asking, sentinel)  # what changed before it was listened to
+            self._heed_on(asking, sentinel, now)  # what changed before it was listened to
             if isinstance(answer, BackendRejected):  # it lets this user ask, but not listen
+                self.pushes(self._subscription, str(answer), refused=True)
                 while not closed.wait(TEND_EVERY):
-                    self._heed(asking, sentinel)
+                    self._heed_on(asking, sentinel, now)
+            self.pushes(self._subscription, None)
             heard, ask_at = True, now() + TEND_EVERY
             while not closed.is_set():
                 message = wire.receive(max(ask_at - now(), 0.001))
@@ -302,7 +364,7 @@ class SentinelEndpoint(Endpoint):
                     heard = False
                 elif not self._is_told_by(message):
                     continue
-                self._heed(asking, sentinel)
+                self._heed_on(asking, sentinel, now)
                 ask_at = now() + TEND_EVERY
 
     def _is_told_by(self, message: object) -> bool:
@@ -312,11 +374,18 @@ class SentinelEndpoint(Endpoint):
                 return self.primary.encode() in told.split()
         return False
 
-    def _heed(self, asking: Wire, sentinel: Sentinel) -> None:
+    def _heed_on(self, asking: Wire, sentinel: Sentinel, now: Callable[[], float]) -> None:
         """What it says by itself is a hint: what counts is what it answers."""
-        if not self._lead_to(self._asked_on(asking, sentinel, ASK_WITHIN)):
-            raise self._silence(f"{sentinel} has not heard of the last failover")
+        self._heed(self._asked_on(asking, sentinel, ASK_WITHIN), sentinel, now)
 
 
-def place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _nobody(connection: str, trouble: str | None, *, refused: bool = False) -> None:
+    """Before the client is open."""
+
+
+def _words(answer: Any) -> list[str]:
+    return [word.decode(errors="replace") for word in answer]
+
+
+def _facts(words: list[str]) -> dict[str, str]:
+    return dict(zip(words[::2], words[1::2], strict=True))

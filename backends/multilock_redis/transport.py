@@ -232,6 +232,14 @@ class Wire:
         except (OSError, ValueError) as error:
             raise self._broken(error, sent=True) from error
 
+    @property
+    def reached(self) -> tuple[str, int] | None:
+        """The address that its host's name led to."""
+        with suppress(OSError):
+            host, port, *_ = self._sock.getpeername()
+            return host, port
+        return None
+
     def stale(self) -> bool:
         """Nothing may be asked here any more. Something arrived that nobody asked for: the server's end of the
         connection, or an answer that came twice, which the next request would take for its own. Or the server was

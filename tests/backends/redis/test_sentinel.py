@@ -51,7 +51,7 @@ def led_to(ours: Ours, server: RedisServer) -> bool:
     """Whether this client has heard of that primary."""
     endpoint = ours.backend._endpoint
     assert isinstance(endpoint, SentinelEndpoint)
-    return endpoint._newest is not None and endpoint._newest.port == server.port
+    return endpoint.told is not None and endpoint.told.primary.port == server.port
 
 
 def forgotten_by_the_replicas(guarded: Guarded, name: str = "a") -> None:

@@ -80,7 +80,7 @@ interrupts: $(VENV)/.dev servers ## a comparison is interrupted a hundred times,
 interop: $(VENV)/.dev servers ## try every lock of other programs against ours, and write docs/interoperability.md
 	$(BIN)/python -m tests.interop.table
 
-models: ## the models of Redis, Redlock and a wait on etcd, exhausted, and the mistakes they must find; needs g++
+models: ## the models of Redis, Redlock, a wait on etcd and Sentinels, exhausted, and the mistakes they must find; needs g++
 	tests/models/run.sh
 
 docker: $(VENV)/.dev ## compose/ and the containers for tests, on any Docker engine; says so where there is none

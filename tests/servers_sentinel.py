@@ -146,6 +146,27 @@ class Guarded(Service):
         self._until(lambda: self.primary() is not former)
         return self.primary()
 
+    def make_sentinels_anew(self) -> None:
+        """Start other Sentinels at the same addresses, as containers without a volume: they know the present primary,
+        and no failover of the past."""
+        self._first = self.primary()
+        for guard in self.guards:
+            guard.stop()
+        for guard in self.guards:
+            guard.start()
+
+    def move_sentinels_to(self, primary: Server) -> None:
+        """Tell all Sentinels of another primary. First all of them forget the old one, or they would remind each other
+        of it."""
+        for guard in self.guards:
+            with guard.client() as client:
+                client.execute_command("SENTINEL", "REMOVE", NAME)
+        for guard in self.guards:
+            with guard.client() as client:
+                client.execute_command("SENTINEL", "MONITOR", NAME, primary.host, primary.port, 2)
+                for name, seconds in (("down-after-milliseconds", DOWN_AFTER), ("failover-timeout", FAILOVER_TIMEOUT)):
+                    client.execute_command("SENTINEL", "SET", NAME, name, int(1000 * seconds))
+
     def report(self) -> str:
         """What each Sentinel says of the primary, each server of its role, and what they logged last: for who reads
         why a test failed."""

@@ -4,10 +4,10 @@ A greater epoch counts at once: one Sentinel that knows of a failover is enough.
 the same epoch, may be the word of a Sentinel that was cut off, or of Sentinels that were made anew or were told of
 another primary. The client follows it only after a doubt. A doubt begins when no answer that counts names the primary
 which is followed, or when some name another one with the same epoch. The answers to later questions decide: as many
-Sentinels as a failover needs must name the new primary, and all Sentinels must have answered. Where some are silent, the
-client waits for `COUNTS_FOR`: a silent Sentinel may have led a failover of which the others learn within seconds.
+Sentinels as a failover needs must name the new primary, and all Sentinels must have answered. Where some are silent,
+the client waits for `COUNTS_FOR`: a silent Sentinel may have led a failover of which the others learn within seconds.
 
-An answer counts until its Sentinel says something else, or has been silent for `COUNTS_FOR`.
+An answer counts for `COUNTS_FOR`, and no longer once its Sentinel has said something else or is silent.
 tests/models/sentinel.cpp tries every order of events.
 """
 
@@ -21,7 +21,9 @@ from multilock_redis.slots import Address
 
 __all__ = ["COUNTS_FOR", "Following", "Told"]
 
-COUNTS_FOR = 10.0  # seconds; Sentinels that reach each other tell each other what they know every 2 s
+# In seconds; a doubt lasts as long while some are silent. Sentinels tell each other what they know every 2 s.
+COUNTS_FOR = 10.0
+KNOWN_FOR = 600.0  # seconds after a Sentinel was last said to be there; until then it is asked
 
 
 class Told(NamedTuple):
@@ -59,7 +61,7 @@ class Following:
         self.told: Told | None = None  #: the last answer that named the primary which is followed
         self.look_again = False  #: all Sentinels are to be asked now; whoever reads that takes it back
         self._answers: list[Told] = []  # one for each Sentinel
-        self._missed: set[str] = set()  # the ids of Sentinels that were asked again, and have not answered
+        self._others: dict[Address, float] = {}  # the addresses of Sentinels, each with when it was named last
         self._doubted_at: float | None = None  # since then nobody names the primary, or some name another one
 
     def note(self, told: Told, own: bool, now: float) -> bool:
@@ -67,29 +69,26 @@ class Following:
         earlier = [each for each in self._answers if each.id == told.id or (own and each.place == told.place)]
         if any(each.asked_at > told.asked_at for each in earlier):
             return self._follows(told)  # it comes late: a later question has been answered
-        self.missed(told.place, now)
-        self._missed.discard(told.id)
-        self._answers = [each for each in self._answers if each not in earlier] + [told]
+        self._others |= dict.fromkeys(told.others, now)
+        self._others = {place: at for place, at in self._others.items() if now - at < KNOWN_FOR}
+        counts = [each for each in self._answers if now - each.asked_at < COUNTS_FOR and each not in earlier]
+        self._answers = [*counts, told]
         if not any(each.agrees_with(told) for each in earlier):
             self.look_again = not (self.told is None or self._follows(told))
         self._decide(told, now)
         return self._follows(told)
 
-    def missed(self, place: Address, now: float) -> None:
-        """The Sentinels that were reached there before have not answered."""
-        self._missed |= {each.id for each in self._answers if each.place == place}
-        self._answers = [
-            each for each in self._answers if each.id not in self._missed or now - each.asked_at < COUNTS_FOR
-        ]
-        self._missed &= {each.id for each in self._answers}
+    def silent(self, place: Address) -> None:
+        """The Sentinel that was reached there has not answered."""
+        self._answers = [each for each in self._answers if each.place != place]
 
     def is_agreed(self) -> bool:
         """As many Sentinels as a failover needs name the primary."""
         return self.told is not None and self._support() >= self.told.needed
 
-    def others(self) -> dict[Address, None]:
-        """The addresses of all Sentinels that some Sentinel knows, each once."""
-        return dict.fromkeys(other for each in self._answers for other in each.others)
+    def others(self) -> list[Address]:
+        """The addresses of the Sentinels that some Sentinel has named."""
+        return list(self._others)
 
     def _follows(self, told: Told) -> bool:
         return self.told is not None and told.agrees_with(self.told)
@@ -110,7 +109,7 @@ class Following:
             self._doubted_at = now
             self.look_again = True
             return
-        later = [each for each in self._answers if each.asked_at >= self._doubted_at]
+        later = [each for each in self._answers if each.asked_at > self._doubted_at]
         all_of_them = max(self._sentinels, followed.number, *(each.number for each in self._answers))
         if len(later) < all_of_them and now - self._doubted_at < COUNTS_FOR:
             return  # who has not answered may know more

@@ -165,7 +165,7 @@ class SentinelEndpoint(Endpoint):
         except MultilockError:
             sentinel.silent = True
             with self._choosing:
-                self._following.missed(sentinel.reached, now())
+                self._following.silent(sentinel.reached)
             raise
         sentinel.silent = False
         self._heed(told, sentinel, now)
@@ -292,10 +292,10 @@ class SentinelEndpoint(Endpoint):
             self._unwatched.pop()
         except IndexError:  # another thread was first
             return
-        for watch in (self._watch, self._compare):
-            start_worker(partial(watch, self._closed, self._look, now), "multilock-redis-sentinel")
+        start_worker(partial(self._watch, self._closed, now), "multilock-redis-sentinel")
+        start_worker(partial(self._compare, self._closed, self._look, now), "multilock-redis-sentinel")
 
-    def _watch(self, closed: system.Event, look: system.Event, now: Callable[[], float]) -> None:
+    def _watch(self, closed: system.Event, now: Callable[[], float]) -> None:
         """The thread: listens to one Sentinel after the other, until the client is closed."""
         turn = 0
         while not closed.is_set():

@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")"
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-for model in etcd redis redlock; do
+for model in etcd redis redlock sentinel; do
     ${CXX:-g++} -O2 -std=c++20 -Wall -Wextra -Werror -o "$built/$model" "$model.cpp"
 done
 
@@ -56,6 +56,16 @@ if [ "${1-}" = long ]; then
 
     model=redlock # see below
     found lock 2 1 0 2 1 renewsgivenup
+
+    model=sentinel # see below
+    holds own 1 1 0 1 0 0
+    holds own 1 1 0 0 1 0
+    holds own 1 0 1 0 1 0
+    holds own 1 0 1 1 0 0
+    holds own 2 0 0 1 1 0
+    holds own 2 1 0 0 1 0
+    holds name 1 1 0 0 1 0
+    holds name 1 0 1 1 0 0
     exit
 fi
 
@@ -162,4 +172,30 @@ found lock 2 0 1 2 1 noguard
 for mistake in blind nowrite onewrite addsup; do
     found token 1 1 $mistake
 done
+
+model=sentinel # addresses, failovers, made anew, moves, cut off, silent, late answers
+holds own 1 1 0 0 0 0
+holds own 0 0 2 0 0 0
+holds own 0 0 1 0 1 0
+holds own 0 1 0 0 1 0
+holds own 1 0 0 1 1 0
+holds own 1 0 0 0 1 1
+holds name 1 1 0 0 0 0
+holds name 1 0 0 0 1 0
+
+for mistake in forever dialonly; do
+    found own 0 0 1 0 0 0 $mistake
+done
+found own 0 1 0 0 0 0 forever
+found name 1 0 0 1 0 0 urlentries
+for mistake in oneanswer oneasked; do
+    found own 1 0 0 1 0 0 $mistake
+done
+found own 1 0 0 0 0 0 unwatched
+found own 0 0 2 0 0 0 lastspeaks
+found own 0 0 1 0 1 0 kept
+found own 1 0 0 0 1 0 hasty
+found own 1 0 0 1 2 0 twice
+found own 0 1 0 0 0 1 latecounts
+found own 1 0 1 0 0 2 oneround
 echo "all hold, and every mistake was found"

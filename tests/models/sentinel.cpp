@@ -20,6 +20,7 @@
 //   S2  the client does not go to a lower epoch while a Sentinel still names the primary, if the client has reached that
 //       Sentinel for a round, or if that Sentinel led the failover and was in touch with the others all the time
 //   S3  the client leaves a primary for one of no greater epoch only if so many Sentinels name that as a failover needs
+//   S4  the client follows no answer that comes after the answer to a later question to the same Sentinel
 //   L   if nothing changes for kBound ticks, and two of the Sentinels that the client reaches name one primary with the
 //       greatest epoch there is, then the client follows that primary
 #include <algorithm>
@@ -40,7 +41,7 @@ struct Violation {
 };
 
 const char* mistake = "-";
-bool own, forever, dial_only, url_entries, one_answer, unwatched, one_asked, last_speaks, kept, forgets, twice, late_counts,
+bool own, forever, dial_only, url_entries, one_answer, unwatched, one_asked, last_speaks, kept, hasty, twice, late_counts,
     one_round;
 
 struct Opinion {
@@ -60,7 +61,7 @@ struct Guard {
 struct Answer {
   Opinion says;
   int8_t id;
-  int8_t known, missed, age, after;  // missed: it was asked again, and did not answer; after: asked since the doubt
+  int8_t known, age, after;  // after: it was asked since the doubt began
 };
 struct Late {
   Opinion says;
@@ -149,7 +150,7 @@ void decide(State& s, const Answer& heard) {
     for (Seat& seat : s.seat) seat.late.before = seat.late.flies;
     if (!one_round) return;
   }
-  if (answered < kSentinels && s.doubts <= kCounts && !one_round) return;  // who has not answered may know more
+  if (answered < kSentinels && s.doubts <= kCounts && !hasty) return;  // who has not answered may know more
   for (int primary = 0; primary < kPrimaries; primary++) {
     int named = 0, really = 0;
     Opinion to{};
@@ -165,26 +166,23 @@ void decide(State& s, const Answer& heard) {
 
 void expire(State& s) {
   each_answer(s, [](Answer& each) {
-    if (each.missed && (forgets || each.age >= kCounts) && !kept) each = {};
+    if (each.age >= kCounts && !kept) each = {};
   });
 }
 
 void note(State& s, int i, const Opinion& says, int id, bool late) {
   Answer& at = s.seat[i].answer;
-  bool overtaken = late && s.seat[i].late.overtaken && !late_counts, before = late && s.seat[i].late.before;
+  bool overtaken = late && s.seat[i].late.overtaken, before = late && s.seat[i].late.before;
   if (late) s.seat[i].late = {};
-  if (overtaken) return;
-  if (!own) {
-    if (at.known && at.id != id) s.seat[i].former = at;
-    for (Seat& seat : s.seat) seat.former.missed = seat.former.known;
-    for (int j = 0; j < kSentinels; j++)
-      if (j != i) s.seat[j].answer.missed = s.seat[j].answer.known;
-  }
-  at = {says, static_cast<int8_t>(id), 1, 0, 0, static_cast<int8_t>((s.doubts || one_round) && !before)};
+  if (overtaken && !late_counts) return;
+  if (!own && at.known && at.id != id) s.seat[i].former = at;
+  at = {says, static_cast<int8_t>(id), 1, 0, static_cast<int8_t>((s.doubts || one_round) && !before)};
   if (s.seat[i].late.flies) s.seat[i].late.overtaken = 1;
   s.seat[i].asked = 0;
   expire(s);
+  Opinion followed = s.follows;
   decide(s, Answer(at));
+  if (overtaken && s.follows != followed) throw Violation{"S4 the client follows an answer that another one has overtaken"};
 }
 
 // ---- all that may come next
@@ -297,8 +295,7 @@ void client_acts(const State& s) {
       }
     } else if (own) {
       n.seat[i].asked = 0;
-      n.seat[i].answer.missed = n.seat[i].answer.known;
-      expire(n);
+      if (!kept) n.seat[i].answer = {};
       reach(n);
     }
     if (s.seat[i].late.flies) {
@@ -374,7 +371,7 @@ int main(int count, char** given) {
     bool* on;
   } mistakes[] = {{"forever", &forever},   {"dialonly", &dial_only},  {"urlentries", &url_entries},
                   {"oneanswer", &one_answer}, {"unwatched", &unwatched}, {"oneasked", &one_asked},
-                  {"lastspeaks", &last_speaks}, {"kept", &kept},        {"forgets", &forgets},
+                  {"lastspeaks", &last_speaks}, {"kept", &kept},        {"hasty", &hasty},
                   {"twice", &twice},       {"latecounts", &late_counts}, {"oneround", &one_round}};
   bool known = std::string_view(mistake) == "-";
   for (auto& each : mistakes)

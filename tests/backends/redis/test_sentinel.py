@@ -15,9 +15,10 @@ import redis
 from redis.sentinel import Sentinel
 
 import multilock
-from multilock import LossReason, now
+from multilock import LossReason, now, system
 from multilock.errors import BackendRejected, BackendUnavailable
 from multilock.model import Busy
+from multilock.testing import FaultProxy
 from multilock_redis import open_backend
 from multilock_redis.sentinel import ASK_WITHIN, TEND_EVERY, SentinelEndpoint
 from tests.backends.redis.conftest import Connect
@@ -146,10 +147,10 @@ def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guar
             bare.client_kill_filter(_type="normal", skipme=True)
         with suppress(BackendUnavailable):  # on the connection that was just ended
             ours.backend.ping(1)
-        with pytest.raises(BackendUnavailable, match="has not heard of the last failover"):
-            ours.take(ours.claim("b"))
+        at_b, _ = ours.take(ours.claim("b"))  # another Sentinel leads there, which no URL names
         assert on(other, "b") is None
         assert on(guarded.primary()) == claim.owner
+        assert on(guarded.primary(), "b") == at_b.owner
 
 
 def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_another_one(
@@ -177,7 +178,119 @@ def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_a
         assert on(server, "b") is None
 
 
+def test_one_name_for_all_sentinels_leads_to_no_stale_primary(guarded: Guarded, connect: Connect) -> None:
+    """It leads to another Sentinel each time, and at last to one that was cut off, with another primary."""
+    guarded.failover()
+    with RedisServer() as former, SentinelServer(list) as stale, ExitStack() as stack:
+        with stale.client() as guard:
+            guard.execute_command("SENTINEL", "MONITOR", NAME, former.host, former.port, 1)
+        name = stack.enter_context(FaultProxy(guarded.guards[0].host, guarded.guards[0].port))
+        ours = connect(f"redis+sentinel://{name.host}:{name.port}/{NAME}", within=WITHIN)
+        ours.take()
+        endpoint = ours.backend._endpoint
+        assert isinstance(endpoint, SentinelEndpoint)
+        eventually(lambda: len(endpoint.everybody()) == 1 + len(guarded.guards), within=WITHIN)
+        name._target = (stale.host, stale.port)
+        name.cut()
+        for i in range(4):
+            endpoint.interrupt()  # new connections are made
+            with suppress(BackendUnavailable):  # on the connections that were just ended
+                ours.backend.ping(1)
+            claim, _ = ours.take(ours.claim(f"b{i}"))
+            assert on(guarded.primary(), f"b{i}") == claim.owner
+        assert led_to(ours, guarded.primary())
+        assert "one-sentinel" in {finding.code for finding in ours.backend.diagnose(5)}
+
+
+def test_a_client_that_begins_at_a_stale_sentinel_asks_another_one_first(server: RedisServer, connect: Connect) -> None:
+    with RedisServer() as new, ExitStack() as stack:
+        guards = []
+        for primary, epoch in ((server, 1), (new, 2)):
+            lines = [
+                f"sentinel monitor {NAME} {primary.host} {primary.port} 2",
+                f"sentinel config-epoch {NAME} {epoch}",
+            ]
+            guards.append(stack.enter_context(SentinelServer(lambda lines=lines: lines)))  # type: ignore[misc]
+        ours = connect(f"redis+sentinel://{','.join(guard.endpoint for guard in guards)}/{NAME}")
+        claim, _ = ours.take()
+        assert on(new) == claim.owner
+        assert on(server) is None
+
+
 # a failover
+
+
+def test_sentinels_made_anew_are_followed_at_the_next_failover(guarded: Guarded, us: Ours, them: Ours) -> None:
+    guarded.failover()
+    guarded.heal()
+    us.release(us.take()[0])
+    endpoint = us.backend._endpoint
+    assert isinstance(endpoint, SentinelEndpoint)
+    guarded.make_sentinels_anew()
+    eventually(lambda: endpoint.told is not None and endpoint.told.epoch == 0, within=WITHIN)
+    guarded.heal()
+    with guarded.slow_to_demote():
+        former = guarded.primary()
+        new = guarded.failover()
+        eventually(lambda: led_to(us, new), within=TEND_EVERY + 2 * ASK_WITHIN)
+        us.within = them.within = WITHIN
+        claim, _ = us.take()
+        assert on(former) is None
+        assert on(new) == claim.owner
+        assert isinstance(them.attempt(them.claim()), Busy)
+
+
+def test_sentinels_that_are_told_of_another_primary_are_followed(guarded: Guarded, us: Ours) -> None:
+    guarded.failover()
+    guarded.heal()
+    us.release(us.take()[0])
+    with RedisServer() as other:
+        former = guarded.primary()
+        guarded.move_sentinels_to(other)
+        try:
+            eventually(lambda: led_to(us, other), within=WITHIN)
+            us.within = WITHIN
+            claim, _ = us.take()
+            assert on(other) == claim.owner
+            assert on(former) is None
+        finally:
+            guarded.move_sentinels_to(former)
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_refused_thread_keeps_no_client_at_the_former_primary(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    left = [None] * refused
+    start = system.Thread.start
+
+    def refuse(thread: Any) -> None:
+        if thread.name == "multilock-redis-sentinel" and left:
+            left.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(system.Thread, "start", refuse)
+    with multilock.connect(guarded.url, ttl=20) as client, client.lock("warm"):
+        former = guarded.primary()
+        with guarded.slow_to_demote():
+            new = guarded.failover()
+            endpoint = client._kernel.backend._endpoint  # type: ignore[attr-defined]
+            eventually(lambda: endpoint.told.primary.port == new.port, within=WITHIN)
+            lease = client.lock("a").acquire(timeout=WITHIN)
+            assert on(new) is not None
+            assert on(former) is None
+            lease.release()
+    assert not left
+
+
+def test_a_subscription_to_sentinels_that_is_refused_is_told(server: RedisServer, connect: Connect) -> None:
+    with SentinelServer(list) as guard, guard.client() as admin:
+        admin.execute_command("SENTINEL", "MONITOR", "m", server.host, server.port, 1)
+        admin.execute_command("ACL", "SETUSER", "app", "on", ">x", "+@all", "-subscribe")
+        ours = connect(f"redis+sentinel://{guard.endpoint}/m", sentinel_username="app", sentinel_password="x")
+        ours.take()
+        ours.ear.hears("down", "subscription to the Sentinels of m", within=WITHIN)
 
 
 def test_a_lock_that_had_reached_the_new_primary_is_held_on(guarded: Guarded, us: Ours, them: Ours) -> None:

@@ -39,6 +39,7 @@ EXTRAS = {
     "topology": ("which of these nodes is asked", {"redis"}),
     "slots": ("which primary serves which slot, as the nodes say", {"redis"}),
     "sentinel": ("who says which server is the primary", {"redis"}),
+    "following": ("which primary is followed, out of what Sentinels say", {"redis"}),
     "redlock/__init__": ("the lock on the majority of several primaries", {"redis"}),
     "redlock/rounds": ("acquire: all servers are asked until a majority has voted", {"redis"}),
     "redlock/agreement": ("the token that a majority keeps", {"redis"}),

@@ -85,8 +85,11 @@ class BackendUnavailable(MultilockError, ConnectionError):
 class BackendRejected(MultilockError):
     """The backend refused for a reason that asking again does not change: authentication, permission, bad request.
 
-    The request was not executed.
+    The request was not executed. ``unknown`` is True where another request of the same call may have left something,
+    which is being given back in the background.
     """
+
+    unknown = False
 
 
 class ConfigurationError(MultilockError, ValueError):

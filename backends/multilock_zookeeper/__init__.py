@@ -18,7 +18,18 @@ from multilock_zookeeper.transport import TLS_OPTIONS, Ensemble, Transport
 
 # isort: split
 from multilock import ConfigurationError
-from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock.backend import (
+    Busy,
+    Capabilities,
+    Claim,
+    Finding,
+    Granted,
+    Held,
+    LockInfo,
+    LossReason,
+    Notices,
+    Returned,
+)
 from multilock.options import (
     LOGIN,
     TLS_FILES,
@@ -34,7 +45,7 @@ from multilock.options import (
 from multilock_zookeeper.diagnosis import diagnose
 from multilock_zookeeper.inspection import Inspection
 from multilock_zookeeper.keys import STYLES, Nodes
-from multilock_zookeeper.notices import Watcher
+from multilock_zookeeper.notices import ENDED, Watcher
 from multilock_zookeeper.recipe import Recipe
 
 __all__ = ["ZooKeeperBackend", "open_backend"]
@@ -113,8 +124,13 @@ class ZooKeeperBackend:
         return self._recipe.renew(group, held, within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        present = [one for one in held if self._transport.is_present(one[1].group)]
-        self._watcher.hold({str(granted.key): claim.id for claim, granted in present}, self._notices.now() + within)
+        present: dict[str, str] = {}
+        for claim, granted in held:
+            if self._transport.is_present(granted.group):
+                present[str(granted.key)] = claim.id
+            else:  # its session ended before anybody watched it
+                self._notices.gone(claim.id, LossReason.SESSION_LOST, ENDED)
+        self._watcher.hold(present, self._notices.now() + within)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         deadline = self._notices.now() + within

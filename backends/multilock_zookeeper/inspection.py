@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from multilock import BackendRejected
 from multilock.backend import LockInfo
 from multilock.values import decode_value
 from multilock_zookeeper.keys import Contender, Nodes
@@ -85,11 +86,16 @@ class Inspection:
         return [(one, self._transport.get(f"{self._nodes.parent(name)}/{one.node}")) for one in holders]
 
     def _told(self, name: str, one: Contender, answer: Answer, deadline: float) -> LockInfo | None:
-        """None: it is there no more."""
+        """Returns None if the node is gone. Of a holder whose node we may not read, only its number is known."""
         try:
             value, stat = self._transport.wait(answer, deadline)
         except NodeMissing:
             return None
+        except BackendRejected:
+            exists = self._transport.exists(f"{self._nodes.parent(name)}/{one.node}")  # that needs no right to it
+            value, stat = b"", self._transport.wait(exists, deadline)
+            if stat is None:
+                return None
         info = decode_value(value or b"")
         kind = info.kind or {"r": "read", "x": None}.get(one.mode, "permit")  # kazoo's readers do not say
         return replace(info, name=name, kind=kind, token=stat.czxid, permits=one.permits or None)

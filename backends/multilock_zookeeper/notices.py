@@ -10,15 +10,17 @@ no look.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from kazoo.protocol.states import EventType
 
-from multilock import BackendUnavailable, LossReason, MultilockError, system
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Notices, Worker, start_worker
 from multilock.telling import logger
 from multilock_zookeeper.sessions import Session
@@ -44,14 +46,14 @@ class Watcher:
         self._transport: Transport
         self._lock = system.Lock()
         self._connection = 0  # counts them: a watch answered on the one before is none
-        self._waiting: dict[str, tuple[str, ...]] = {}  # claim id -> the paths of those ahead, or the parent's; its own
+        self._waiting: dict[str, tuple[str, ...]] = {}  # claim id -> the paths ahead and its own, or its parent
         self._waiters: dict[str, set[str]] = {}  # path -> the claims that it wakes
         self._holding: dict[str, str] = {}  # path -> claim id
         self._covered: set[str] = set()  # paths held whose watch is set
         self._lost: list[tuple[str, Session | None]] = []  # claims whose node is gone, and the session that it was in
         self._followed: dict[str, str] = {}  # path of a parent -> the name
         self._unwatched: dict[str, None] = {}  # followed, and no watch is set; in order
-        self._look_planned = False
+        self._look_at = math.inf  # when the next look is planned
         self._looks = _Worker(notices.now, "multilock-zookeeper-notices")
         self._losses = _Worker(notices.now, "multilock-zookeeper-losses")
 
@@ -61,27 +63,41 @@ class Watcher:
     # ---- waiters
 
     def wait(self, claim_id: str, ahead: Sequence[str], own: str, deadline: float) -> bool:
-        """Wake this claim when one of these nodes is deleted. False: one is already."""
-        parent = own.rpartition("/")[0]
-        paths = (*ahead, own) if len(ahead) <= ONE_BY_ONE else (parent, own)
+        """Wake this claim when one of these nodes is deleted. Returns False if one is already.
+
+        A server notifies nobody of a node that it may not read. Then, as where many are ahead, the children of the
+        parent are watched, which every waiter has listed.
+        """
+        nodes = (*ahead, own)
+        try:
+            if len(ahead) <= ONE_BY_ONE:
+                with contextlib.suppress(BackendRejected):
+                    self._await(claim_id, nodes, deadline)
+                    return True
+            answers = self._await(claim_id, (own.rpartition("/")[0],), deadline)
+        except NodeMissing:
+            return False
+        for children in answers:
+            if not {path.rpartition("/")[2] for path in nodes} <= set(children):
+                self.stop(claim_id)
+                return False
+        return True
+
+    def _await(self, claim_id: str, paths: tuple[str, ...], deadline: float) -> list[Sequence[str]]:
+        """Watch these paths for this claim. Returns the children of each, or nothing if they are watched already."""
         with self._lock:
             if self._waiting.get(claim_id) == paths:
-                return True
+                return []
             self._drop(claim_id)
             self._waiting[claim_id] = paths
             for path in paths:
                 self._waiters.setdefault(path, set()).add(claim_id)
         try:
             answers = [self._transport.children(path, self._event) for path in paths]
-            first, *_ = [self._transport.wait(answer, deadline) for answer in answers]
-            if paths[0] == parent and not {path.rpartition("/")[2] for path in ahead} <= set(first):
-                raise NodeMissing
-        except BaseException as error:
+            return [self._transport.wait(answer, deadline) for answer in answers]
+        except BaseException:
             self.stop(claim_id)
-            if isinstance(error, NodeMissing):
-                return False
             raise
-        return True
 
     def stop(self, claim_id: str, own: str | None = None) -> None:
         """It waits no more, and holds ``own`` no more."""
@@ -221,15 +237,17 @@ class Watcher:
     # ---- looking again
 
     def _plan_look(self, pause: float = 0.0) -> None:
+        when = self._notices.now() + pause
         with self._lock:
-            planned, self._look_planned = self._look_planned, True
-        if not planned:
-            self._looks.at(self._notices.now() + pause, self._look)
+            if self._look_at <= when:
+                return
+            self._look_at = when
+        self._looks.at(when, self._look)
 
     def _look(self) -> None:
         """Set the watches that are missing, and only then tell: what happens from here on is told again."""
         with self._lock:
-            self._look_planned = False
+            self._look_at = math.inf
             held = [(path, claim_id) for path, claim_id in self._holding.items() if path not in self._covered]
             unwatched = list(self._unwatched)
         steps: list[Callable[[float], MultilockError | None]]
@@ -288,6 +306,7 @@ class Watcher:
         self._notices.silent(session.number)
 
     def resumed(self, session: Session) -> None:
+        self._notices.silent(session.number)  # a renewal that failed meanwhile may pause for longer than is left
         self._notices.wake(None)
         self._plan_look()
 

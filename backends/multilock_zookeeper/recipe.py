@@ -63,9 +63,9 @@ class Recipe:
         try:
             while answer is None:
                 answer = self._step(claim, place, join, deadline)
-        except BackendUnavailable as silence:
+        except (BackendUnavailable, BackendRejected) as error:
             # The request that failed may have done nothing, and one before it have made our node.
-            silence.unknown = silence.unknown or (place.path is not None and not had)
+            error.unknown = error.unknown or place.unsure or (place.path is not None and not had)
             raise
         finally:
             if not place.path and not place.unsure:
@@ -106,7 +106,7 @@ class Recipe:
             self._transport.make_parents(parent, deadline)
             return None
         except (BackendUnavailable, BackendRejected) as error:
-            place.unsure = bool(getattr(error, "unknown", False))
+            place.unsure = error.unknown
             raise
         with self._places.lock:
             place.settle(self._transport.stripped(path), stat)
@@ -182,9 +182,7 @@ class Recipe:
 
     def _prove(self, place: Place, path: str, session: Session, deadline: float) -> None:
         proof = self._transport.put(path, place.value)
-        try:
-            self._transport.wait(proof, deadline)
-        except NodeMissing:
+        if not self._transport.ordered(proof, deadline):
             place.path = None
         if not session.over:
             session.prove(proof.sent_at)
@@ -212,22 +210,27 @@ class Recipe:
         written = self._transport.put(path, value)
         uncovered = (str(granted.key) for _, granted in held[1:] if not self._watcher.covers(str(granted.key)))
         doubtful = [(key, self._transport.exists(key)) for key in islice(uncovered, AT_ONCE)]
-        missing = set()
-        try:
-            self._transport.wait(written, deadline)
-        except NodeMissing:  # a write that failed so was ordered by the leader like any other
-            missing.add(path)
+        missing = set() if self._transport.ordered(written, deadline) else {path}
         if session.over:  # it was executed in the next one
             return self._all_lost(group, held)
         session.prove(written.sent_at)
         missing |= {key for key, answer in doubtful if self._is_missing(answer, deadline)}
-        return [None if granted.key in missing else _renewed(claim, granted, session) for claim, granted in held]
+        return [None if granted.key in missing else self._renewed(claim, granted, session) for claim, granted in held]
+
+    def _renewed(self, claim: Claim, granted: Granted, session: Session) -> Granted:
+        if not claim.renew:
+            self._lengthen(claim, granted.sent_at, session)
+            return _granted_once(claim, granted.sent_at, granted.token, granted.key, session)
+        proof = session.validity()
+        return granted._replace(
+            ttl=proof.ttl, sent_at=proof.sent_at, valid_for=proof.valid_for, renew_every=proof.renew_every
+        )
 
     def _is_missing(self, answer: Answer, deadline: float) -> bool:
         """What was not looked at in time is not lost: the session is proved by itself, and its watch tells."""
         try:
             return self._transport.wait(answer, deadline) is None
-        except BackendUnavailable:
+        except (BackendUnavailable, BackendRejected):
             return False
 
     def _all_lost(self, group: Hashable, held: Sequence[Held]) -> Sequence[None]:
@@ -277,6 +280,17 @@ class Recipe:
             if not place.cancelled:
                 place.end = self._watcher.at(when, partial(self._end, claim, place))
 
+    def _lengthen(self, claim: Claim, first_at: float, session: Session) -> None:
+        """Count the ttl of a lease without renewal from here on, if its holder has renewed it by hand."""
+        with self._places.lock:
+            place = self._places.of.get(claim.id)
+            if place is None or place.cancelled or place.first_at is None or first_at <= place.first_at:
+                return
+            place.first_at, end = first_at, place.end
+        if end is not None:
+            self._watcher.not_at(end)
+        self._plan_end(claim, place, first_at + min(claim.ttl, session.ttl))
+
     def _end(self, claim: Claim, place: Place) -> None:
         if place.cancelled or place.path is None or not self._transport.is_present(place.session):
             return
@@ -318,17 +332,9 @@ def _busy(claim: Claim) -> Busy:
     return Busy(max(SAFETY_TIMER, claim.ttl))
 
 
-def _renewed(claim: Claim, granted: Granted, session: Session) -> Granted:
-    if not claim.renew:
-        return _granted_once(claim, granted.sent_at, granted.token, granted.key, session)
-    proof = session.validity()
-    return granted._replace(
-        ttl=proof.ttl, sent_at=proof.sent_at, valid_for=proof.valid_for, renew_every=proof.renew_every
-    )
-
-
 def _granted_once(claim: Claim, first_at: float, token: int | None, path: Hashable, session: Session) -> Granted:
-    """For ``renew=False``: its own ttl from when it was first, not from when it came; and within the session's."""
+    """For ``renew=False``: its own ttl, from when it was first or was renewed by hand, not from when it came; and
+    within the session's."""
     proof = session.validity()
     ttl = min(claim.ttl, proof.ttl)
     left = min(ttl, proof.until - first_at)

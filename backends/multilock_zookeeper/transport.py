@@ -26,7 +26,15 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import start_worker
 from multilock_zookeeper.sessions import PERIODS, Session
-from multilock_zookeeper.wire import Handler, dial, hung_up, log, open_second_session, remember_greetings
+from multilock_zookeeper.wire import (
+    Handler,
+    dial,
+    drop_what_is_not_understood,
+    hung_up,
+    log,
+    open_second_session,
+    remember_greetings,
+)
 
 __all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "Listener", "NodeExists", "NodeMissing", "Transport"]
 
@@ -40,7 +48,9 @@ DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts: kazoo would give on
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
-_NOT_EXECUTED = (foreign.SessionExpiredError,)  # … or executed in a session whose nodes are gone
+_NOT_EXECUTED = (foreign.SessionExpiredError, foreign.ThrottledOpError)  # … or in a session whose nodes are gone
+# The leader decides these in the order of all writes, so that each of them proves the session as a write does.
+_ORDERED_REFUSALS = (foreign.NoAuthError, foreign.QuotaExceededError)
 _REFUSED: Mapping[type[Exception], str] = {
     foreign.NoAuthError: "give username= and password= of who may use these nodes",
     foreign.AuthFailedError: "see username=, password= and the server's authentication",
@@ -48,6 +58,7 @@ _REFUSED: Mapping[type[Exception], str] = {
     foreign.BadArgumentsError: "see prefix=: a node's name has a character that ZooKeeper forbids",
     foreign.UnimplementedError: "ZooKeeper 3.5 or later is needed",
     foreign.NoChildrenForEphemeralsError: "see prefix=: a node above is ephemeral",
+    foreign.QuotaExceededError: "the quota of a node above is used up: raise it, or see prefix=",
 }
 
 
@@ -223,6 +234,7 @@ class Transport:
             if not self._ours:
                 remember_greetings(client.handler)
             client.add_listener(self._heard)
+            drop_what_is_not_understood(client._connection)
             if client.connected:
                 self._connected(self._now())
                 self._adopted = True
@@ -403,6 +415,20 @@ class Transport:
         if remedy := _REFUSED.get(type(error)):
             raise BackendRejected(f"{what} ({remedy})") from error
         raise BackendUnavailable(what, unknown=not isinstance(error, _NOT_EXECUTED)) from error
+
+    def ordered(self, answer: Answer, deadline: float) -> bool:
+        """Wait until the leader has put this write of ours into the order of all writes: then it knew the session.
+
+        Returns False if the node is missing. A node that we may not write, or not now, is there.
+        """
+        try:
+            self.wait(answer, deadline)
+        except NodeMissing:
+            return False
+        except BackendRejected:
+            if not isinstance(answer.error, _ORDERED_REFUSALS):
+                raise
+        return True
 
     def listed(self, answer: Answer, deadline: float) -> Sequence[str] | None:
         """The children that were asked for; None: not even their parent is there."""

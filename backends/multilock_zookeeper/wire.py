@@ -17,13 +17,22 @@ from typing import Any
 
 import kazoo.exceptions as foreign
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import RWServerAvailable
 from kazoo.protocol.serialization import Auth
 
 from multilock import system
 from multilock.backend import Worker, start_worker
 from multilock.telling import Teller, logger
 
-__all__ = ["Handler", "dial", "hung_up", "log", "open_second_session", "remember_greetings"]
+__all__ = [
+    "Handler",
+    "dial",
+    "drop_what_is_not_understood",
+    "hung_up",
+    "log",
+    "open_second_session",
+    "remember_greetings",
+]
 
 READ_AHEAD = 65536  # bytes
 LOG = "kazoo.client.multilock"  # heard like its parent, which kazoo takes by itself
@@ -112,6 +121,37 @@ class _Dial:
 
     def __call__(self, *args: Any, **options: Any) -> _Greeted:
         return _Greeted(self._theirs(*args, **options))
+
+
+def drop_what_is_not_understood(connection: Any) -> None:
+    """Let an answer that kazoo does not understand end the connection, and not kazoo's thread and the session.
+
+    A server that hands a session over to another one leaves out one answer and sends the next; a proxy may send one
+    twice. kazoo raises RuntimeError then, its thread ends, and it forgets a session that lives on with all its nodes.
+    What is still unanswered counts as unknown, as it does whenever the connection breaks.
+    """
+    understood = (
+        foreign.ConnectionDropped,
+        foreign.AuthFailedError,
+        foreign.SessionExpiredError,
+        connection.handler.timeout_exception,
+        RWServerAvailable,
+        OSError,
+    )
+
+    def dropping(step: Callable[..., Any]) -> Callable[..., Any]:
+        def attempt(*args: Any) -> Any:
+            try:
+                return step(*args)
+            except understood:
+                raise
+            except Exception as error:
+                raise foreign.ConnectionDropped(f"{type(error).__name__}: {error}") from error
+
+        return attempt
+
+    for name in ("_connect", "_send_request", "_send_ping", "_read_socket"):
+        setattr(connection, name, dropping(getattr(connection, name)))
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]

@@ -155,6 +155,9 @@ class _Contender:
         failures = 0
         try:
             while True:
+                if self.waiting.gone:  # its node or key is gone, and an id that lost its place is never used again
+                    self._leave(claim, sure=False)
+                    claim = self._claim()
                 sent_at = line.asked_at = kernel.now()
                 try:
                     answer = self._pushed(claim) or await self._attempt(claim)
@@ -168,7 +171,7 @@ class _Contender:
                             return lease
                         self._leave(claim, sure=False)  # an id whose time is over is never used again
                         claim = self._claim()
-                        raise BackendUnavailable("the reply arrived after its lease had expired")
+                        raise BackendUnavailable("its lease was over before the reply arrived")
                 except BackendUnavailable as silence:
                     failures += 1
                     self._bear(line, sent_at, silence)
@@ -239,7 +242,7 @@ class _Contender:
             kernel.ready()
             answer = await self.face.attempt(claim, not self.once, within)
         except (BackendUnavailable, BackendRejected) as error:
-            self.unsure = unsure or getattr(error, "unknown", False)
+            self.unsure = unsure or error.unknown
             raise
         if isinstance(answer, Granted):
             self.stands, self.granted = True, answer

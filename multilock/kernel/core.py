@@ -165,13 +165,17 @@ class Kernel:
         return Claim(name, kind, claim_id, owner, want.grant, want.renew, want.fair, identity, permits, arrived)
 
     def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding | None:
-        """A grant becomes a lease, and is looked after from now on; None: it is over already.
+        """A grant becomes a lease, and is looked after from now on. Returns None if the grant is over already: its time
+        has passed, or the server said so while it was on its way.
 
         Only here is a lease made: one that is refused was never anybody's, and its lock never says that it is held.
         """
         with self.lock:
             if self.closed:
                 raise self.closed_error()
+            waiting = self.monitor.waiting.get(claim.id)
+            if waiting and waiting.is_contradicted(granted):
+                return None
             granted = self.watchdog.sessions.as_known(claim, granted)
             until = validity.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
             if self.now() >= validity.lost_at(until, granted.ttl):
@@ -435,6 +439,9 @@ class Kernel:
 
     async def _renew_one(self, lease: Holding) -> None:
         granted = lease._granted
+        if not lease._claim.renew and self.watchdog.sessions.renews(granted.group):
+            # Its session is proved all the time, so the proof tells nothing: its ttl counts anew from here.
+            granted = granted._replace(sent_at=self.now())
         within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
         try:
             [answer] = await self.face.ask(within, self.backend.renew, granted.group, [(lease._claim, granted)])

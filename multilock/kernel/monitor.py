@@ -25,14 +25,23 @@ __all__ = ["Monitor", "Waiting"]
 
 
 class Waiting:
-    """A claim that waits, and what was pushed to it since it last asked."""
+    """A claim before its lease is made: what was pushed to it since it last asked, and what was told against it.
 
-    __slots__ = ("bell", "claim", "granted")
+    A server may say that a claim or its session is over while the grant is still on its way to the kernel. That grant
+    is refused then: nobody would tell its holder again.
+    """
+
+    __slots__ = ("bell", "claim", "ended", "gone", "granted")
 
     def __init__(self, claim: Claim, bell: Bell) -> None:
         self.claim = claim
         self.bell = bell
         self.granted: Granted | None = None
+        self.gone = False  # the server took the name back from this claim
+        self.ended: frozenset[Hashable] = frozenset()  # sessions that ended since the claim was made
+
+    def is_contradicted(self, granted: Granted) -> bool:
+        return self.gone or granted.group in self.ended
 
 
 class Monitor:
@@ -61,8 +70,15 @@ class Monitor:
             one.bell.ring()
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
-        if lease := self._kernel.held.get(claim_id):
+        with self._kernel.lock:  # the claim either waits or has its lease, and this notice meets the one or the other
+            lease = self._kernel.held.get(claim_id)
+            one = None if lease else self.waiting.get(claim_id)
+            if one:
+                one.gone, one.granted = True, None
+        if lease:
             self.lose(lease, reason, message, confirmed=True)
+        elif one:
+            one.bell.ring()
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
         self._kernel.watchdog.sessions.add(group, ttl, renew_every)
@@ -79,8 +95,13 @@ class Monitor:
             )
 
     def group_gone(self, group: Hashable, message: str) -> None:
-        self._kernel.watchdog.sessions.drop(group)
-        for lease in self._kernel.leases_of(group):
+        kernel = self._kernel
+        with kernel.lock:  # as in `gone`
+            if kernel.watchdog.sessions.drop(group):
+                for one in list(self.waiting.values()):
+                    one.ended |= {group}
+            leases = kernel.leases_of(group)
+        for lease in leases:
             self.lose(lease, LossReason.SESSION_LOST, message, confirmed=True)
         self.wake(None)
 

@@ -92,9 +92,11 @@ class Sessions:
         self.hurry(group)
         return before
 
-    def drop(self, group: Hashable) -> None:
-        self.of.pop(group, None)
+    def drop(self, group: Hashable) -> bool:
+        """Renew it no longer. Returns False if it is not a session."""
+        session = self.of.pop(group, None)
         self._watchdog.dismiss(group)
+        return session is not None
 
     def ttl(self, group: Hashable) -> float:
         """What the server granted this session, which may be more than was asked for. 0: it is not a session."""

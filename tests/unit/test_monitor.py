@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from multilock import Client, LeaseState, LossReason
+from multilock import BackendUnavailable, Client, LeaseState, LossReason
 from multilock.kernel.monitor import Waiting
-from multilock.model import Claim
+from multilock.model import Claim, Granted
 from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
-from tests.unit.kit import Call, Losses, Scripted, late, silence, state_of
+from tests.unit.kit import Answer, Call, Losses, Scripted, late, silence, state_of
 
 
 def claim_of(backend: Scripted, number: int = 0) -> str:
@@ -151,6 +152,69 @@ def test_a_notice_wakes_every_waiter_after_a_reconnect(client: Client, backend: 
     backend.notices.wake(None)
     waiting.clear()
     assert rung == ["b", "a", "b"]
+
+
+# ---- told while the grant is on its way: its lease is not made, for nobody would tell its holder again
+
+
+def told_meanwhile(tell: Callable[[Scripted, Granted, str], None]) -> Answer:
+    """An honest answer, and a notice that overtakes it."""
+
+    def answer(backend: Scripted, call: Call) -> Any:
+        granted = call.execute()
+        tell(backend, granted, call.claims[0].id)
+        return granted
+
+    return answer
+
+
+def session_ends(backend: Scripted, granted: Granted, claim_id: str) -> None:
+    backend._session_proof.clear()
+    backend.holders.clear()
+    backend.notices.group_gone(granted.group, "the server ended it")
+
+
+def name_is_taken_back(backend: Scripted, granted: Granted, claim_id: str) -> None:
+    backend.holders.clear()
+    backend.notices.gone(claim_id, LossReason.TAKEN, "an operator took it")
+
+
+@pytest.mark.parametrize("tell", [session_ends, name_is_taken_back])
+def test_a_grant_contradicted_on_its_way_makes_no_lease(
+    make: Callable[..., Client], runtime: HandRuntime, tell: Callable[[Scripted, Granted, str], None]
+) -> None:
+    backend = Scripted(runtime, sessions=True)
+    client = make(backend)
+    backend.script("attempt", told_meanwhile(tell))
+    lease = client.lock("n").acquire(timeout=10)
+    first, second = (call.claims[0].id for call in backend.called("attempt"))
+    assert first != second
+    assert lease.owner.startswith(second)
+    runtime.advance(5)
+    assert lease.is_held()
+    assert first in backend.cancelled
+
+
+@pytest.mark.parametrize("tell", [session_ends, name_is_taken_back])
+def test_a_single_try_whose_grant_is_contradicted_reports_no_answer(
+    make: Callable[..., Client], runtime: HandRuntime, tell: Callable[[Scripted, Granted, str], None]
+) -> None:
+    backend = Scripted(runtime, sessions=True)
+    client = make(backend)
+    backend.script("attempt", told_meanwhile(tell))
+    with pytest.raises(BackendUnavailable, match="over before the reply"):
+        client.lock("n").try_acquire()
+    assert client.lock("n").try_acquire() is not None
+
+
+def test_the_end_of_one_session_refuses_no_grant_of_another(make: Callable[..., Client], runtime: HandRuntime) -> None:
+    backend = Scripted(runtime, sessions=True)
+    client = make(backend)
+    client.lock("first", ttl=5.0).acquire()
+    backend.script(
+        "attempt", told_meanwhile(lambda backend, granted, _: backend.notices.group_gone(("session", 5.0), "gone"))
+    )
+    assert client.lock("n").try_acquire() is not None
 
 
 def test_every_claim_of_a_client_begins_with_its_name(client: Client, backend: Scripted) -> None:

@@ -1,0 +1,213 @@
+"""What counts as an answer of the ensemble, and what an answer that is a refusal leaves behind."""
+
+from __future__ import annotations
+
+import struct
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kazoo.exceptions import AuthFailedError, ConnectionDropped
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.serialization import Exists
+from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
+
+from multilock import BackendRejected, BackendUnavailable, Loss, LossReason, now
+from multilock.testing.conformance.base import Pulse, Recorder, answers, eventually
+from multilock.testing.conformance.faces import background
+from multilock_zookeeper.transport import Answer
+from multilock_zookeeper.wire import drop_what_is_not_understood
+from tests.backends.zookeeper.conftest import Connect, Operator
+from tests.backends.zookeeper.kit import Ours
+from tests.backends.zookeeper.test_faults import backend_of, contenders, session_of, steal_and_close
+from tests.servers_zookeeper import ZooKeeperServer
+
+READ_ONLY = [ACL(Permissions.READ | Permissions.ADMIN, Id("world", "anyone"))]
+NOT_READABLE = [ACL(Permissions.CREATE | Permissions.DELETE | Permissions.ADMIN, Id("world", "anyone"))]
+ALL = [ACL(Permissions.ALL, Id("world", "anyone"))]
+ALL_BUT_READING = [ACL(Permissions.ALL & ~Permissions.READ, Id("world", "anyone"))]
+
+
+# ---- answers that kazoo does not understand
+
+
+def test_an_answer_that_is_left_out_costs_the_connection_and_not_the_session(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    """A server that hands a session over to another one leaves out one answer and sends the next."""
+    client = connect(server.url, ttl=10)
+    lost = Recorder[Loss]()
+    lease = client.lock("job", on_lost=lost).acquire()
+    number = session_of(client)[0]
+    left_out = Answer(now())
+    backend_of(client)._transport._client._pending.appendleft((Exists("/", None), left_out, 77))
+    with pytest.raises(BackendUnavailable):
+        client.ping()
+    eventually(lambda: answers(client))
+    assert isinstance(left_out.error, RuntimeError)
+    assert session_of(client)[0] == number
+    assert client.lock("another").try_acquire(timeout=5) is not None
+    assert lease.is_held()
+    assert lost.calls == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("xids do not match"), IndexError("empty"), struct.error("too short")])
+@pytest.mark.parametrize("step", ["_connect", "_send_request", "_send_ping", "_read_socket"])
+def test_whatever_kazoo_does_not_expect_of_a_server_is_a_dropped_connection(error: Exception, step: str) -> None:
+    with pytest.raises(ConnectionDropped):
+        getattr(_connection(error), step)(1.0)
+
+
+@pytest.mark.parametrize("error", [AuthFailedError(), KazooTimeoutError(), ConnectionResetError()])
+def test_what_kazoo_expects_of_a_server_stays_what_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        _connection(error)._read_socket(1.0)
+
+
+def _connection(error: Exception) -> Any:
+    def step(*_: object) -> None:
+        raise error
+
+    handler = SimpleNamespace(timeout_exception=KazooTimeoutError)
+    connection = SimpleNamespace(handler=handler, _connect=step, _send_request=step, _send_ping=step, _read_socket=step)
+    drop_what_is_not_understood(connection)
+    return connection
+
+
+# ---- refused after something was done
+
+
+def test_an_acquire_refused_after_its_node_was_made_leaves_no_node(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    """Whoever may not list the contenders may still make a node."""
+    by = operator(server.endpoint)
+    client = connect(server.url, ttl=20)
+    client.lock("job").acquire().release()
+    by.set_acls("/multilock/job", NOT_READABLE)
+    for _ in range(2):
+        with pytest.raises(BackendRejected):
+            client.lock("job").try_acquire()
+        with pytest.raises(BackendRejected):
+            client.lock("job").acquire(timeout=10)
+    by.set_acls("/multilock/job", ALL)
+    eventually(lambda: contenders(by) == [])
+    assert connect(server.url, ttl=20).lock("job").try_acquire() is not None
+
+
+def test_a_waiter_behind_a_node_it_may_not_read_is_woken_by_its_end(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    client = connect(server.url, ttl=60)
+    client.lock("job").acquire().release()
+    theirs = operator(server.endpoint, auth_data=[("digest", "u:p")], default_acl=CREATOR_ALL_ACL)
+    theirs_lock = theirs.Lock("/multilock/job")
+    theirs_lock.acquire()
+    assert client.lock("job").try_acquire() is None
+    waits = background(lambda: (client.lock("job").acquire(timeout=50), now()))
+    eventually(lambda: len(contenders(theirs)) == 2)
+    time.sleep(0.5)  # until it has watched
+    with Pulse() as pulse:
+        released_at = now()
+        theirs_lock.release()
+        lease, granted_at = waits.result(55)
+    assert granted_at - released_at < 3 + pulse.stopped()  # its own timer is that of a minute
+    lease.release()
+    eventually(lambda: contenders(theirs) == [])
+
+
+def test_a_holder_whose_node_may_not_be_read_is_shown_by_its_number(
+    server: ZooKeeperServer, connect: Connect, operator: Operator
+) -> None:
+    client = connect(server.url, ttl=20)
+    client.lock("job").acquire().release()
+    client.lock("mine").acquire()
+    theirs = operator(server.endpoint, auth_data=[("digest", "u:p")], default_acl=CREATOR_ALL_ACL)
+    theirs.Lock("/multilock/job").acquire()
+    info = client.inspect("job")
+    assert info is not None
+    assert info.owner is None
+    assert info.token == theirs.exists("/multilock/job/" + contenders(theirs)[0]).czxid
+    assert {one.name for one in client.inspect_all()} == {"job", "mine"}
+
+
+def test_a_used_up_quota_is_refused_at_once_and_costs_no_held_lock(connect: Connect, operator: Operator) -> None:
+    with ZooKeeperServer(java=("-Dzookeeper.enforceQuota=true",)) as server:
+        client = connect(server.url, ttl=3)
+        lease = client.lock("held").acquire()
+        by = operator(server.endpoint)
+        by.ensure_path("/zookeeper/quota/multilock")
+        by.create("/zookeeper/quota/multilock/zookeeper_limits", b"count=-1,bytes=-1=;byteHardLimit=1;countHardLimit=1")
+        by.create("/zookeeper/quota/multilock/zookeeper_stats", b"count=9,bytes=999")
+        with pytest.raises(BackendRejected, match="quota"):
+            client.lock("held").try_acquire()
+        assert lease.wait_lost(3) is None
+
+
+# ---- refusals that prove
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("acl", [READ_ONLY, ALL_BUT_READING], ids=["read-only", "unreadable"])
+def test_a_node_with_another_acl_costs_none_of_the_locks_of_its_session(
+    server: ZooKeeperServer, connect: Connect, operator: Operator, first: bool, acl: Any
+) -> None:
+    by = operator(server.endpoint)
+    client = connect(server.url, ttl=3)
+    lost = Recorder[Loss]()
+    leases = {name: client.lock(name, on_lost=lost).acquire() for name in ("a", "b")}
+    changed = "a" if first else "b"
+    by.set_acls(f"/multilock/{changed}/{contenders(by, changed)[0]}", acl)
+    time.sleep(4)
+    assert lost.calls == []
+    assert all(lease.is_held() for lease in leases.values())
+    if acl is not READ_ONLY:
+        return  # no server notifies anybody of a node that it may not read
+    by.delete(f"/multilock/{changed}/{contenders(by, changed)[0]}")
+    assert lost.wait().reason is LossReason.TAKEN
+    assert leases["b" if first else "a"].is_held()
+
+
+# ---- which proof a renewal by hand carries
+
+
+def test_a_renewal_by_hand_leaves_what_a_fresh_grant_leaves(server: ZooKeeperServer, connect: Connect) -> None:
+    client = connect(server.url, ttl=6)
+    lease = client.lock("job", renew=False).acquire()
+    fresh = lease.remaining()
+    begun = now()
+    while now() < begun + 2 * lease.ttl:
+        assert lease.wait_lost(lease.ttl / 3) is None
+        with Pulse() as pulse:
+            lease.renew()
+            assert lease.remaining() > 0.8 * fresh - pulse.stopped()
+    loss = lease.wait_lost(2 * lease.ttl)
+    assert loss is not None
+    assert loss.reason is LossReason.EXPIRED
+    assert connect(server.url, ttl=6).lock("job").try_acquire(timeout=lease.ttl) is not None
+
+
+def test_renewals_of_the_session_do_not_lengthen_a_lease_without_renewal(
+    server: ZooKeeperServer, connect: Connect
+) -> None:
+    client = connect(server.url, ttl=20)
+    client.lock("kept").acquire()
+    begun = now()
+    lease = client.lock("job", ttl=4, renew=False).acquire()
+    loss = lease.wait_lost(20)
+    assert loss is not None
+    assert loss.detected_at - begun <= 4.5
+
+
+# ---- told while the grant is on its way
+
+
+def test_a_claim_whose_session_ended_before_it_was_watched_is_told_so(shared: ZooKeeperServer) -> None:
+    ours = Ours(shared.url, prefix="ended-unwatched/")
+    claim = ours.take(ours.mutex())
+    steal_and_close(shared, ours.backend._transport._client.client_id)
+    assert ours.ear.wait(lambda: ours.ear.sessions == [])
+    ours.backend.watch(ours.grant(claim).group, [(claim, ours.grant(claim))], 5.0)
+    assert dict(ours.ear.losses)[claim.id] is LossReason.SESSION_LOST
+    ours.close()

@@ -27,8 +27,8 @@ def diagnose(transport: Transport, within: float) -> list[Finding]:
             )
         )
     try:
-        said = transport.command(b"srvr", within)
-        config = dict(re.findall(r"(?m)^(\w+)=(.*)$", transport.command(b"conf", within)))
+        said = transport.command(b"srvr", deadline)
+        config = dict(re.findall(r"(?m)^(\w+)=(.*)$", transport.command(b"conf", deadline)))
     except MultilockError:
         return findings
     findings += _about_server(said, transport.name)
@@ -87,6 +87,6 @@ def _about_members(text: str) -> Iterator[Finding]:
         yield Finding(
             "zookeeper-even-servers",
             "info",
-            f"the ensemble has {voters} voting servers, which survive no more failures than {voters - 1}",
+            f"the ensemble has {voters} voting servers, which tolerate no more failures than {voters - 1}",
             "run three or five servers",
         )

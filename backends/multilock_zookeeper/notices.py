@@ -59,6 +59,7 @@ class Watcher:
 
     def attach(self, transport: Transport) -> None:
         self._transport = transport
+        self._name = f"watch connection to {transport.name}"
 
     # ---- waiters
 
@@ -130,7 +131,9 @@ class Watcher:
                 self._covered.update(path for path in there if path in self._holding)
         for path in missing:
             self._deleted(path)
+        self._report(unanswered)
         if unanswered:
+            self._plan_look(LOOK_AGAIN)
             raise unanswered
 
     def covers(self, path: str) -> bool:
@@ -258,10 +261,18 @@ class Watcher:
             if not self._transport.connected:
                 return  # it begins anew with the connection
             if error := look(self._notices.now() + LOOK_WITHIN):
-                logger.debug("some watches are not set again yet: %s", error)
+                self._report(error)
                 failed = True
         if failed:
             self._plan_look(LOOK_AGAIN)
+        else:
+            self._report(None)
+
+    def _report(self, error: MultilockError | None) -> None:
+        """Say what is wrong with the watches; None: nothing, unless some are missing still."""
+        if error or (self._transport.connected and not self._unwatched and len(self._covered) >= len(self._holding)):
+            trouble = str(error) if error else None
+            self._notices.pushes(self._name, trouble, refused=isinstance(error, BackendRejected))
 
     def _look_at_held(self, held: Mapping[str, str], deadline: float) -> MultilockError | None:
         try:
@@ -303,6 +314,7 @@ class Watcher:
 
     def suspended(self, session: Session) -> None:
         self._forget_watches()
+        self._notices.pushes(self._name, "the connection broke")
         self._notices.silent(session.number)
 
     def resumed(self, session: Session) -> None:
@@ -315,6 +327,7 @@ class Watcher:
         with self._lock:
             self._holding.clear()
         self._notices.group_gone(session.number, ENDED)
+        self._notices.pushes(self._name, None)  # nothing is held or awaited until the next session
         self._notices.changed(None)  # whoever looks makes the next session, in which names are followed again
 
     def _forget_watches(self) -> None:

@@ -19,12 +19,11 @@ from typing import Any, Protocol
 
 import kazoo.exceptions as foreign
 from kazoo.client import KazooClient
-from kazoo.protocol.serialization import Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
+from kazoo.protocol.serialization import CloseInstance, Create2, Delete, Exists, GetChildren, GetData, SetData, Sync
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from multilock import BackendRejected, BackendUnavailable, system
-from multilock.backend import start_worker
 from multilock_zookeeper.sessions import PERIODS, Session
 from multilock_zookeeper.wire import (
     Handler,
@@ -353,18 +352,25 @@ class Transport:
         options = {name: getattr(client, name) for name in TLS_OPTIONS}
         return dial(peer, within, {**options, "check_hostname": False})  # that was done by the connection we follow
 
-    def command(self, word: bytes, within: float) -> str:
+    def command(self, word: bytes, deadline: float) -> str:
         """What the server says to one of its four-letter words."""
-        self.connect(self._now() + within)
+        self.connect(deadline)
         said = b""
         try:
-            with self._dial(within) as connection:
+            with self._dial(self._left(deadline)) as connection:
                 connection.sendall(word)
                 while piece := connection.recv(65536):
                     said += piece
+                    connection.settimeout(self._left(deadline))
         except OSError as error:
             raise BackendUnavailable(f"{self.name}: no answer to {word.decode()} ({error})") from error
         return said.decode(errors="replace")
+
+    def _left(self, deadline: float) -> float:
+        """Raises TimeoutError if nothing is left: a socket would take 0 for no limit at all."""
+        if (left := deadline - self._now()) <= 0:
+            raise TimeoutError("no time is left")
+        return left
 
     # ---- requests
 
@@ -497,11 +503,6 @@ class Transport:
 
     def forget(self) -> Any:
         """In a forked child: the parent's client is never used again, nor ended, not even by being forgotten."""
-        if self._client is not None and self._ours:
-            with contextlib.suppress(Exception):
-                import atexit
-
-                atexit.unregister(self._client.handler.stop)
         return self._client
 
     def close(self) -> None:
@@ -514,15 +515,16 @@ class Transport:
         if client is None:
             return
         client.remove_listener(self._heard)
-        if not self._ours:
-            return
-        farewell = start_worker(self._stop, "multilock-zookeeper-close", once=True)
-        farewell.join(CLOSE_WITHIN)
-        if farewell.is_alive():
-            self.drop()
-            farewell.join(CLOSE_WITHIN)
-
-    def _stop(self) -> None:
-        with contextlib.suppress(Exception):
-            self._client.stop()
-            self._client.close()
+        if self._handler and (loop := self._handler.loop):
+            # As KazooClient.stop() does, which waits without a limit. The thread of the connection ends by itself.
+            client._stopped.set()
+            client._queue.append((CloseInstance, None))
+            with contextlib.suppress(OSError, AttributeError):
+                client._connection._write_sock.send(b"\0")
+            if not loop.missing:
+                loop.join(CLOSE_WITHIN)
+            if loop.is_alive():
+                self.drop()
+                loop.join(0.0 if loop.missing else CLOSE_WITHIN)
+            else:
+                client.close()

@@ -207,9 +207,6 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def dispatch_callback(self, callback: Any) -> None:
         """A watch that fired is told on the connection thread: ours returns at once, and another thread's turn would
         cost more than all that it does."""
-        if callback.type != "watch":
-            super().dispatch_callback(callback)
-            return
         try:
             callback.func(*callback.args)
         except Exception:
@@ -219,11 +216,22 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._greeting = False
         self._turned_away_at = None
 
-    def spawn(self, func: Any, *args: Any, **kwargs: Any) -> Worker:
-        thread = start_worker(lambda: func(*args, **kwargs), "multilock-zookeeper", once=True)
-        if func.__name__ == "zk_loop":
-            self.loop = thread
-        return thread
+    def start(self) -> None:
+        """Start none of kazoo's two threads for callbacks and results: nothing of ours goes through them."""
+
+    def stop(self) -> None: ...
+
+    def spawn(self, loop: Any) -> Worker:
+        """Run kazoo's connection. If it dies of a defect it begins again, with another session."""
+        connection = loop.__self__
+
+        def run() -> None:
+            loop()
+            if connection.client._stopped.is_set():
+                connection.close()
+
+        self.loop = start_worker(run, "multilock-zookeeper")
+        return self.loop
 
 
 def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[Any], list[Any]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.serialization import Exists
 from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
 
-from multilock import BackendRejected, BackendUnavailable, Loss, LossReason, now
+import multilock
+from multilock import BackendRejected, BackendUnavailable, Loss, LossReason, now, system
 from multilock.testing.conformance.base import Pulse, Recorder, answers, eventually
 from multilock.testing.conformance.faces import background
 from multilock_zookeeper.transport import Answer
@@ -73,6 +76,56 @@ def _connection(error: Exception) -> Any:
     connection = SimpleNamespace(handler=handler, _connect=step, _send_request=step, _send_ping=step, _read_socket=step)
     drop_what_is_not_understood(connection)
     return connection
+
+
+# ---- threads that the process does not get
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_one_refused_thread_costs_neither_a_notice_nor_the_end(
+    server: ZooKeeperServer, operator: Operator, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    starts = count(1)
+    start = system.Thread.start
+
+    def refuse_one(thread: threading.Thread) -> None:
+        if thread.name.startswith("multilock-") and next(starts) == nth:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(system.Thread, "start", refuse_one)
+    by = operator(server.endpoint)
+    lost = Recorder[Loss]()
+    with multilock.connect(server.url, ttl=30) as client:
+        client.lock("job", on_lost=lost).acquire(timeout=30)
+        waits = background(lambda: client.lock("job").acquire(timeout=30))
+        eventually(lambda: len(contenders(by)) == 2)
+        time.sleep(1)  # until it is watched
+        first = min(contenders(by), key=lambda node: node[-10:])
+        by.delete(f"/multilock/job/{first}")
+        assert lost.wait().reason is LossReason.TAKEN
+        waits.result(5).release()
+    eventually(lambda: connections_of_ours() == [])
+
+
+def test_close_needs_no_thread_and_leaves_neither_session_nor_thread(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = multilock.connect(server.url, ttl=60)
+    client.lock("job").acquire().release()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(system.Thread, "start", refuse)
+        client.close()
+    eventually(lambda: connections_of_ours() == [])
+    eventually(lambda: server.metric("zk_global_sessions") == 0)
+
+
+def connections_of_ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("multilock-zookeeper")]
 
 
 # ---- refused after something was done

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
-from multilock import BackendUnavailable, now
+from multilock import BackendRejected, BackendUnavailable, now
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.spi import Ear
 from multilock_zookeeper.notices import Watcher
@@ -24,6 +24,7 @@ class Server:
     first."""
 
     connected = True
+    name = "zookeeper of the test"
 
     def __init__(self) -> None:
         self.before_answer: Callable[[], None] = lambda: None
@@ -131,6 +132,33 @@ def test_a_session_is_renewed_once_its_connection_is_back(server: Server, monkey
     watcher.resumed(server.session)
     assert renewed == [1, 1]
     watcher.close()
+
+
+def test_a_broken_connection_is_reported_until_all_watches_are_set_again(server: Server, watcher: Watcher) -> None:
+    told = Told()
+    watcher._notices = told
+    watcher.hold({"/job/1": "claim"}, now() + 1)
+    watcher.suspended(server.session)
+    assert told.trouble == ("the connection broke", False)
+    server.before_answer = refuse
+    watcher.resumed(server.session)
+    eventually(lambda: told.trouble == ("you may not", True))
+    server.before_answer = lambda: None
+    eventually(lambda: told.trouble == (None, False), 10)
+    watcher.close()
+
+
+class Told(Ear):
+    """Remembers the newest state of the pushes."""
+
+    trouble: tuple[str | None, bool] = (None, False)
+
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        self.trouble = (trouble, refused)
+
+
+def refuse() -> None:
+    raise BackendRejected("you may not")
 
 
 @pytest.mark.parametrize("many", [3, 40])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from multilock import AtRisk, BackendUnavailable, Client, Event, LeaseState, LockLost, Loss, LossReason, now
+from multilock import AtRisk, BackendUnavailable, Client, Event, LeaseState, Loss, LossReason, now
 from multilock.errors import MultilockError
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Recorder, answers, by_the_clock, eventually, queued, until_renewed
@@ -470,19 +470,6 @@ def test_a_timeout_that_is_not_granted_in_full_is_what_the_lease_has(connect: Co
         assert "zookeeper-short-session" in [finding.code for finding in client.diagnose()]
         time.sleep(5)
         assert lease.is_held()
-
-
-def test_renewals_by_hand_do_not_lengthen_a_lease_without_renewal(server: ZooKeeperServer, connect: Connect) -> None:
-    begun = time.monotonic()
-    lease = connect(server.url, ttl=3).lock("job", renew=False).acquire()
-    loss = None
-    while loss is None and time.monotonic() < begun + 2 * lease.ttl:
-        with suppress(LockLost, BackendUnavailable):  # it may end between the two, or during this one
-            lease.renew()
-        loss = lease.wait_lost(0.1)
-    assert loss is not None
-    assert by_the_clock(loss)
-    assert 0.8 * lease.ttl <= time.monotonic() - begun <= lease.ttl + 1.5
 
 
 def test_close_leaves_neither_nodes_nor_a_session(

@@ -107,7 +107,7 @@ def test_what_is_held_is_cut_before_anything_is_sent_on_the_new_connection(
     client = connect(proxy.url, ttl=LONG, request_timeout=1.0)
     lease = client.lock("job", renew=renew).acquire()
     server.settings["maxSessionTimeout"] = int(SHORT * 1000)
-    held = proxy.hold_request(b"\0\0\0\5")  # operation 5 is setData: no renewal comes through
+    held = proxy.hold_request(b"\0\0\0\5\0\0\0")  # operation 5 is setData, then a path: no renewal comes through
     server.restart()
     eventually(lambda: session_ttl(client) == SHORT, within=20)
     eventually(lambda: lease.remaining() < SHORT * 2 / 3)

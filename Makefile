@@ -27,9 +27,10 @@ demo: $(VENV)/.user ## processes elect a leader, it is killed, another takes ove
 	$(BIN)/multilock demo --url "$(URL)"
 
 test: $(VENV)/.dev servers lint types ## everything that must be green: style, types, all tests on real servers
-	# Chaos judges who was late, so the others are over by then; two at a time use two thirds of two cores.
+	# What fails runs again alone (tests/again.py says what, and what never). Chaos judges who was late, so the others
+	# are over by then; two at a time use two thirds of two cores.
 	export MULTILOCK_REQUIRE=$(SERVERS); failed=; \
-	$(BIN)/python -m pytest --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) || failed=1; \
+	$(BIN)/python -m tests.again --durations=40 --durations-min=5 $(CHAOS:%=--ignore %) -n $(WORKERS) || failed=1; \
 	$(BIN)/python -m pytest --durations=20 --durations-min=5 $(CHAOS) -n 2 --maxschedchunk 1 || failed=1; \
 	test -z "$$failed"
 

@@ -32,7 +32,9 @@ __all__ = ["Watcher"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to open the stream again
 LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
-DENIED_AGAIN = 5.0  # seconds; a watch that is denied with a token that is no older is denied for good
+DENIED_AGAIN = 5.0  # seconds; a watch that is denied with a token that is no older is refused …
+REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # … and asked for again after so many, with growing pauses
+CONNECTION = "watch stream"  # its name for people
 REASON_WITHIN = 0.1  # seconds that losses in a row may wait for their reasons, all together …
 IN_A_ROW = 1.0  # … which is what comes within so many seconds
 KEPT_COUNTDOWNS = 8  # names that are watched although nobody waits for them …
@@ -106,7 +108,10 @@ class Watcher:
         self._call: Any = None
         self._started = False
         self._denied_at = -math.inf  # when a watch was, and the token thrown away for it
-        self._denial_told = False
+        self._is_down = False
+        self._awaited: set[int] = set()  # watches that the server has not confirmed since the stream was opened
+        self._refused = False  # the present stream lacks a watch that the server refused
+        self._refused_for = REFUSED_FOR
         self._explained_at = -math.inf  # when the reason of a loss was asked for last
         self._patience = 0.0  # for further ones
         self._closed = system.Event()
@@ -265,14 +270,16 @@ class Watcher:
         failures = 0
         while not self._closed.is_set():
             began = self._notices.now()
+            trouble = "the server ended it"
             try:
                 self._listen()
             except MultilockError as error:
-                logger.debug("the watch stream ended: %s", error)
-            except Exception:  # of whatever kind: without this thread nobody is told anything
+                trouble = str(error)
+            except Exception as error:  # of whatever kind: without this thread nobody is told anything
+                trouble = repr(error)
                 logger.exception("the watch stream is given up")
             failures = 0 if self._notices.now() - began > LONGEST_PAUSE else failures + 1
-            self._down()
+            self._down(trouble)
             while not self._closed.is_set() and not self._look_at_everything():
                 failures += 1
                 self._closed.wait(self._pause(failures))
@@ -292,15 +299,32 @@ class Watcher:
                     self._outbox = outbox
                     for watch in self._watches.values():
                         outbox.put(watch.request())
+                    self._awaited = set(self._watches)
+                    self._refused = False
                 if self._closed.is_set():
                     return
+                self._up_if_complete()
                 for answer in stream:
                     self._hear(answer)
         finally:
             outbox.put(None)  # ends the thread in which gRPC waits for our next request
 
-    def _down(self) -> None:
+    def _up_if_complete(self) -> None:
+        """Report the stream as up once the server has confirmed each watch that it was opened with."""
+        if self._is_down and not (self._awaited or self._refused):
+            self._is_down = False
+            self._refused_for = REFUSED_FOR
+            self._notices.pushes(CONNECTION, None)
+
+    def _report(self, trouble: str, *, refused: bool = False) -> None:
+        if not self._closed.is_set():
+            self._is_down = True
+            self._notices.pushes(CONNECTION, trouble, refused=refused)
+
+    def _down(self, trouble: str) -> None:
         """Nothing is watched now; what keeps our leases alive may be broken as well."""
+        if not self._refused:  # else what was refused is told, and how the stream ended then is of no interest
+            self._report(trouble)
         with self._lock:
             self._outbox = self._call = None
             for mine in (self._watches, self._countdowns, self._unused, self._counting):
@@ -326,9 +350,10 @@ class Watcher:
                 self._sessions.look(lease, revision, LOOK_WITHIN)
             self._look_at_held(revision)
         except MultilockError as error:
-            logger.debug("the watch stream cannot be opened again yet: %s", error)
+            self._report(str(error))
             return False
-        except Exception:
+        except Exception as error:
+            self._report(repr(error))
             logger.exception("the watch stream cannot be opened again yet")
             return False
         return True
@@ -371,11 +396,14 @@ class Watcher:
 
     def _hear(self, answer: Any) -> None:
         watch = self._watches.get(answer.watch_id)
+        if answer.created or answer.canceled:
+            self._awaited.discard(answer.watch_id)
         if answer.canceled and (watch or answer.watch_id < 0):
             self._cancelled(watch, answer)
         elif watch:
             if answer.created:
                 watch.confirmed = True
+                self._up_if_complete()
             if watch.countdown is not None:
                 self._hear_countdown(watch, watch.countdown, answer)
                 return
@@ -402,18 +430,27 @@ class Watcher:
         now = self._notices.now()
         if now >= self._denied_at + DENIED_AGAIN:
             # A stream keeps the token that it was opened with, and that may have expired since.
-            self._denied_at, self._denial_told = now, False
+            self._denied_at = now
             self._transport.token_over()
             raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
         if watch is None:
             with self._lock:
                 self._drop_unconfirmed_countdowns()
-        if not self._denial_told:
-            self._denial_told = True
-            logger.warning(
-                "etcd does not let us watch (%s): waiters are woken and losses found by timers only",
-                answer.cancel_reason,
-            )
+        self._report(f"etcd refuses a watch: {answer.cancel_reason}", refused=True)
+        if not self._refused:
+            self._refused = True
+            self._ask_again_later()
+
+    def _ask_again_later(self) -> None:
+        """What is refused may be allowed later. The stream is opened anew then, with all watches."""
+        stream, pause = self._call, self._refused_for
+        self._refused_for = min(LONGEST_REFUSED, 2 * pause)
+
+        def ask_again() -> None:
+            if not self._closed.wait(pause):
+                stream.cancel()
+
+        start_worker(ask_again, "multilock-etcd-again", once=True)
 
     def _drop_unconfirmed_countdowns(self) -> None:
         """Whoever waits in one hears of nothing before its timer. Who counts next asks for a new one."""

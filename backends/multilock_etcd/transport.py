@@ -16,7 +16,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from multilock import system
@@ -27,6 +29,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 import grpc
 
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, MultilockError
+from multilock.backend import start_worker
 from multilock.options import NO_TLS
 from multilock_etcd import wire
 
@@ -36,6 +39,9 @@ Code = grpc.StatusCode
 
 SILENT_AFTER = 0.1  # seconds; a request that had less says nothing about the endpoint by its silence
 SILENCE_COUNTS = 5.0  # seconds; for so long nobody waits for a silent endpoint only to say goodbye
+OURS = "Locally cancelled by application"  # what gRPC says of a stream that this client ended
+READER = "_run_channel_spin_thread"  # gRPC's function that starts the thread which reads a channel's events
+READER_AGAIN = 0.1  # seconds between two tries to start it
 PREPARE_WITHIN = 5.0  # seconds for a login where the request itself has no limit
 
 _OPTIONS = (
@@ -154,6 +160,10 @@ class _Traffic:
         with self._changed:
             self._stopped -= 1
             self._changed.notify_all()
+
+
+class _NoThread(BackendUnavailable):
+    """The process could have no thread for a stream."""
 
 
 class _BehindALogin(BackendUnavailable):
@@ -328,8 +338,12 @@ class Transport:
                 stream.cancel()
         except (grpc.RpcError, BackendUnavailable) as error:
             if isinstance(error, grpc.RpcError):
+                if OURS in _details(error):  # which says nothing about the endpoint
+                    raise BackendUnavailable("this client ended its stream", unknown=False) from error
                 self._login.is_over(error)
                 raise self._failed(connection, error, sent_at) from error
+            if isinstance(error, _NoThread):
+                self._give_up(connection)
             raise
         finally:
             self._leave(connection)
@@ -444,6 +458,9 @@ class _Connection:
         self.answered_at: float | None = None
         self.users = 0
         self.retired = False
+        self._deaf = False  # nobody reads its events
+        self._ended = False
+        self._closing = system.Lock()
         self.streams: set[Any] = set()
         self._channel = _channel(cluster, target) if self.ours else cluster.client.channel
         self._stubs: dict[Method, Any] = {}
@@ -473,10 +490,37 @@ class _Connection:
                 call = stub(requests, metadata=metadata)
         except ValueError as error:  # as above
             raise BackendUnavailable(f"{self.name}: {error}", unknown=False) from error
+        except (RuntimeError, MemoryError) as error:
+            self._refused_a_thread(error)
+            raise _NoThread(f"{self.name}: {error}", unknown=False) from error
         self.streams.add(call)
         if self.retired:  # given up meanwhile
             call.cancel()
         return call
+
+    def _refused_a_thread(self, error: BaseException) -> None:
+        """If that was the thread that reads this channel's events, start it as soon as the process can have one.
+
+        gRPC itself never tries again: nobody would hear what is streamed over this channel, and closing it would wait
+        forever.
+        """
+        for frame, _ in walk_tb(error.__traceback__):
+            if frame.f_code.co_name == READER:
+                self._deaf = True
+                start = partial(frame.f_globals[READER], frame.f_locals["state"])
+                start_worker(partial(self._start_reader, start), "multilock-etcd-reader", once=True)
+
+    def _start_reader(self, start: Callable[[], None]) -> None:
+        while True:
+            try:
+                start()
+                break
+            except (RuntimeError, MemoryError):
+                system.sleep(READER_AGAIN)
+        with self._closing:
+            self._deaf, waits = False, self._ended
+        if waits:
+            self._channel.close()
 
     def close(self) -> None:
         with _traffic:
@@ -484,8 +528,15 @@ class _Connection:
 
     def abort(self) -> None:
         """End whatever is under way; from inside a fork, too."""
-        if self.ours:
-            self._channel.close()
+        if not self.ours:
+            return
+        with self._closing:
+            if self._ended:
+                return
+            self._ended = True
+            if self._deaf:  # its reader closes it
+                return
+        self._channel.close()
 
 
 def _channel(cluster: Cluster, target: str) -> Any:

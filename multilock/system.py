@@ -8,15 +8,17 @@ virtual time. Threads are started by `multilock.kernel.worker` alone.
 from __future__ import annotations
 
 import os
+import select
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, Queue, SimpleQueue
 from random import choice, uniform
-from select import POLLIN, POLLOUT, poll
-from selectors import EVENT_READ, DefaultSelector
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from threading import TIMEOUT_MAX, Condition, Event, Lock, RLock, Thread, get_ident, local
 from time import sleep
+from typing import Any
 
 __all__ = [
     "CLOCK",
@@ -38,6 +40,8 @@ __all__ = [
     "host",
     "local",
     "now",
+    "patched_by",
+    "patched_late",
     "pid",
     "poll",
     "sleep",
@@ -51,6 +55,50 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 now: Callable[[], float] = partial(time.clock_gettime, CLOCK)
 """Return the seconds on the clock of every deadline: it counts suspended time, and no step of the wall clock."""
+
+POLLIN, POLLOUT = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
+
+
+class Poll:
+    """What is used of select.poll, for an interpreter from which eventlet has taken it away."""
+
+    def __init__(self) -> None:
+        self._selector = DefaultSelector()
+
+    def register(self, file: Any, events: int) -> None:
+        wanted = EVENT_READ * bool(events & POLLIN) | EVENT_WRITE * bool(events & POLLOUT)
+        try:
+            self._selector.register(file, wanted)
+        except KeyError:
+            self._selector.modify(file, wanted)
+
+    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
+        ready = self._selector.select(None if milliseconds is None else milliseconds / 1000)
+        return [
+            (key.fd, POLLIN * bool(events & EVENT_READ) | POLLOUT * bool(events & EVENT_WRITE)) for key, events in ready
+        ]
+
+
+poll: Callable[[], Any] = getattr(select, "poll", Poll)
+
+
+def patched_by() -> str | None:
+    """Return which library has put greenlets in the place of threads in this interpreter."""
+    gevent: Any = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return "gevent"
+    eventlet: Any = sys.modules.get("eventlet.patcher")
+    return "eventlet" if eventlet is not None and eventlet.is_monkey_patched("thread") else None
+
+
+_PATCHED_BY = patched_by()
+
+
+def patched_late() -> str | None:
+    """Return which library did so after this module was imported: its greenlets would all wait in one real lock."""
+    by = patched_by()
+    return None if by == _PATCHED_BY else by
+
 
 pid = os.getpid
 urandom = os.urandom

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -198,8 +197,7 @@ def suit_gevent() -> None:
 
     A call of gRPC waits outside Python. Without this it would stop every greenlet of the process, for ever.
     """
-    monkey: Any = sys.modules.get("gevent.monkey")
-    if monkey is not None and monkey.is_module_patched("threading"):
+    if system.patched_by() == "gevent":
         import grpc.experimental.gevent as support
 
         support.init_gevent()
@@ -207,8 +205,7 @@ def suit_gevent() -> None:
 
 def refuse_eventlet() -> None:
     """Raise ConfigurationError where eventlet has patched this interpreter: gRPC has no support for it."""
-    patcher: Any = sys.modules.get("eventlet.patcher")
-    if patcher is not None and patcher.is_monkey_patched("thread"):
+    if system.patched_by() == "eventlet":
         raise ConfigurationError(
             "etcd:// does not work under eventlet: gRPC would stop every green thread of this process. "
             "Use gevent or threads, or a backend without gRPC"

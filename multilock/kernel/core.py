@@ -20,6 +20,7 @@ from multilock.errors import (
     BackendUnavailable,
     CapabilityMissing,
     ClientClosed,
+    ConfigurationError,
     LockTimeout,
     MultilockError,
     NotHeld,
@@ -85,6 +86,12 @@ class Kernel:
         runtime: Runtime,
         make_face: Callable[[Kernel], Face],
     ) -> None:
+        if late := system.patched_late():
+            raise ConfigurationError(
+                f"{late} patched this interpreter after multilock was imported, so one greenlet that waits would stop "
+                "all others: patch before the first `import multilock`",
+                backend=backend.scheme,
+            )
         self.backend = backend
         self.settings = settings
         self.runtime = runtime

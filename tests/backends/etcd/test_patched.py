@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import multilock
-from multilock import BackendUnavailable, ConfigurationError, now
+from multilock import BackendUnavailable, ConfigurationError, now, system
 from multilock_etcd.transport import suit_gevent
 from tests.backends.etcd.kit import Ours
 from tests.servers_etcd import EtcdServer
@@ -54,12 +54,14 @@ def test_grpc_is_told_of_gevent_where_it_has_patched_this_interpreter(
     told: list[bool] = []
     monkeypatch.setattr(support, "init_gevent", lambda: told.append(True))
     _pretend(monkeypatch, "gevent.monkey", is_module_patched=lambda name: patched)
+    monkeypatch.setattr(system, "_PATCHED_BY", system.patched_by())
     suit_gevent()
     assert told == [True] * patched
 
 
 def test_etcd_is_refused_under_eventlet(monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, "eventlet.patcher", is_monkey_patched=lambda name: True)
+    monkeypatch.setattr(system, "_PATCHED_BY", "eventlet")
     with pytest.raises(ConfigurationError, match="does not work under eventlet"):
         multilock.connect("etcd://127.0.0.1")
 

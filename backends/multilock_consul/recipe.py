@@ -59,6 +59,7 @@ class Recipe:
         self._semaphore = Semaphore(keys, transactions)
         self._now = now
         self._wait = wait
+        self._unannounced: set[str] = set()  # ids of claims whose key may have been seen while readers still held
         self._unsettled: dict[str, list[str]] = {}  # claim id -> sessions whose late requests are to be looked for
 
     # ---- acquire
@@ -164,15 +165,18 @@ class Recipe:
         entry = found.get(mine)
         if entry is None or entry.session != session.id:
             raise BackendUnavailable("it was locked for another session", backend="consul")
+        before = self._sessions.holds(claim)
         if not self._sessions.hold(session, claim):  # it was cancelled while it was asked for
             self._free(claim, session.id, entry.index, until)
             return Busy(SAFETY)
         if claim.mode != "r":
             readers = {key: one for key, one in found.items() if key.startswith(self._keys.readers(claim.name))}
+            if claim.permits < 2 and (readers or (again and not before)):
+                self._unannounced.add(claim.id)
             still = operation("check-index", mine, Index=entry.index)  # others of our claims are in this session, too
             if busy := self._readers.wait_for_readers(session, claim, readers, still, join, until):
                 return busy
-            if (readers or again) and claim.permits < 2:
+            if claim.id in self._unannounced:
                 return _granted(session, self._announce(session, claim, still, until))
         return _granted(session, entry.index)
 
@@ -185,7 +189,9 @@ class Recipe:
         key = self._keys.place(claim, session.id)
         value = b64encode(encode_value(claim)).decode()
         steps = [operation(verb, key, Value=value, Flags=LOCK_FLAGS, Session=session.id) for verb in ("unlock", "lock")]
-        return self._transactions.execute([still, *steps], until)[key].index
+        index = self._transactions.execute([still, *steps], until)[key].index
+        self._unannounced.discard(claim.id)
+        return index
 
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
         own = self._keys.place(claim, session.id)
@@ -342,6 +348,7 @@ class Recipe:
 
     def _give_back(self, claim: Claim, until: float, granted: Granted | None = None, *, wanted: bool = True) -> bool:
         """``wanted``: the claim itself is not cancelled."""
+        self._unannounced.discard(claim.id)
         doubtful = self._sessions.cancel(claim, granted=wanted)
         answered = False
         try:

@@ -266,7 +266,8 @@ class Watchdog:
         held = [(lease._claim, lease._granted) for lease in leases if lease._state == HELD]
         try:
             if held:
-                within = min(kernel.request_timeout(claim.ttl) for claim, _ in held)
+                # No deadline depends on it, so the lease with the least time must not cut it short for the others.
+                within = max(kernel.request_timeout(claim.ttl) for claim, _ in held)
                 call_inside(kernel.backend.watch, group, held, within)
         except Exception as error:
             # Only the early notice is missing: the next renewal tells, and the watch is tried again.

@@ -358,6 +358,19 @@ def test_a_watch_that_could_not_be_set_is_tried_again(make: Callable[..., Client
     assert len(backend.called("watch")) == 3
 
 
+def test_a_short_lease_does_not_cut_the_watch_of_the_others_short(
+    make: Callable[..., Client], runtime: HandRuntime
+) -> None:
+    backend = Scripted(runtime, push_loss=True)
+    client = make(backend)
+    client.lock("short", ttl=1.0).acquire()
+    client.lock("long", ttl=30.0).acquire()
+    runtime.advance(0.5)
+    [watch] = backend.called("watch")
+    assert len(watch.claims) == 2
+    assert watch.within == 5.0
+
+
 def test_a_backend_without_notices_is_not_asked_to_watch(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:

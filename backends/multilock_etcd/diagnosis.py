@@ -25,17 +25,21 @@ def diagnose(transport: Transport, cluster: Cluster, within: float) -> list[Find
     """Ask every endpoint of the URL, and the cluster for its members. Raises if nobody answers."""
     findings: list[Finding] = []
     silent: list[Exception] = []
+    clusters: dict[int, str] = {}  # the first endpoint of each
     for target, said in transport.each(calls.STATUS, wire.StatusRequest(), within / 2):
         if isinstance(said, Exception):
             silent.append(said)
             findings.append(_endpoint_silent(target, said))
         else:
             findings += _about_member(target, said)
+            clusters.setdefault(said.header.cluster_id, target)
     for target, said in transport.each(calls.KEEP_ALIVE, wire.LeaseKeepAliveRequest(ID=NOBODYS), within / 2):
         if isinstance(said, Exception) and ACKNOWLEDGES_NOTHING in str(said):
             findings.append(_grpc_proxy(target))
     if len(silent) == len(cluster.targets):
         raise silent[0]
+    if len(clusters) > 1:
+        findings.append(_several_clusters(list(clusters.values())))
     try:
         members, _ = transport.call(calls.MEMBERS, wire.MemberListRequest(), within)
     except MultilockError:  # with authentication only root may ask
@@ -49,6 +53,16 @@ def _endpoint_silent(target: str, error: Exception) -> Finding:
         "warning",
         f"the endpoint {target} does not answer: {error}",
         "start this member, or take it out of the URL",
+    )
+
+
+def _several_clusters(targets: list[str]) -> Finding:
+    return Finding(
+        "etcd-several-clusters",
+        "error",
+        f"the URL names members of {len(targets)} clusters ({', '.join(targets)}): a client that goes on to another "
+        "finds each lock free there",
+        "name the members of one cluster",
     )
 
 
@@ -97,7 +111,8 @@ def _about_cluster(endpoints: int, members: object) -> Iterator[Finding]:
         yield Finding(
             "etcd-even-members",
             "info",
-            f"the cluster has {len(voters)} voting members, which survive no more failures than {len(voters) - 1}",
+            f"the cluster has {len(voters)} voting members, which tolerate {len(voters) // 2 - 1} "
+            f"failure{'s' * (len(voters) != 4)}, the same as {len(voters) - 1}",
             "run three or five members",
         )
     if endpoints < len(voters):

@@ -630,7 +630,9 @@ def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
         return BackendRejected(f"{where} is not trusted, or does not trust us: {said} (see ca=, cert=, key=)")
     if (by_bytes := any(text in said for text in _TOO_LARGE)) or _TOO_MANY in said:
         return TooMuch(f"{where} refused: {said} (see etcd's --max-txn-ops, --max-request-bytes)", by_bytes=by_bytes)
-    if code in _REFUSED and "too many requests" not in said:
+    # A proxy may limit what passes, before or after etcd has executed it: only etcd's own word is a refusal.
+    throttled = code is Code.RESOURCE_EXHAUSTED and "etcdserver" not in said
+    if code in _REFUSED and "too many requests" not in said and not throttled:
         return BackendRejected(f"{where} refused: {said} ({_REFUSED[code]})")
     said += next((f" ({hint})" for text, hint in _STRANGERS.items() if text in said), "")
     if any(text in said.lower() for text in _NOT_SENT) or "too many requests" in said:

@@ -702,6 +702,13 @@ class Chaos:
 
     # ---- the end
 
+    def stacks(self) -> Iterator[str]:
+        """What each thread of each process does now."""
+        for helper in self.helpers.values():
+            helper.signal(signal.SIGUSR1)
+        time.sleep(1.0)
+        yield from (f"process {helper.pid}:\n{helper.errors}" for helper in self.helpers.values())
+
     def stood_still(self, since: float) -> float:
         """Seconds since then, in a chaos of another kind, in which nobody could get a lock though all was in order."""
         return 0.0
@@ -737,7 +744,7 @@ class Chaos:
             time.sleep(0.02)
         yield from (f"O5 {name}: in order again, and nobody got it for {now() - began:.2f} s" for name in stuck)
         if stuck:
-            self.scene += self.arena.standing()
+            self.scene += [*self.arena.standing(), *self.stacks()]
         self.told_to_stop_at = now()
         for helper in self.helpers.values():
             helper.tell("stop")

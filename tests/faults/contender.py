@@ -12,8 +12,10 @@ Each line is one of those of `multilock.testing.beliefs.witness`, or::
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import random
+import signal
 import threading
 import time
 import traceback
@@ -72,6 +74,7 @@ def contend(
     mixed: str,
 ) -> None:
     """Contend until the harness says so."""
+    faulthandler.register(signal.SIGUSR1, os.dup(2))  # a habit may block stderr
     has = set(filter(None, habits.split(";")))
     for habit in has:
         HABITS[habit]()

@@ -145,3 +145,11 @@ def test_a_grpc_proxy_acknowledges_no_renewal_and_is_refused_before_anything_is_
         assert client.inspect("job") is None
         assert "etcd-grpc-proxy" in {finding.code for finding in client.diagnose()}
     assert "etcd-grpc-proxy" not in {finding.code for finding in connect(server.url).diagnose()}
+
+
+def test_diagnose_tells_of_endpoints_in_several_clusters(server: EtcdServer, connect: Connect) -> None:
+    with EtcdServer() as stranger:
+        both = connect(f"{server.url},{stranger.endpoint}")
+        [finding] = [finding for finding in both.diagnose() if finding.code == "etcd-several-clusters"]
+        assert stranger.endpoint in finding.message
+    assert "etcd-several-clusters" not in {finding.code for finding in connect(server.url).diagnose()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import grpc
 import pytest
 
 from multilock import BackendRejected, BackendUnavailable, now
@@ -15,7 +16,7 @@ from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import eventually
 from multilock.testing.conformance.faces import background
 from multilock_etcd import wire
-from multilock_etcd.transport import Cluster, LeaseMissing, Transport, calls
+from multilock_etcd.transport import Cluster, LeaseMissing, Transport, _translate, calls
 from tests.servers import free_port
 from tests.servers_etcd import EtcdCluster, EtcdServer
 
@@ -48,6 +49,27 @@ def test_a_request_counts_from_its_sending(server: EtcdServer, proxy: FaultProxy
     _, sent_at = transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     assert now() - sent_at >= 0.3
     assert sent_at >= before
+
+
+class Throttled(grpc.RpcError):  # type: ignore[misc]
+    """What gRPC raises for this text."""
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def code(self) -> Any:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def details(self) -> str:
+        return self._said
+
+
+def test_only_the_word_of_etcd_itself_is_a_refusal() -> None:
+    refused = _translate(Throttled("etcdserver: mvcc: database space exceeded"), "etcd")
+    assert isinstance(refused, BackendRejected)
+    throttled = _translate(Throttled("Received RST_STREAM with error code 11"), "etcd")
+    assert isinstance(throttled, BackendUnavailable)
+    assert throttled.unknown
 
 
 def test_where_nobody_listens_nothing_was_executed(open_: Open) -> None:

@@ -1,0 +1,80 @@
+"""A process that is refused one thread, whichever it is, learns of a loss and of a hand-over as soon as any other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from multilock import Lease, Loss, now, system
+from multilock.testing.conformance import Place
+from multilock.testing.conformance.base import SOON
+from multilock.testing.conformance.faces import FACES
+from tests.conformance.consul import Consul
+from tests.conformance.etcd import Etcd
+from tests.conformance.places import Memory, Redis, Sqlite
+from tests.conformance.redlock import Redlock
+from tests.conformance.zookeeper import ZooKeeper
+
+TTL = 30.0  # its renewals are 10 s apart, so that what is noticed before was pushed
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """From now on the process refuses the n-th start of a thread of multilock, once."""
+    real, starts = threading.Thread, [0]
+
+    class Refusing(real):  # type: ignore[valid-type, misc]
+        def start(self) -> None:
+            starts[0] += 1
+            if starts[0] == nth:
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(system, "Thread", Refusing)
+
+
+@pytest.mark.parametrize("nth", range(1, 13))
+@pytest.mark.parametrize(
+    "make", [Memory, Sqlite, Redis, Redlock, Consul, Etcd, ZooKeeper], ids=lambda make: make.scheme
+)
+def test_a_loss_and_a_hand_over_are_told_although_a_thread_is_refused(
+    make: Callable[[], Place], nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make()
+    face = FACES["blocking"]()
+    try:
+        with place.bystander(face, ttl=TTL) as holder, place.bystander(face, ttl=TTL) as other:
+            refuse(monkeypatch, nth)
+            told: list[Loss[Lease]] = []
+            heard = threading.Event()
+
+            def lose(loss: Loss[Lease]) -> None:
+                told.append(loss)
+                heard.set()
+
+            lease = holder.lock("lost", on_lost=lose).acquire(timeout=SOON)
+            if holder.capabilities.push_loss:
+                place.delete("lost")
+                assert heard.wait(SOON), "told by the next renewal, perhaps, and not by the server"
+                assert not lease.is_held()
+            kept = holder.lock("handed over").acquire(timeout=SOON)
+            granted: list[float] = []
+
+            def wait() -> None:
+                other.lock("handed over").acquire(timeout=20)
+                granted.append(now())
+
+            waiter = threading.Thread(target=wait)
+            waiter.start()
+            kept_until = now() + 0.3
+            while now() < kept_until:
+                assert kept.is_held()
+                waiter.join(0.05)
+            kept.release()
+            waiter.join(20)
+            [at] = granted
+            assert at < kept_until + SOON
+            assert len(told) == int(holder.capabilities.push_loss)
+    finally:
+        place.close()

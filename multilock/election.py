@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.errors import ClientClosed
+from multilock.kernel.acquire import Stop
 from multilock.kernel.callbacks import call_in_thread
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.face import run
@@ -125,15 +126,10 @@ class Election(Candidacy[Leadership]):
     def campaign(self, timeout: float | None = None) -> Leadership:
         """Stand until elected, ``timeout`` seconds at most (None: for ever). One leadership, with the callbacks.
 
-        Raises LockTimeout, BackendUnavailable (at the end of ``timeout``), BackendRejected, ClientClosed.
+        The callbacks of its last leadership end first. Raises LockTimeout (also if `stop` is called meanwhile),
+        BackendUnavailable (at the end of ``timeout``), BackendRejected, ClientClosed.
         """
-        term = run(self._campaign(timeout))
-        try:
-            self._office.push(term.leadership)
-        except BaseException:  # interrupted: nobody has it to release it
-            term.abdicate(INTERRUPTED)
-            raise
-        return term.leadership
+        return run(self._campaign_once(timeout, None))
 
     def run(self, work: Callable[[Leadership], R]) -> R | None:
         """Lead again and again: campaign → ``work(leadership)`` in this thread → lost → work ends → campaign.
@@ -145,12 +141,13 @@ class Election(Candidacy[Leadership]):
             raise TypeError(f"run takes a function of one argument, not {work!r:.60}")
         if inspect.iscoroutinefunction(work):
             raise TypeError("run of a blocking client takes a plain function: make the client with connect_async()")
-        stop = self._begin_standing()
+        stop = Stop()
         try:
+            self._begin_standing(stop)
             result: R | None = run(self._stand(work, stop))
             return result
         finally:
-            if self._term:  # an interrupt may have come before it was said; what this thread did has ended
+            if self._stop is stop and self._term:  # an interrupt may have come before; what this thread did has ended
                 self._term.part_ended(self._term.work)
             self._end_standing(stop)
 
@@ -160,9 +157,7 @@ class Election(Candidacy[Leadership]):
         Raises RuntimeError after a `stop` that could not wait until all had ended, and BackendUnavailable where the
         process can have no more threads.
         """
-        self._kernel.check_open()
-        if (stop := self._begin_unless_standing()) is None:
-            return
+        stop = Stop()
 
         def stand() -> None:
             try:
@@ -173,9 +168,12 @@ class Election(Candidacy[Leadership]):
                 self._end_standing(stop)
 
         try:
-            self._kernel.spawn(stand, "multilock-election")
+            self._kernel.check_open()
+            if self._begin_unless_standing(stop):
+                self._kernel.spawn(stand, "multilock-election")
         except BaseException:  # interrupted: whether it began or not, it must not go on
-            stop.call()
+            if self._stop is stop:
+                self._end_interrupted()
             self._end_standing(stop)
             raise
 
@@ -189,11 +187,15 @@ class Election(Candidacy[Leadership]):
         seconds = check_grace(grace)
         try:
             run(self._end(seconds))
-        except BaseException:  # interrupted, wherever that was
-            self._call_off()
-            if self._term:
-                self._term.abdicate(INTERRUPTED, seconds)
+        except BaseException:
+            self._end_interrupted(seconds)
             raise
+
+    def _end_interrupted(self, grace: float | None = None) -> None:
+        """Nobody waits for the end any more. A grant that is on its way is resigned when it comes."""
+        self._call_off()
+        if self._term:
+            self._term.abdicate(INTERRUPTED, grace)
 
     def resign(self, grace: float | None = None) -> bool:
         """Step down now, as `stop` does; another candidate need not wait for a ttl. False if this node did not lead.
@@ -228,4 +230,8 @@ class Election(Candidacy[Leadership]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except BaseException:  # interrupted, perhaps before stop() itself could notice
+            self._end_interrupted()
+            raise

@@ -11,6 +11,7 @@ from multilock.errors import MultilockError
 from multilock.foreign import NamesOurs, refuse
 from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
+from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entered, Entry, Scope
@@ -45,7 +46,13 @@ class Waits(AnyHeld, Lease):
         return self._loss if self._is_lost() else None
 
     def __enter__(self) -> Self:
-        self._check_at_entry()
+        try:
+            self._check_at_entry()
+        except MultilockError:
+            raise
+        except BaseException:  # interrupted: there will be no end of this `with`
+            self._release_after_interrupt(self._count)
+            raise
         return self
 
     def release(self) -> bool:
@@ -176,14 +183,13 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
 
     async def _wait_for(self, timeout: float | None, scope: Scope[L]) -> L | None:
         """A new lease; None if it was still taken when ``timeout`` seconds were over."""
-        return cast("L | None", await acquire(self._kernel, self._want, timeout, scope=scope))
+        lease: Any = await acquire(self._kernel, self._want, timeout, scope=scope)
+        return lease  # type: ignore[no-any-return]  # cast() is a function, which an interrupt could keep from returning
 
-    def _reenter(self, scope: Scope[L]) -> L | None:
-        """What this thread or task holds of a reentrant lock, acquired once more."""
-        held = scope.reenter(self._want) if self._want.reentrant else None
-        if held and not self.is_held():  # else it holds this one, or a newer one of another thread or task
+    def _reentered(self, held: L) -> None:
+        """Note what was acquired once more, perhaps through another lock object before."""
+        if not self.is_held():  # else it holds this one, or a newer one of another thread or task
             self._newest = held
-        return held
 
     def __repr__(self) -> str:
         held = " held" if self.is_held() else ""
@@ -218,17 +224,15 @@ class Lock(LockOfAFace[HeldLease], DistributedLock):
 
     def _acquire(self, timeout: float | None) -> HeldLease | None:
         scope = self._client._scope()
-        if held := self._reenter(scope):
-            return held
-        lease = run(self._wait_for(timeout, scope))
-        if lease is None:
-            return None
+        handing: Handing[HeldLease] = Handing(self._kernel)
         try:
-            scope.push(lease)
-        except BaseException:  # interrupted: nobody has it to release it
-            self._kernel.giving_back.take_back(lease)
+            if held := handing.reenter(scope, self._want):
+                self._reentered(held)
+                return held
+            return run(handing.acquire(self._wait_for(timeout, scope), scope))
+        except BaseException:
+            handing.take_back()
             raise
-        return lease
 
     def release(self) -> bool:
         lease = self._client._scope().taken_through(self._want)

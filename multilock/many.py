@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from multilock.errors import CapabilityMissing
 from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.face import run
+from multilock.kernel.handing import Handing
 from multilock.kernel.holding import HELD, RELEASED, RELEASING, AnyHeld, Holding
 from multilock.kernel.process import notice_fork
 from multilock.kernel.scopes import Scope
@@ -93,13 +94,20 @@ async def _acquire_part(
     kernel: Kernel, want: Want, deadline: float, stop: Stop, scope: Scope[Any], held: list[tuple[Holding, int]]
 ) -> bool:
     """False: it was still taken at the deadline, or is lost already."""
-    part: Holding | None = scope.reenter(want) if want.reentrant else None
-    if part is None:
-        left = None if deadline == math.inf else max(0.0, deadline - kernel.now())
-        part = await acquire(kernel, want, left, stop, scope)
+    handing: Handing[Any] = Handing(kernel)
+    noted = len(held)
+    try:
+        part: Holding | None = handing.reenter(scope, want)
         if part is None:
-            return False
-    held.append((part, part._count))
+            left = None if deadline == math.inf else max(0.0, deadline - kernel.now())
+            part = await handing.acquire(acquire(kernel, want, left, stop, scope))
+            if part is None:
+                return False
+        held.append((part, part._count))
+    except BaseException:
+        if len(held) == noted:
+            handing.take_back()
+        raise
     if part._at_end(stop.call):
         return True
     stop.call()

@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 from multilock.kernel.holding import Holding
 from multilock.kernel.process import OfThisProcess
-from multilock.kernel.scopes import Scope
 from multilock.kernel.want import Want
 from multilock.lock import DistributedLock, HeldLease, Lock, LockOfAFace
 from multilock.model import Claim, Granted
@@ -50,11 +49,8 @@ class HeldByMany(LockOfAFace[L]):
         lease = self._leases[claim.id] = super()._make(kernel, want, claim, granted, unsure)
         return lease
 
-    def _reenter(self, scope: Scope[L]) -> L | None:
-        held = super()._reenter(scope)
-        if held:  # perhaps taken through another lock object
-            self._leases[held._claim.id] = held
-        return held
+    def _reentered(self, held: L) -> None:
+        self._leases[held._claim.id] = held
 
     def is_held(self) -> bool:
         return any(lease.is_held() for reference in self._leases.valuerefs() if (lease := reference()))

@@ -189,6 +189,7 @@ class AsyncElection(Candidacy[AsyncLeadership]):
             return
         self._reporter.end()
         self._office.condition.forget()
+        self._campaigns.clear()
         if term := self._term:
             term.tell_again()
         if stop := self._stop:
@@ -203,20 +204,19 @@ class AsyncElection(Candidacy[AsyncLeadership]):
     def campaign(self, timeout: float | None = None) -> Acquiring[AsyncLeadership]:
         """See `multilock.Election.campaign`."""
         check_timeout(timeout)
-        return Acquiring(self._campaign_once(timeout, self._office.scope()))
+        return Acquiring(self._campaign_on_loop(timeout, self._office.scope()))
 
-    async def _campaign_once(self, timeout: float | None, scope: Scope[Any] | None) -> AsyncLeadership:
+    async def _campaign_on_loop(self, timeout: float | None, scope: Scope[Any] | None) -> AsyncLeadership:
         self._come_to_loop()
-        leadership = (await self._campaign(timeout)).leadership
-        self._office.push(leadership, scope)
-        return leadership
+        return await self._campaign_once(timeout, scope)
 
     async def run(self, work: Callable[[AsyncLeadership], Awaitable[R]]) -> R | None:
         """See `multilock.Election.run`. ``work`` is cancelled on loss."""
         if not callable(work):
             raise TypeError(f"run takes a coroutine function of one argument, not {work!r:.60}")
         self._come_to_loop()
-        result: R | None = await self._stand_to_the_end(work, self._begin_standing())
+        self._begin_standing(stop := Stop())
+        result: R | None = await self._stand_to_the_end(work, stop)
         return result
 
     async def _stand_to_the_end(self, work: Callable[[AsyncLeadership], Any] | None, stop: Stop) -> Any:
@@ -235,7 +235,7 @@ class AsyncElection(Candidacy[AsyncLeadership]):
         """See `multilock.Election.start`."""
         self._kernel.check_open()
         self._come_to_loop()
-        if (stop := self._begin_unless_standing()) is None:
+        if not self._begin_unless_standing(stop := Stop()):
             return
 
         async def stand() -> None:

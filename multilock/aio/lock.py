@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, 
 from multilock.aio.body import Body
 from multilock.errors import NotHeld
 from multilock.foreign import refuse
+from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.scopes import Entry, Scope
 from multilock.kernel.want import Want
@@ -207,12 +208,15 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
 
     async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:
         scope = scope or self._client._scope() or Scope()  # the last where no task drives this
-        if held := self._reenter(scope):
-            return held
-        lease = await self._wait_for(timeout, scope)
-        if lease is not None:
-            scope.push(lease)
-        return lease
+        handing: Handing[HeldAsyncLease] = Handing(self._kernel)
+        try:
+            if held := handing.reenter(scope, self._want):
+                self._reentered(held)
+                return held
+            return await handing.acquire(self._wait_for(timeout, scope), scope)
+        except BaseException:
+            handing.take_back()
+            raise
 
     def release(self) -> Coroutine[Any, Any, bool]:
         return self._release(self._client._scope())  # of the caller, as in acquire()

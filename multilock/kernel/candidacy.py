@@ -7,12 +7,14 @@ the acquire and release of the kernel, and conditions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from multilock.errors import BackendRejected, BackendUnavailable, ClientClosed, LockTimeout
 from multilock.kernel.acquire import Stop, Stopped, acquire
 from multilock.kernel.ending import Ending
+from multilock.kernel.handing import Handing
 from multilock.kernel.holding import Holding
 from multilock.kernel.observing import Observer, Reporter
 from multilock.kernel.office import Office
@@ -72,6 +74,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter = Reporter(kernel, name, on_leader_changed, self._call, self._report_in_background)
         self._term: Term[T] | None = None
         self._stop: Stop | None = None  # of the run() or start() under way
+        self._campaigns: set[Stop] = set()  # of each call of campaign() under way
         kernel.add_election(self)
 
     def _forked(self) -> None:
@@ -81,6 +84,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office.begin()
         self._reporter.forget()
         self._term = self._stop = None
+        self._campaigns.clear()
 
     # For the faces to fill in
 
@@ -97,31 +101,67 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     # One campaign
 
-    async def _campaign(self, timeout: float | None, stop: Stop | None = None) -> Term[T]:
+    async def _campaign_once(self, timeout: float | None, scope: Scope[Any] | None) -> T:
+        """See `Election.campaign`."""
         self._kernel.check_open()
         seconds = check_timeout(timeout)
+        stop = Stop()
+        handing: Handing[Any] = Handing(self._kernel)
+        try:
+            try:
+                self._campaigns.add(stop)
+                self._kernel.closers[self._close] = None
+                term = await self._campaign(handing, seconds, stop)
+                self._office.push(term.leadership, scope)
+                return term.leadership
+            finally:
+                self._campaigns.discard(stop)
+                self._close_no_longer()
+                self._office.condition.notify()
+        except Stopped:
+            self._kernel.check_open()
+            raise self._not_won("before stop() was called") from None
+        except BaseException:
+            self._interrupted(handing)
+            raise
+
+    async def _campaign(self, handing: Handing[Any], seconds: float | None, stop: Stop) -> Term[T]:
+        """Raises Stopped if ``stop`` was called: then nothing is led."""
+        deadline = math.inf if seconds is None else self._kernel.now() + seconds
         self._reporter.begin()
         try:
-            lease = await acquire(self._kernel, self._want, seconds, stop)
+            # The callbacks of one term end before those of the next begin. Called by one of them, it cannot wait.
+            if not self._office.inside() and not await self._callbacks_ended(stop, deadline):
+                raise self._not_won(f"in {seconds:g} s: callbacks of the last leadership still run")
+            left = None if seconds is None else max(0.0, deadline - self._kernel.now())
+            lease = await handing.acquire(acquire(self._kernel, self._want, left, stop))
+            if lease is None:
+                raise self._not_won(
+                    f"in {seconds:g} s: another leads, or holds a lock of that name; inspect() tells who"
+                )
         except BaseException:
             self._report_no_longer()
             raise
-        if lease is None:
-            self._report_no_longer()
-            raise LockTimeout(
-                f"the election {self._want.name!r} was not won in {seconds:g} s: another leads, or holds a lock of "
-                "that name; inspect() tells who",
-                name=self._want.name,
-                backend=self._kernel.scheme,
-            )
-        term: Term[T] = cast("Leading", lease)._term
-        try:
-            self._take_office(term)
-        except BaseException:  # interrupted: nobody has it to resign it
-            term.start_elected()  # they come in pairs; begun already, nothing happens
-            term.abdicate(INTERRUPTED)
-            raise
+        term: Term[T] = lease._term
+        self._take_office(term)
+        if stop.called():  # it came while the grant was on its way: stop() saw no term to end
+            await term.resign()
+            raise Stopped
         return term
+
+    def _not_won(self, why: str) -> LockTimeout:
+        return LockTimeout(
+            f"the election {self._want.name!r} was not won {why}", name=self._want.name, backend=self._kernel.scheme
+        )
+
+    def _interrupted(self, handing: Handing[Any]) -> None:
+        """Nobody has the leadership, if there is one, to resign it."""
+        if handing.lease is not None:
+            term: Term[T] = handing.lease._term
+            if not term.over():
+                if not term.announced:
+                    term.start_elected()  # the callbacks come in pairs
+                term.abdicate(INTERRUPTED)
 
     def _take_office(self, term: Term[T]) -> None:
         kernel, lease = self._kernel, term.leadership
@@ -136,11 +176,15 @@ class Candidacy(OfThisProcess, Generic[T]):
     def _term_ended(self, term: Term[T]) -> None:
         if not term.leadership._over():
             return  # resigned, and still kept
-        with self._office.lock:
-            if self._stop is None and self._term is term:
-                self._kernel.closers.pop(self._close, None)
+        self._close_no_longer()
         self._report_no_longer()
         self._office.condition.notify()
+
+    def _close_no_longer(self) -> None:
+        """Nobody stands, campaigns or leads: a client that closes has nothing to end here."""
+        with self._office.lock:
+            if self._stop is None and not self._campaigns and (self._term is None or self._term.leadership._over()):
+                self._kernel.closers.pop(self._close, None)
 
     def _report_no_longer(self) -> None:
         if self._stop is None:
@@ -150,32 +194,28 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop) -> Any:
         """Campaign, lead, stand again, until ``stop`` is called or ``work`` ends by itself."""
-        term: Term[T] | None = None
+        handing: Handing[Any] = Handing(self._kernel)
         try:
             while not stop.called():
-                await self._callbacks_ended(stop)
-                term = await self._elected(stop, insist=work is None)
+                handing.lease = None
+                term = await self._elected(handing, stop, insist=work is None)
                 if term is None:
                     await self._pause(stop)
                     continue
-                if stop.called():  # it came while the grant was on its way: stop() saw no term to end
-                    await term.resign()
-                    break
-                ended, result = await self._lead(term, work)
+                ended, result = await self._lead(term, work, stop)
                 if ended:
                     return result
                 await self._stand_back(term, stop)
         except (Stopped, ClientClosed):
             pass
         finally:
-            if term and not term.over():  # its own: on a loop that was closed it may unwind long after, in another's
-                term.abdicate(INTERRUPTED)
+            self._interrupted(handing)  # its own: on a loop that was closed it may unwind long after, in another's
         return None
 
-    async def _elected(self, stop: Stop, *, insist: bool) -> Term[T] | None:
+    async def _elected(self, handing: Handing[Any], stop: Stop, *, insist: bool) -> Term[T] | None:
         """None: the backend refused; only ``insist`` bears that."""
         try:
-            return await self._campaign(None, stop)
+            return await self._campaign(handing, None, stop)
         except BackendRejected as error:
             if not insist:
                 raise
@@ -184,7 +224,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             )
             return None
 
-    async def _lead(self, term: Term[T], work: Callable[[T], Any] | None) -> tuple[bool, Any]:
+    async def _lead(self, term: Term[T], work: Callable[[T], Any] | None, stop: Stop) -> tuple[bool, Any]:
         """Until the term is over. Whether the work ended by itself while we led, and its result."""
         if work is None:
             await self._office.condition.wait_for(term.over)
@@ -193,11 +233,15 @@ class Candidacy(OfThisProcess, Generic[T]):
             try:
                 result = await term.do_work(work)
             except Exception:
+                if self._stop is not stop:  # work has forked, and this is the child, where nobody stands
+                    raise
                 if not term.over():
                     await self._end_by_itself(term)
                     raise
                 logger.warning("the work of the election %r failed after its leadership", self.name, exc_info=True)
             else:
+                if self._stop is not stop:
+                    return True, result
                 if not term.over():
                     await self._end_by_itself(term)
                     return True, result
@@ -210,9 +254,11 @@ class Candidacy(OfThisProcess, Generic[T]):
             term.leadership._rest_until = term.leadership._granted_at + self._hold_at_least
         await term.resign()
 
-    async def _callbacks_ended(self, stop: Stop) -> None:
-        if term := self._term:
-            await self._office.condition.wait_for(lambda: stop.called() or term.callbacks_ended())
+    async def _callbacks_ended(self, stop: Stop, deadline: float = math.inf) -> bool:
+        """Wait for those of the last term; False at the deadline."""
+        if (term := self._term) is None or term.callbacks_ended():
+            return True
+        return await self._office.condition.wait_for(lambda: stop.called() or term.callbacks_ended(), lambda: deadline)
 
     async def _pause(self, stop: Stop) -> None:
         end = self._kernel.now() + FAILED_PAUSE
@@ -242,37 +288,31 @@ class Candidacy(OfThisProcess, Generic[T]):
         finally:
             observer.close()
 
-    def _begin_standing(self) -> Stop:
+    def _begin_standing(self, stop: Stop) -> None:
+        """Whoever made ``stop`` calls `_end_standing` with it after an interrupt, wherever that came."""
         self._kernel.check_open()
-        stop = Stop()
-        try:
-            with self._office.lock:
-                if self._stop is not None:
-                    stopping = self._stop.called()
-                    state = "is still stopping: wait for its work to end" if stopping else "is running already"
-                    raise RuntimeError(f"the election {self.name!r} {state}")
-                self._stop = stop
-                self._kernel.closers[self._close] = None
-        except BaseException:
-            if self._stop is stop:  # interrupted
-                self._end_standing(stop)
-            raise
-        return stop
-
-    def _begin_unless_standing(self) -> Stop | None:
         with self._office.lock:
-            stands = self._stop is not None and not self._stop.called()
-            return None if stands else self._begin_standing()
+            if self._stop is not None:
+                stopping = self._stop.called()
+                state = "is still stopping: wait for its work to end" if stopping else "is running already"
+                raise RuntimeError(f"the election {self.name!r} {state}")
+            self._stop = stop
+            self._kernel.closers[self._close] = None
+
+    def _begin_unless_standing(self, stop: Stop) -> bool:
+        with self._office.lock:
+            if self._stop is not None and not self._stop.called():
+                return False
+            self._begin_standing(stop)
+            return True
 
     def _end_standing(self, stop: Stop) -> None:
         """Again after an interrupt. Where it has ended before, another may have begun, which goes on."""
         if self._stop is not stop:
             return
         self._reporter.end()
-        with self._office.lock:
-            if self._term is None or self._term.leadership._over():
-                self._kernel.closers.pop(self._close, None)
-            self._stop = None
+        self._stop = None
+        self._close_no_longer()
         self._office.condition.notify()
 
     # The end
@@ -283,7 +323,7 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     async def _end(self, grace: float | None) -> None:
         """See `Election.stop`."""
-        stop = self._stop
+        stops = {*self._campaigns, self._stop}
         answered = self._kernel.now() + self._want.request_timeout  # a request that is under way
         self._call_off()
         again = True
@@ -291,13 +331,13 @@ class Candidacy(OfThisProcess, Generic[T]):
             term = self._term
             if term:
                 await term.resign(grace)
-            again = not self._office.inside() and await self._another_term(term, stop, answered)
+            again = not self._office.inside() and await self._another_term(term, stops - {None}, answered)
 
-    async def _another_term(self, term: Term[T] | None, stop: Stop | None, answered: float) -> bool:
-        """Wait until this one and the standing have ended. Whether another began: its grant was on its way."""
+    async def _another_term(self, term: Term[T] | None, stops: set[Stop | None], answered: float) -> bool:
+        """Wait until this one and those who stand have ended. Whether another began: its grant was on its way."""
 
         def ended() -> bool:
-            return (stop is None or self._stop is not stop) and (term is None or term.all_ended())
+            return stops.isdisjoint({*self._campaigns, self._stop}) and (term is None or term.all_ended())
 
         def end() -> float:
             return answered if term is None or term.all_ended() else term.end_at
@@ -307,8 +347,9 @@ class Candidacy(OfThisProcess, Generic[T]):
 
     def _call_off(self) -> None:
         """No further term."""
-        if self._stop:
-            self._stop.call()
+        for stop in [*self._campaigns, self._stop]:
+            if stop:
+                stop.call()
         self._office.condition.notify()
         self._reporter.end()
 

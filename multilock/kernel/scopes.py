@@ -41,11 +41,6 @@ class Scope(Generic[L]):
     def discard(self, lease: AnyHeld) -> None:
         self._leases.pop(lease, None)
 
-    def reenter(self, want: Want) -> L | None:
-        """Acquire once more what is held here of a reentrant lock."""
-        held = self.newest(lambda lease: lease._may_reenter(want))
-        return held if held and held._reenter(want) else None
-
     def taken_through(self, want: Want) -> L | None:
         """What a release through the lock object of ``want`` is about: its newest lease, lost ones included."""
         return self.newest(lambda lease: lease._want is want or lease._may_reenter(want))

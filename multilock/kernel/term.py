@@ -61,6 +61,7 @@ class Term(Generic[T]):
         self.work = Part("its work", office, done=True)  # there is none before run() begins it
         self.elected = Part("on_elected", office)
         self.lost = Part("on_lost", office)
+        self.announced = False  # on_elected is called, or going to be
         self.begun_at: float | None = None  # when on_elected was called
         self.failed = False  # on_elected raised
         self.loss: Loss[Any] | None = None  # what on_lost was, or is to be, called with
@@ -99,6 +100,7 @@ class Term(Generic[T]):
 
     def start_elected(self) -> None:
         self.office.kernel.callbacks.start(self.run_elected)
+        self.announced = True
 
     def elected_begins(self) -> bool:
         """on_elected is being called: from here on on_lost may be. False: it has begun already."""

@@ -24,7 +24,7 @@ LAYERS = [
     {*(f"kernel.{name}" for name in ("validity", "timers", "runtime", "workers", "interrupts", "process", "fence"))},
     {"kernel.holding", "kernel.want"},
     {*(f"kernel.{name}" for name in WATCHING)},
-    {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "giving_back", "ending"))},
+    {*(f"kernel.{name}" for name in ("face", "gate", "acquire", "giving_back", "handing", "ending"))},
     {"kernel.office", "kernel.term", "kernel.observing", "kernel.candidacy"},
     {"kernel.core"},
     {"config", "urls", "registry", "options"},

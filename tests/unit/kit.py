@@ -105,17 +105,27 @@ def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupted_at(step: int, function: str, within: str = "/multilock/") -> Iterator[list[str]]:
+def interrupted_at(step: int, function: str, within: str | None = None) -> Iterator[list[str]]:
     """KeyboardInterrupt at the ``step``-th point, from the call of ``function`` on, at which CPython delivers one: as a
-    function begins, or after the return of a C function; in files whose path has ``within``. Gives where; nothing if
-    there are not so many. The garbage collector rests meanwhile: no finalizer of an earlier client comes in between."""
+    function begins, or after the return of a C function; in multilock and in whatever it calls, also of the standard
+    library, or only in files whose path has ``within``. Gives where; nothing if there are not so many. The garbage
+    collector rests meanwhile: no finalizer of an earlier client comes in between."""
     left = step
     begun = False
     where: list[str] = []
 
+    def called_by_ours(frame: FrameType | None) -> bool:
+        if within is not None:
+            return frame is not None and within in frame.f_code.co_filename
+        ours = False
+        while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":  # what runs in threads of its own
+            ours = ours or "/multilock/" in frame.f_code.co_filename
+            frame = frame.f_back
+        return ours and frame is None
+
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal left, begun
-        if event not in ("call", "c_return") or within not in frame.f_code.co_filename:
+        if event not in ("call", "c_return") or not called_by_ours(frame):
             return
         begun = begun or frame.f_code.co_qualname == function
         if begun:

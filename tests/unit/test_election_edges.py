@@ -6,15 +6,29 @@ import asyncio
 import contextlib
 import gc
 import math
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from multilock import AsyncClient, AsyncLeadership, Client, LossReason
+from multilock import (
+    AsyncClient,
+    AsyncLeadership,
+    Client,
+    ClientClosed,
+    Leadership,
+    LockTimeout,
+    Loss,
+    LossReason,
+    MultilockError,
+    connect,
+)
 from multilock.kernel.runtime import Threads
-from tests.unit.kit import Scripted, client_on, eventually, refuse_threads
+from multilock.testing import HandRuntime
+from tests.unit.kit import Scripted, client_on, eventually, interrupted_at, refuse_threads
 from tests.unit.test_crossings import on_closed_loop
 from tests.unit.test_election import Diary, run, take, until
 
@@ -309,3 +323,164 @@ def test_an_observer_that_was_dropped_keeps_no_dropped_client(client: Client) ->
     del leaders
     gc.collect()
     assert not client._kernel.followers.wanted()
+
+
+# ---- interrupts
+
+
+def run_once(client: Client, **callbacks: Any) -> None:
+    client.election("n", **callbacks).run(lambda leadership: 1)
+
+
+def campaign_and_release(client: Client, **callbacks: Any) -> None:
+    with client.election("n", **callbacks).campaign(timeout=5):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
+@pytest.mark.parametrize(
+    ("use", "function"),
+    [
+        (run_once, "Election.run"),
+        (campaign_and_release, "Election.campaign"),
+    ],
+)
+def test_an_interrupt_anywhere_leaves_nobody_leading(use: Callable[..., None], function: str) -> None:
+    led, unpaired = [], []
+    step = 0
+    while True:
+        runtime = HandRuntime()
+        backend = Scripted(runtime)
+        client = client_on(backend, runtime)
+        told: list[str] = []
+        callbacks: dict[str, Any] = {
+            "on_elected": lambda leadership, told=told: told.append("elected"),
+            "on_lost": lambda loss, told=told: told.append("lost"),
+        }
+        with interrupted_at(step, function) as where, contextlib.suppress(KeyboardInterrupt, MultilockError):
+            use(client, **callbacks)
+        if not where:
+            break
+        runtime.advance(120)
+        # As __enter__ or __exit__ itself begins nothing of ours is there yet to run.
+        if backend.holders and not where[0].split(":")[0].endswith(("__exit__", "Waits.__enter__")):
+            led.append((step, where))
+        if told not in ([], ["elected", "lost"]):
+            unpaired.append((step, where, told))
+        step += 1
+    assert step > 50
+    assert led == []
+    assert unpaired == []
+
+
+def test_a_start_that_is_interrupted_when_its_thread_has_won_resigns(
+    client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    election = client.election(
+        "n", on_elected=lambda leadership: told.append("elected"), on_lost=lambda loss: told.append("lost")
+    )
+    spawn = client._kernel.runtime.spawn
+
+    def interrupted(run: Callable[[], None], name: str) -> None:
+        spawn(run, name)
+        if name == "multilock-election":
+            eventually(election.is_leader)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(client._kernel.runtime, "spawn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        election.start()
+    eventually(lambda: not server.holders)
+    eventually(lambda: told == ["elected", "lost"])
+    assert not election._stands()
+
+
+# ---- campaign() beside a loss, and beside stop()
+
+
+def test_a_campaign_waits_for_the_callbacks_of_the_term_before(client: Client, server: Scripted) -> None:
+    told: list[str] = []
+    go_on = threading.Event()
+
+    def elected(leadership: Leadership) -> None:
+        told.append(f"elected {leadership.term}")
+
+    def lost(loss: Loss[Leadership]) -> None:
+        go_on.wait(10)
+        told.append(f"lost {loss.lease.term}")
+
+    election = client.election("n", on_elected=elected, on_lost=lost)
+    first = election.campaign()
+    eventually(lambda: told == ["elected 1"])
+    server.holders.clear()
+    server.notices.gone(first.owner.partition("@")[0], LossReason.TAKEN, "an operator took it")
+    with pytest.raises(LockTimeout, match="callbacks of the last leadership"):
+        election.campaign(timeout=0)
+    go_on.set()
+    second = election.campaign(timeout=10)
+    eventually(lambda: told == ["elected 1", "lost 1", "elected 2"])
+    second.release()
+
+
+def test_stop_ends_a_campaign_that_waits(client: Client, server: Scripted) -> None:
+    server.holders["n"] = "another"
+    election = client.election("n")
+    errors: list[BaseException] = []
+
+    def campaign() -> None:
+        try:
+            election.campaign(timeout=30)
+        except LockTimeout as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=campaign, daemon=True)
+    thread.start()
+    eventually(lambda: server.called("attempt"))
+    in_time(election.stop)
+    thread.join(5)
+    assert "before stop() was called" in str(errors)
+
+
+def test_close_ends_a_campaign_that_waits_for_callbacks(client: Client, server: Scripted) -> None:
+    go_on = threading.Event()
+    election = client.election("n", on_lost=lambda loss: go_on.wait(10))
+    election.campaign()
+    server.holders.clear()
+    client._kernel.monitor.lose_all(LossReason.TAKEN, "all are gone")
+    raised: list[type[BaseException]] = []
+
+    def campaign() -> None:
+        try:
+            election.campaign()
+        except ClientClosed as error:
+            raised.append(type(error))
+
+    thread = threading.Thread(target=campaign, daemon=True)
+    thread.start()
+    eventually(lambda: election._campaigns)
+    closing = threading.Thread(target=client.close, daemon=True)
+    closing.start()
+    thread.join(5)
+    go_on.set()
+    closing.join(10)
+    assert raised == [ClientClosed]
+
+
+def test_a_child_that_returns_from_the_work_stands_no_more() -> None:
+    with connect("memory://work-forks") as client:
+        election = client.election("n")
+
+        parent = os.getpid()
+
+        def forks(leadership: Leadership) -> int:
+            pid = os.fork()
+            if pid:
+                return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            signal.alarm(10)
+            return -1
+
+        result = election.run(forks)
+        if os.getpid() != parent:
+            os._exit(3 if result == -1 and not election._stands() else 4)
+        assert result == 3

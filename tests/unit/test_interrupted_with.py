@@ -30,12 +30,29 @@ def enter_reentrant(client: Client) -> None:
         pass
 
 
+def enter_decorated(client: Client) -> None:
+    @client.locked("n", reentrant=True)
+    def work() -> None:
+        pass
+
+    with client.lock("n", reentrant=True), contextlib.suppress(KeyboardInterrupt):
+        work()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
 @pytest.mark.parametrize(
     ("use", "function"),
-    [(enter_lock, "Lock.__exit__"), (enter_lease, "HeldLease.__exit__"), (enter_reentrant, "Lock.__exit__")],
+    [
+        (enter_lock, "Lock.__enter__"),
+        (enter_lock, "Lock.__exit__"),
+        (enter_lease, "Lock.acquire"),
+        (enter_lease, "HeldLease.__exit__"),
+        (enter_reentrant, "Handing.reenter"),
+        (enter_reentrant, "Lock.__exit__"),
+        (enter_decorated, "Handing.reenter"),
+    ],
 )
-def test_wherever_the_end_of_a_with_is_interrupted_the_lock_is_given_back(
+def test_wherever_a_with_is_interrupted_the_lock_is_given_back(
     client: Client, backend: Scripted, runtime: HandRuntime, use: Callable[[Client], None], function: str
 ) -> None:
     held = []
@@ -46,8 +63,8 @@ def test_wherever_the_end_of_a_with_is_interrupted_the_lock_is_given_back(
         if not where:
             break
         runtime.advance(0.5)  # what goes on in the background
-        # As __exit__ itself begins there is nothing of ours yet to run: that one point cannot be covered.
-        if backend.holders and not where[0].startswith(f"call {function}:"):
+        # As __enter__ or __exit__ itself begins nothing of ours has run: these points cannot be covered.
+        if backend.holders and not where[0].partition(":")[0].endswith(("__enter__", "__exit__")):
             held.append((step, where))
         backend.holders.clear()
         client._kernel.held.clear()

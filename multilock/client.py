@@ -251,8 +251,9 @@ class Client(OfThisProcess):
         """Decorate a function so that it runs while the lock is held; it raises LockLost if it was lost meanwhile.
 
         ``name`` may use the function's parameters: ``"order/{order_id}"`` (``{{`` for a brace). ``skip=True`` returns
-        None where the lock is taken, instead of LockTimeout. ``options`` are those of `lock`; with ``shared=True`` the
-        function runs as a reader (`read_write_lock`), with ``permits=n`` as one of n (`semaphore`).
+        None where the lock is taken, after one try or after ``timeout``, instead of LockTimeout. ``options`` are those
+        of `lock`; with ``shared=True`` the function runs as a reader (`read_write_lock`), with ``permits=n`` as one of
+        n (`semaphore`).
         """
         return decorator(partial(lock_for, self), name, timeout, skip, options, asynchronous=False)
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 import string
 from collections.abc import Callable, Iterator, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from multilock.errors import ConfigurationError
@@ -45,7 +46,7 @@ def decorator(
 
         def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             lock = make_lock(name_of(args, kwargs), **options)
-            return lock.try_acquire(timeout) if skip else lock.acquire(timeout)
+            return lock.try_acquire(timeout or 0) if skip else lock.acquire(timeout)
 
         if asynchronous:
 
@@ -54,7 +55,7 @@ def decorator(
                 if (lease := await begin(args, kwargs)) is None:
                     return None
                 async with lease:
-                    return await function(*args, **kwargs)
+                    return _ended(function, await function(*args, **kwargs))
 
             return guarded_async
 
@@ -63,7 +64,7 @@ def decorator(
             if (lease := begin(args, kwargs)) is None:
                 return None
             with lease:
-                return function(*args, **kwargs)
+                return _ended(function, function(*args, **kwargs))
 
         return guarded
 
@@ -81,6 +82,18 @@ def _check_kind(function: Callable[..., Any], asynchronous: bool) -> None:
             raise TypeError(f"{name} is a coroutine function: decorate it with an AsyncClient's locked()")
     elif asynchronous:
         raise TypeError(f"{name} is not a coroutine function: decorate it with a blocking Client's locked()")
+
+
+def _ended(function: Callable[..., Any], result: Any) -> Any:
+    """Refuse what is only the beginning of the work: the rest would run after the lock was given back."""
+    if isinstance(result, (CoroutineType, GeneratorType, AsyncGeneratorType)):
+        if isinstance(result, CoroutineType):
+            result.close()
+        raise TypeError(
+            f"{_shown(function)} returned a {type(result).__name__}: its body would run after the lock was given back; "
+            "lock inside it"
+        )
+    return result
 
 
 def _shown(function: Callable[..., Any]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.errors import ClientClosed
 from multilock.kernel.acquire import Stop
-from multilock.kernel.callbacks import call_in_thread
+from multilock.kernel.callbacks import call_in_thread, refuse_awaitable
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.face import run
 from multilock.kernel.observing import Observer, leader_info
@@ -62,7 +62,7 @@ class ThreadTerm(Term[Leadership]):
         try:
             if self.office.on_elected:
                 with inside(self.elected):
-                    self.office.on_elected(self.leadership)
+                    refuse_awaitable(self.office.on_elected, self.office.on_elected(self.leadership))
         except BaseException:  # sys.exit() too: this thread is ours
             self.failed = True
             logger.exception("on_elected of the election %r raised: this node resigns", self.office.name)
@@ -85,7 +85,13 @@ class ThreadTerm(Term[Leadership]):
         try:
             with inside(self.work):
                 self.office.push(self.leadership)
-                return work(self.leadership)
+                result = work(self.leadership)
+                if inspect.iscoroutine(result):
+                    result.close()
+                    raise TypeError(
+                        f"run of a blocking client takes a plain function, but {work!r:.60} gave a coroutine"
+                    )
+                return result
         finally:
             self.leadership._leave_scope()
             self.part_ended(self.work)

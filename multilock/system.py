@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, Queue, SimpleQueue
 from random import choice, uniform
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
-from threading import TIMEOUT_MAX, Condition, Event, Lock, RLock, Thread, get_ident, local
+from threading import TIMEOUT_MAX, Condition, Event, Lock, RLock, Thread, current_thread, get_ident, local
 from time import sleep
 from typing import Any
 
@@ -36,6 +36,7 @@ __all__ = [
     "SimpleQueue",
     "Thread",
     "choice",
+    "current_thread",
     "get_ident",
     "host",
     "local",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-from multilock.aio.face import LoopFace, await_safely
+from multilock.aio.face import LoopFace, await_safely, go_on_if_cancelled
 from multilock.aio.lock import Acquiring, HeldAsyncLease
 from multilock.errors import ClientClosed
 from multilock.kernel.acquire import Stop
@@ -216,8 +217,11 @@ class AsyncElection(Candidacy[AsyncLeadership]):
             raise TypeError(f"run takes a coroutine function of one argument, not {work!r:.60}")
         self._come_to_loop()
         self._begin_standing(stop := Stop())
-        result: R | None = await self._stand_to_the_end(work, stop)
-        return result
+        try:
+            result: R | None = await self._stand_to_the_end(work, stop)
+            return result
+        finally:
+            self._end_standing(stop)
 
     async def _stand_to_the_end(self, work: Callable[[AsyncLeadership], Any] | None, stop: Stop) -> Any:
         try:
@@ -228,14 +232,17 @@ class AsyncElection(Candidacy[AsyncLeadership]):
             if self._term:
                 await self._term.give_back()
             raise
-        finally:
-            self._end_standing(stop)
 
     def start(self) -> None:
         """See `multilock.Election.start`."""
         self._kernel.check_open()
         self._come_to_loop()
-        if not self._begin_unless_standing(stop := Stop()):
+        if self._begin_unless_standing(stop := Stop()):
+            self._stand_in_background(stop)
+
+    def _stand_in_background(self, stop: Stop) -> None:
+        if stop.called():
+            self._end_standing(stop)
             return
 
         async def stand() -> None:
@@ -244,8 +251,9 @@ class AsyncElection(Candidacy[AsyncLeadership]):
             except Exception:
                 logger.exception("the election %r ended", self.name)
 
-        task = self._background = asyncio.get_running_loop().create_task(stand(), name="multilock-election")
-        task.add_done_callback(lambda _: self._end_standing(stop))  # cancelled before its first step it ends nothing
+        # Cancelled before its first step it ends nothing by itself.
+        again, ended = partial(self._stand_in_background, stop), partial(self._end_standing, stop)
+        self._background = go_on_if_cancelled(stand(), "multilock-election", again, ended)
 
     async def stop(self, grace: float | None = None) -> None:
         """See `multilock.Election.stop`. Async work and an async ``on_elected`` are cancelled, and awaited."""
@@ -270,7 +278,7 @@ class AsyncElection(Candidacy[AsyncLeadership]):
         return AsyncLeaders(Observer(self._kernel, self.name))
 
     def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
-        self._watching = asyncio.get_running_loop().create_task(report(), name="multilock-observer")
+        self._watching = go_on_if_cancelled(report(), "multilock-observer", partial(self._reporter.resume, observer))
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
         await await_safely(callback, *args)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multilock.aio.channels import Channels, LoopChannel
 from multilock.backend import Channel
 from multilock.errors import BackendUnavailable
-from multilock.kernel.callbacks import Callbacks, call_safely
+from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
 from multilock.kernel.face import WaiterBell
 from multilock.kernel.runtime import call_inside, wait_until
 from multilock.model import Busy, Claim, Granted, Returned
@@ -24,10 +25,11 @@ from multilock.telling import logger
 if TYPE_CHECKING:
     from multilock.kernel.core import Kernel
 
-__all__ = ["LoopCallbacks", "LoopFace", "await_safely"]
+__all__ = ["LoopCallbacks", "LoopFace", "await_safely", "go_on_if_cancelled"]
 
 R = TypeVar("R")
 CARRIERS = 8  # threads, and so connections: what one process needs at once is round trips, not throughput
+AGAIN = 0.1  # seconds until what was cancelled from outside goes on
 GRACE = 0.01  # seconds by which a backend's own timeout, which says more, may come after ours
 
 
@@ -266,8 +268,17 @@ class LoopBell:
             self._future.set_result(None)
 
 
+def call_on_loop(callback: Callable[..., object], *args: Any) -> object:
+    """Call it safely; CancelledError, as of a future that it asks for its result, is an error of its own too."""
+    try:
+        return call_safely(callback, *args)
+    except asyncio.CancelledError:
+        logger.exception("the callback %r raised; it is not called again for this event", callback)
+        return None
+
+
 async def await_safely(callback: Callable[..., object], *args: Any) -> None:
-    result = call_safely(callback, *args)
+    result = call_on_loop(callback, *args)
     if inspect.isawaitable(result):
         try:
             await result
@@ -278,6 +289,26 @@ async def await_safely(callback: Callable[..., object], *args: Any) -> None:
             logger.exception("the callback %r was cancelled from within", callback)
         except Exception:
             logger.exception("the callback %r raised; it is not called again for this event", callback)
+
+
+def go_on_if_cancelled(
+    coroutine: Coroutine[Any, Any, None],
+    name: str,
+    again: Callable[[], object],
+    ended: Callable[[], object] | None = None,
+) -> asyncio.Task[None]:
+    """A task of ours in the background. A program that cancels all tasks, and goes on, means its own: ``again()`` is
+    called soon. Where the loop ends instead, there is no time for that. ``ended``: called at any other end."""
+    task = asyncio.get_running_loop().create_task(coroutine, name=name)
+
+    def done(task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            task.get_loop().call_later(AGAIN, again)
+        elif ended:
+            ended()
+
+    task.add_done_callback(done)
+    return task
 
 
 class LoopCallbacks:
@@ -301,16 +332,22 @@ class LoopCallbacks:
             logger.warning("the callback %r cannot run: %s", callback, error)
             self._unfinished.discard(call)
 
+    def gathering(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
         async def call_each() -> None:
             while (argument := following()) is not None:
                 await await_safely(callback, argument)
 
-        self.start(call_each)
+        def begin() -> asyncio.Task[None]:
+            return go_on_if_cancelled(call_each(), "multilock-events", lambda: self.start_each(callback, following))
+
+        self.start(begin)
 
     def wait(self, timeout: float) -> bool:
         """Never on the loop itself: the callbacks need it."""
-        return wait_until(self._runtime, lambda: not self._unfinished, timeout)
+        return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
 
     def drop(self) -> None:
         """What was under way on a closed loop never ends."""
@@ -318,9 +355,14 @@ class LoopCallbacks:
         self._unfinished.clear()
 
     def _run(self, call: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        result = call_safely(callback, *args)
+        CALLED.set(call)  # of the context in which the loop calls this: tasks that are made here inherit it
+        result: object = None
+        try:
+            result = call_on_loop(callback, *args)
+        finally:  # sys.exit() in a callback ends the loop, and is no reason to wait for it
+            if not inspect.isawaitable(result):
+                self._unfinished.discard(call)
         if not inspect.isawaitable(result):
-            self._unfinished.discard(call)
             return
         task: asyncio.Future[Any] = asyncio.ensure_future(result)
         self._tasks.add(task)

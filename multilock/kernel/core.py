@@ -178,8 +178,7 @@ class Kernel:
         Only here is a lease made: one that is refused was never anybody's, and its lock never says that it is held.
         """
         with self.lock:
-            if self.closed:
-                raise self.closed_error()
+            self.check_open()
             waiting = self.monitor.waiting.get(claim.id)
             if waiting and waiting.is_contradicted(granted):
                 return None
@@ -341,6 +340,8 @@ class Kernel:
     def check_open(self) -> None:
         process.notice_fork()
         if self.closed:
+            if process.ends_with_the_interpreter():
+                raise SystemExit  # which a thread ends with in silence
             raise self.closed_error()
 
     def closed_error(self) -> ClientClosed:

@@ -119,7 +119,7 @@ class Observer:
         self._kernel = kernel
         self._name = name
         self.closed = False
-        self._last = told  # the owner told last, None for nobody; no owner is "", so that the first is always told
+        self.told = told  # the owner told last, None for nobody; no owner is "", so that the first is always told
         self.bell = kernel.face.bell()
         kernel.followers.add(name, self.bell)
 
@@ -139,8 +139,8 @@ class Observer:
             else:
                 leader = leader_info(info)
                 owner = (info.owner or repr(leader)) if info and leader else None
-                if owner != self._last:
-                    self._last = owner
+                if owner != self.told:
+                    self.told = owner
                     return leader
             await self.bell.wait(kernel.followers.look_again_in(self._name))
 
@@ -174,12 +174,24 @@ class Reporter:
         self._call = call
         self._in_background = in_background
         self._observer: Observer | None = None
+        self._wanted = False
 
     def begin(self) -> None:
-        wanted = self._on_leader_changed is not None or self._kernel.events.tell is not None
-        if wanted and self._observer is None:
-            observer = self._observer = Observer(self._kernel, self._name, told=None)
-            self._in_background(lambda: self._report(observer), observer)
+        self._wanted = self._on_leader_changed is not None or self._kernel.events.tell is not None
+        if self._wanted and self._observer is None:
+            self._observe(None)
+
+    def _observe(self, told: str | None) -> None:
+        observer = self._observer = Observer(self._kernel, self._name, told)
+        self._in_background(lambda: self._report(observer), observer)
+
+    def resume(self, observer: Observer) -> None:
+        """Its task was cancelled from outside, perhaps before it began."""
+        observer.close()
+        if self._observer is observer:
+            self._observer = None
+        if self._wanted and self._observer is None and not self._kernel.closed:
+            self._observe(observer.told)
 
     def end_without_callback(self) -> None:
         """A campaign is over: what was observed for it alone was observed for its events."""
@@ -187,12 +199,14 @@ class Reporter:
             self.end()
 
     def end(self) -> None:
+        self._wanted = False
         if self._observer is not None:
             self._observer.close()
             self._observer = None
 
     def forget(self) -> None:
         """In a forked child: nothing observes there."""
+        self._wanted = False
         self._observer = None
 
     async def _report(self, observer: Observer) -> None:

@@ -13,7 +13,15 @@ from multilock import system, telling
 from multilock.kernel import worker
 from multilock.kernel.runtime import inside, now
 
-__all__ = ["OURS", "OfThisProcess", "in_the_middle", "notice_fork", "register", "this_process"]
+__all__ = [
+    "OURS",
+    "OfThisProcess",
+    "ends_with_the_interpreter",
+    "in_the_middle",
+    "notice_fork",
+    "register",
+    "this_process",
+]
 
 EXIT_TIME = 2.0  # seconds for all clients together …
 FAREWELL = 0.5  # … of which the last are for closing connections and ending sessions
@@ -66,6 +74,21 @@ def in_the_middle() -> bool:
         if kernel is not None and kernel.lock._is_owned():  # type: ignore[attr-defined]
             return True
     return False
+
+
+_exiting: set[int] = set()  # the thread that ends the interpreter, once it does
+
+
+def ends_with_the_interpreter() -> bool:
+    """Whether this is a daemon thread of the user's at the exit: it has nobody left to tell of an error."""
+    if not _exiting or system.get_ident() in _exiting:
+        return False
+    return not system.current_thread().name.startswith("multilock-")
+
+
+def _exit() -> None:
+    _exiting.add(system.get_ident())
+    _at_exit()
 
 
 def _at_exit() -> None:
@@ -141,5 +164,5 @@ def _after_fork_in_child() -> None:
         this_process[0] = OURS
 
 
-atexit.register(_at_exit)
+atexit.register(_exit)
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -135,8 +135,10 @@ class Watchdog:
                 self.plan(lease)
             if heap and following == math.inf:
                 following = heap[0][0]
-        for lease in over:
-            self._kernel.monitor.expire(lease)
+        if over:
+            with self._kernel.callbacks.gathering():
+                for lease in over:
+                    self._kernel.monitor.expire(lease)
         for lease in late:
             self._tell_risk(lease)
         for batch, leases in renew.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from multilock.kernel.callbacks import ThreadCallbacks
 from multilock.kernel.face import BlockingFace
 from multilock.kernel.runtime import Threads, now
 from multilock.kernel.timers import Timers
+from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
 from tests.unit.kit import START_OF_A_THREAD, Losses, Scripted, client_on, ctrl_c, eventually, refuse_threads
 
@@ -47,7 +50,7 @@ def test_a_callback_runs_on_a_thread_of_its_own(ticking: Ticking) -> None:
 
 @pytest.mark.parametrize(
     ("function", "after"),
-    [("ThreadCallbacks._begin", None), ("ThreadCallbacks._spawn", None), ("Thread.start", START_OF_A_THREAD)],
+    [("ThreadCallbacks._next", None), ("ThreadCallbacks._relieve", None), ("Thread.start", START_OF_A_THREAD)],
 )
 def test_one_whose_start_is_interrupted_is_called_once(ticking: Ticking, function: str, after: str | None) -> None:
     called: list[int] = []
@@ -218,3 +221,83 @@ def test_close_returns_when_a_loss_is_told_to_the_end(caplog: pytest.LogCaptureF
     teller.join(10)
     assert not ended_before
     assert "lost the lock 'n' (taken)" in caplog.text
+
+
+# ---- deadlines
+
+
+def loss_valid_for(seconds: float, at: float) -> Loss:
+    return Loss(None, LossReason.EXPIRED, False, "", at, at + seconds)  # type: ignore[arg-type]
+
+
+def test_lost_callbacks_begin_before_their_validity_ends_however_many() -> None:
+    runtime = HandRuntime(threads=True)
+    timers = Timers(lambda at: None)
+    callbacks = ThreadCallbacks(runtime, timers)
+    go_on, begun = threading.Event(), []
+
+    def writes(loss: Loss) -> None:
+        begun.append(loss)
+        go_on.wait(30)
+
+    for _ in range(150):
+        callbacks.start(writes, loss_valid_for(0.08, runtime.now()))  # less than a callback has until it counts as hung
+    eventually(lambda: len(begun) == 64)
+    runtime.jump(0.05)
+    timers.step(runtime.now())
+    eventually(lambda: len(begun) == 150)
+    go_on.set()
+
+
+def test_the_lease_that_ends_first_has_its_callback_first() -> None:
+    runtime = HandRuntime(start=0.0)
+    callbacks = ThreadCallbacks(runtime, Timers(lambda at: None))
+    order: list[float] = []
+    with callbacks.gathering():
+        for seconds in (3.0, 1.0, 2.0):
+            callbacks.start(lambda loss: order.append(loss.valid_until), loss_valid_for(seconds, 0.0))
+    assert order == [1.0, 2.0, 3.0]
+
+
+def test_many_losses_at_once_need_no_thread_each(ticking: Ticking, monkeypatch: pytest.MonkeyPatch) -> None:
+    spawned: list[str] = []
+
+    def count(run: Callable[[], None], name: str) -> None:
+        spawned.append(name)
+        spawn(run, name)
+
+    spawn = ticking.callbacks._runtime.spawn
+    monkeypatch.setattr(ticking.callbacks._runtime, "spawn", count, raising=False)
+    called: list[Loss] = []
+    with ticking.callbacks.gathering():
+        for _ in range(500):
+            ticking.callbacks.start(called.append, loss_valid_for(60.0, now()))
+        assert called == []
+    assert ticking.callbacks.wait(20)
+    assert len(called) == 500
+    assert len(spawned) <= 64
+
+
+def test_a_callback_that_closes_the_client_does_not_wait_for_itself(caplog: pytest.LogCaptureFixture) -> None:
+    client = client_on(Scripted(), Threads(), ttl=30.0, request_timeout=20.0)
+    took: list[float] = []
+
+    def close(loss: Loss) -> None:
+        began = time.monotonic()
+        client.close()
+        took.append(time.monotonic() - began)
+
+    lease: Any = client.lock("n", on_lost=close).acquire()
+    client._kernel.monitor.gone(lease._claim.id, LossReason.TAKEN, "an operator took it")
+    eventually(lambda: took, within=15)
+    assert took[0] < 10
+
+
+def test_a_callback_that_returns_a_coroutine_is_complained_of(caplog: pytest.LogCaptureFixture) -> None:
+    async def stop() -> None: ...
+
+    client = client_on(Scripted(), Threads(), ttl=30.0)
+    client.lock("n", on_lost=lambda loss: stop()).acquire()
+    client._kernel.monitor.lose_all(LossReason.TAKEN, "all are gone")
+    eventually(lambda: "which a blocking client cannot await" in caplog.text)
+    client.close()

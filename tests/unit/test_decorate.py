@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -120,3 +120,24 @@ def test_a_parameter_comes_before_a_keyword_of_the_same_name(client: Client) -> 
         return client.current_lease().name
 
     assert client.locked("z/{x}")(name)(1, x=2) == "z/1"
+
+
+async def a_coroutine() -> None: ...
+
+
+def a_generator() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("begin", [a_coroutine, a_generator])
+def test_a_function_that_only_begins_its_work_under_the_lock_is_refused(
+    client: Client, backend: Scripted, begin: Callable[[], Any]
+) -> None:
+    with pytest.raises(TypeError, match="its body would run after the lock was given back"):
+        client.locked("n")(lambda: begin())()
+    assert backend.holders == {}
+
+
+def test_skip_without_a_timeout_is_one_try(client: Client, backend: Scripted) -> None:
+    backend.holders["n"] = "another"
+    assert client.locked("n", skip=True)(lambda: 1)() is None

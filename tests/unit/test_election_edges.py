@@ -57,17 +57,105 @@ async def unbegun_besides(known: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any
         await asyncio.sleep(0)
 
 
-def test_an_async_start_that_is_cancelled_before_its_first_step_stands_no_more(server: Scripted) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_async_start_goes_on_when_a_program_cancels_all_tasks(server: Scripted, begun: bool) -> None:
+    async def main() -> None:
+        async with AsyncClient(server, ttl=25.0) as client:
+            election = client.election("e")
+            election.start()
+            if begun:
+                await until(election.is_leader)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await until(lambda: not election.is_leader())
+            await until(election.is_leader)
+            await election.stop()
+            assert client._kernel.candidacies() == []
+
+    run(main)
+
+
+def test_an_async_start_that_was_cancelled_is_stopped_before_it_goes_on(server: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(server, ttl=25.0) as client:
             election = client.election("e")
             election.start()
             assert election._background
             election._background.cancel()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            await election.stop()
             assert client._kernel.candidacies() == []
+            assert server.holders == {}
+
+    run(main)
+
+
+def test_leader_changes_are_told_after_a_program_cancelled_all_tasks(server: Scripted) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with AsyncClient(server, ttl=25.0) as client:
+            election = client.election("e", on_leader_changed=lambda leader: told.append(repr(leader)))
             election.start()
-            await until(election.is_leader)
+            await until(lambda: told)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await until(lambda: len(told) >= 2)
+            await election.stop()
+
+    run(main)
+
+
+def cancelled_result(*_: object) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    future.result()
+
+
+def test_events_are_told_after_all_tasks_were_cancelled_or_a_callback_raised_it(server: Scripted) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with AsyncClient(server, ttl=25.0) as client:
+
+            async def slow(event: object) -> None:
+                told.append(type(event).__name__)
+                await asyncio.sleep(0.01)
+
+            client.events.subscribe(cancelled_result)
+            client.events.subscribe(slow)
+            async with client.lock("n"):
+                await until(lambda: told)
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+                await asyncio.sleep(0)
+            await until(lambda: "Released" in told)
+
+    run(main)
+
+
+def test_a_callback_that_raises_cancelled_error_delays_no_close(server: Scripted) -> None:
+    async def main() -> None:
+        client = AsyncClient(server, ttl=25.0, request_timeout=20.0)
+        lease: Any = await client.lock("n", on_lost=cancelled_result).acquire()
+        client._kernel.monitor.gone(lease._claim.id, LossReason.TAKEN, "an operator took it")
+        await asyncio.wait_for(client.close(), 10)
+
+    run(main)
+
+
+def test_an_async_callback_that_closes_the_client_does_not_wait_for_itself(server: Scripted) -> None:
+    async def main() -> None:
+        client = AsyncClient(server, ttl=25.0, request_timeout=20.0)
+        closed = asyncio.Event()
+
+        async def close(loss: object) -> None:
+            await client.close()
+            closed.set()
+
+        lease: Any = await client.lock("n", on_lost=close).acquire()
+        client._kernel.monitor.gone(lease._claim.id, LossReason.TAKEN, "an operator took it")
+        await asyncio.wait_for(closed.wait(), 10)
 
     run(main)
 

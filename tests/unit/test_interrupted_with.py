@@ -46,7 +46,7 @@ def enter_decorated(client: Client) -> None:
         (enter_lock, "Lock.__enter__"),
         (enter_lock, "Lock.__exit__"),
         (enter_lease, "Lock.acquire"),
-        (enter_lease, "HeldLease.__exit__"),
+        (enter_lease, "Waits.__exit__"),
         (enter_reentrant, "Handing.reenter"),
         (enter_reentrant, "Lock.__exit__"),
         (enter_decorated, "Handing.reenter"),

@@ -34,6 +34,7 @@ Answer = tuple[Any, float]
 SHORT = 0.05  # seconds; a request that had less time says nothing about its connection by its silence
 SPARE = 4  # idle connections that are kept however long they were not used …
 SPARE_FOR = 60.0  # … and seconds for which more than these are kept
+TEND_EVERY = 5.0  # seconds; while there are more, so often it is looked for what is old, or ended by the server
 BATCH = 500  # requests written at once in a pipeline
 CHUNK = 65536  # bytes read at once
 
@@ -318,7 +319,7 @@ class Wire:
                     wire.interrupt()
 
     def _broken(self, error: Exception, sent: bool) -> BackendUnavailable:
-        if sent and isinstance(error, TimeoutError) and self._now() - self.used >= SHORT:
+        if sent and isinstance(error, TimeoutError) and self._until - self.used >= SHORT:
             self._open.silent[self.where] = max(self.used, self._open.silent.get(self.where, 0.0))
         self._end()
         what = "did not answer" if sent else "cannot be reached"
@@ -536,7 +537,8 @@ class Connections:
         self._endpoint = endpoint
         self._now = now
         self._idle: deque[Wire] = deque()  # its methods are atomic: no lock
-        self._closed = False
+        self._closed = system.Event()
+        self._tended = False  # by a thread, while there are many
 
     def call(self, request: bytes, within: float) -> Answer:
         wire, left = self._take(within)
@@ -562,9 +564,9 @@ class Connections:
 
     def close(self) -> None:
         """Idle connections end now, those in use when their request ends."""
-        self._closed = True
+        self._closed.set()
         self._endpoint.close()
-        self._trim(0.0)
+        self._trim()
 
     def _take(self, within: float) -> tuple[Wire, float]:
         """A connection, and what is left of ``within``. Who stood still has nothing left, and asks nothing: that may
@@ -589,10 +591,25 @@ class Connections:
     def _give(self, wire: Wire) -> None:
         if wire.alive:
             self._idle.append(wire)
-            if self._closed or len(self._idle) > SPARE:
-                self._trim(wire.used)
+            if self._closed.is_set():
+                self._trim()
+            elif len(self._idle) > SPARE and not self._tended:
+                self._tended = True
+                start_worker(self._tend, "multilock-redis-idle")
 
-    def _trim(self, now: float) -> None:
+    def _tend(self) -> None:
+        """On a thread of its own, until there are few: a burst may be followed by nothing that would look."""
+        while len(self._idle) > SPARE and not self._closed.wait(TEND_EVERY):
+            self._trim()
+        self._tended = False
+
+    def _trim(self) -> None:
+        """End those that were not used for long or that the server has ended; all of them once this is closed."""
         with suppress(IndexError):  # another thread took the last one
-            while self._closed or (len(self._idle) > SPARE and self._idle[0].used < now - SPARE_FOR):
-                self._idle.popleft().close()
+            for _ in range(len(self._idle)):
+                wire = self._idle.popleft()
+                old = len(self._idle) >= SPARE and wire.used < self._now() - SPARE_FOR
+                if self._closed.is_set() or old or wire.stale():
+                    wire.close()
+                else:
+                    self._idle.append(wire)

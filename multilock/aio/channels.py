@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,9 +13,43 @@ from multilock.errors import BackendRejected, BackendUnavailable
 if TYPE_CHECKING:
     from multilock.backend import Backend
 
-__all__ = ["Channels", "LoopChannel"]
+__all__ = ["Channels", "LoopChannel", "Turns"]
 
 MOST = 4  # what is asked while all are in use goes through a thread
+PATIENT = 4  # of so many turns one is for who is patient, however many are urgent
+
+
+class Turns:
+    """How many requests are under way at once, and who comes next. What changes something goes before the heartbeats of
+    those who have their place already: else a crowd of waiters keeps its own holder from giving the lock back."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._given = 0
+        self._urgent: deque[asyncio.Future[Any]] = deque()
+        self._patient: deque[asyncio.Future[Any]] = deque()
+
+    def take(self) -> bool:
+        """At once, or not."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    def wait(self, turn: asyncio.Future[Any], *, urgent: bool) -> None:
+        """It is done when it is its turn; who gives up before that has it done otherwise."""
+        (self._urgent if urgent else self._patient).append(turn)
+
+    def give_back(self) -> None:
+        self._given += 1
+        lines = [self._urgent, self._patient]
+        for line in lines if self._given % PATIENT else reversed(lines):
+            while line:
+                turn = line.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    return
+        self._free += 1
 
 
 class Channels:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from multilock.aio.channels import Channels, LoopChannel
+from multilock.aio.channels import MOST, Channels, LoopChannel, Turns
 from multilock.backend import Channel
 from multilock.errors import BackendUnavailable
 from multilock.kernel.callbacks import CALLED, Callbacks, call_safely
@@ -44,6 +44,8 @@ class LoopFace:
         self._workers = kernel.runtime.workers("multilock-request", CARRIERS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
+        self._turns = Turns(MOST + CARRIERS)
+        self._answered_at = -math.inf  # by the loop's clock, the last of those that had to wait for their turn, or not
         # Requests under way, and when each is over by the loop's clock.
         self._open: dict[asyncio.Future[Any], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -67,6 +69,7 @@ class LoopFace:
             return
         self._loop = None
         self._open.clear()  # nobody can be told any more
+        self._turns = Turns(MOST + CARRIERS)
         self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
         self._channels.close()
         self._callbacks.drop()
@@ -76,34 +79,70 @@ class LoopFace:
         return self._loop
 
     async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
-        answer: Granted | Busy = await self._send(
-            within, lambda channel: channel.attempt(claim, join), self._backend.attempt, claim, join
-        )
+        """A heartbeat whose turn does not come in time was not sent: while the server answers others that is no silence
+        of it, and the claim stands where it stood."""
+        waiting = self._kernel.monitor.waiting.get(claim.id)
+        told, began = waiting.told if waiting else None, self.loop().time()
+        try:
+            answer: Granted | Busy = await self._send(
+                within, told is None, lambda channel: channel.attempt(claim, join), self._backend.attempt, claim, join
+            )
+        except _NotSent:
+            if told is None or self._answered_at < began:
+                raise
+            return Busy(told.heartbeat, 0.0)
+        if waiting and isinstance(answer, Busy):
+            waiting.told = answer
         return answer
 
     async def release(self, claim: Claim, granted: Granted, unsure: bool, within: float) -> Returned:
         answer: Returned = await self._send(
-            within, lambda to: to.release(claim, granted, unsure), self._backend.release, claim, granted, unsure
+            within, True, lambda to: to.release(claim, granted, unsure), self._backend.release, claim, granted, unsure
         )
         return answer
 
     async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
         return await self._on_thread(self.loop(), within, call, args)
 
-    async def _send(self, within: float, send: Callable[[Channel], bool], call: Callable[..., Any], *args: Any) -> Any:
-        """``send`` on a channel; where there is none, or it does not answer, ``call(*args, within)`` on a thread."""
-        loop = self.loop()
+    async def _send(
+        self, within: float, urgent: bool, send: Callable[[Channel], bool], call: Callable[..., Any], *args: Any
+    ) -> Any:
+        """In its turn ``send`` on a channel; where there is none, or it does not answer, ``call(*args, within)`` on a
+        thread. Raises _NotSent if its turn did not come in time."""
+        loop, turns = self.loop(), self._turns
         end = loop.time() + within
-        if channel := await self._channel(loop, within):
-            future = self._begin(loop, end)
-            try:
-                answer = await channel.ask(send, future)
-            finally:
-                self._open.pop(future, None)
-            if answer is not None:
-                return answer
-            within = end - loop.time()
-        return await self._on_thread(loop, within, call, args)
+        if not turns.take():
+            await self._turn(turns, loop, end if urgent else end - within / 2, urgent)
+        try:
+            answer = None
+            if channel := await self._channel(loop, end - loop.time()):
+                future = self._begin(loop, end)
+                try:
+                    answer = await channel.ask(send, future)
+                finally:
+                    self._open.pop(future, None)
+            if answer is None:
+                answer = await self._on_thread(loop, end - loop.time(), call, args)
+            self._answered_at = loop.time()
+            return answer
+        finally:
+            turns.give_back()
+
+    async def _turn(self, turns: Turns, loop: asyncio.AbstractEventLoop, end: float, urgent: bool) -> None:
+        turn = self._begin(loop, end)
+        turns.wait(turn, urgent=urgent)
+        try:
+            await turn
+        except BackendUnavailable:
+            raise _NotSent(
+                "so many requests of this client are under way that it was not sent", unknown=False
+            ) from None
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled() and not turn.exception():  # it had come
+                turns.give_back()
+            raise
+        finally:
+            self._open.pop(turn, None)
 
     async def _channel(self, loop: asyncio.AbstractEventLoop, within: float) -> LoopChannel | None:
         """One that is idle, or new; None: there are none here, or no more."""
@@ -178,6 +217,10 @@ class LoopFace:
                 self._loop.call_soon_threadsafe(self._channels.close)
         except RuntimeError:  # a closed loop: nothing else uses them any more
             self._channels.close()
+
+
+class _NotSent(BackendUnavailable):
+    """The turn of a request did not come in its time."""
 
 
 class _Request:

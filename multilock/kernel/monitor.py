@@ -14,7 +14,7 @@ from multilock.kernel import validity
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.interrupts import surely
 from multilock.kernel.runtime import wait_until
-from multilock.model import Claim, Granted, Loss, LossReason
+from multilock.model import Busy, Claim, Granted, Loss, LossReason
 from multilock.telling import logger
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ class Waiting:
     is refused then: nobody would tell its holder again.
     """
 
-    __slots__ = ("bell", "claim", "ended", "gone", "granted")
+    __slots__ = ("bell", "claim", "ended", "gone", "granted", "told")
 
     def __init__(self, claim: Claim, bell: Bell) -> None:
         self.claim = claim
         self.bell = bell
         self.granted: Granted | None = None
+        self.told: Busy | None = None  # what it was answered last, unless it was woken since
         self.gone = False  # the server took the name back from this claim
         self.ended: frozenset[Hashable] = frozenset()  # sessions that ended since the claim was made
 
@@ -61,6 +62,8 @@ class Monitor:
         waiting = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
         for one in waiting:
             if one:
+                if claim_id is not None:
+                    one.told = None
                 one.granted = None  # before the bell: what was pushed earlier may have been taken back since
                 one.bell.ring()
 

@@ -26,6 +26,8 @@ from multilock import (
     LossReason,
     NotHeld,
 )
+from multilock.aio.channels import MOST, Turns
+from multilock.aio.face import CARRIERS
 from multilock.aio.lock import HeldAsyncLease
 from multilock.kernel.runtime import now
 from multilock.testing.conformance.base import inner
@@ -1105,3 +1107,102 @@ def test_a_page_of_locks_may_take_longer_than_one_request(backend: Scripted, mon
 def no_thread_of_a_request_is_left() -> Iterator[None]:
     yield
     eventually(lambda: not any(thread.name == "multilock-close" for thread in threading.enumerate()))
+
+
+CROWD = 60
+
+
+async def crowd_of(client: AsyncClient, backend: Scripted) -> list[asyncio.Task[Any]]:
+    """So many stand in the queue of "n", and have heartbeats to send all the time."""
+    backend.heartbeat = 0.01
+    tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
+    await until(lambda: len(client._kernel.monitor.waiting) == CROWD)
+    await until(lambda: all(waiting.told for waiting in list(client._kernel.monitor.waiting.values())), within=15)
+    return tasks
+
+
+async def end(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("what", ["release", "try"])
+def test_the_heartbeats_of_a_crowd_do_not_hold_up_a_release_or_a_first_attempt(backend: Scripted, what: str) -> None:
+    permits = threading.Semaphore(0)
+
+    def in_turn(backend: Scripted, call: Call) -> Any:
+        permits.acquire(timeout=10)
+        return call.execute()
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=15.0) as client:
+            lease = await client.lock("n", fair=True).acquire()
+            tasks = await crowd_of(client, backend)
+            backend.always("attempt", in_turn)
+            turns: Any = client._kernel.face._turns  # type: ignore[attr-defined]
+            await until(lambda: len(turns._patient) > CROWD / 2)
+            urgent = asyncio.create_task(lease.release() if what == "release" else client.lock("m").try_acquire())
+            await until(lambda: turns._urgent)
+            permits.release(MOST + CARRIERS)
+            if what == "release":
+                await until(lambda: backend.called("release"))
+            else:
+                await until(lambda: any(call.claims[0].name == "m" for call in backend.called("attempt")))
+            permits.release(10_000)
+            assert await urgent
+            await end(tasks)
+
+    run(main)
+
+
+def test_a_heartbeat_that_was_not_sent_for_want_of_a_turn_is_no_silence(backend: Scripted) -> None:
+    def slow(backend: Scripted, call: Call) -> Any:
+        time.sleep(0.1)
+        return call.execute()
+
+    async def main() -> None:
+        async with AsyncClient(backend, request_timeout=1.0, outage_timeout=0.5) as client:
+            await client.lock("n", fair=True).acquire()
+            tasks = await crowd_of(client, backend)
+            backend.always("attempt", slow)
+            await asyncio.wait(tasks, timeout=4, return_when=asyncio.FIRST_COMPLETED)
+            assert [task for task in tasks if task.done()] == []
+            backend.always("attempt", None)
+            await end(tasks)
+
+    run(main)
+
+
+def test_who_is_cancelled_as_its_turn_comes_passes_it_on(backend: Scripted) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        turns = Turns(1)
+        assert turns.take()
+        first, second = loop.create_future(), loop.create_future()
+        turns.wait(first, urgent=True)
+        turns.wait(second, urgent=False)
+        first.cancel()
+        turns.give_back()
+        assert second.done()
+        turns.give_back()
+        assert turns.take()
+        assert not turns.take()
+
+    run(main)
+
+
+def test_of_four_turns_one_is_for_a_heartbeat() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        turns = Turns(0)
+        urgent = [loop.create_future() for _ in range(20)]
+        patient = loop.create_future()
+        for turn in urgent:
+            turns.wait(turn, urgent=True)
+        turns.wait(patient, urgent=False)
+        for _ in range(4):
+            turns.give_back()
+        assert patient.done()
+
+    run(main)

@@ -225,14 +225,22 @@ def test_a_process_with_thousands_of_open_files_is_served(us: Ours) -> None:
         assert us.release(held[0])
 
 
-def test_spare_connections_end_when_they_were_not_used_for_a_minute(us: Ours) -> None:
+@pytest.mark.parametrize("ended", ["not used for a minute", "by the server"])
+def test_after_a_burst_spare_connections_end_by_themselves(
+    us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    monkeypatch.setattr(transport, "TEND_EVERY", 0.05)
     pool = us.backend._node.connections
     wires = [pool._take(1)[0] for _ in range(10)]
     for age, wire in enumerate(wires):
-        wire.used = us.ear.now() - 100 + age
+        if ended == "not used for a minute":
+            wire.used = us.ear.now() - 100 + age
         pool._give(wire)
-    us.backend.ping(1)
-    assert len(pool._idle) <= 5
+    if ended == "by the server":
+        bare.client_kill_filter(_type="normal", skipme=True)
+    eventually(lambda: sum(wire.alive for wire in wires) <= 4)
+    eventually(lambda: not pool._tended)
+    assert sum(wire.alive for wire in wires) == len(pool._idle)
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])

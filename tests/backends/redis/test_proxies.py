@@ -16,6 +16,7 @@ from multilock import now
 from multilock.errors import BackendUnavailable
 from multilock.model import Busy, Granted
 from multilock.testing import FaultProxy
+from multilock_redis.transport import Connections, Wire
 from multilock_redis.wire import pack
 from tests.backends.redis.conftest import Connect
 from tests.backends.redis.kit import Bare, eventually, holder_of
@@ -30,6 +31,7 @@ class Mangler:
 
     def __init__(self, server: RedisServer) -> None:
         self.mangle: Mangle | None = None
+        self.done = threading.Event()  # an answer in several pieces was sent
         self._target = server.port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sides: list[socket.socket] = []
@@ -70,6 +72,8 @@ class Mangler:
                     if i:
                         time.sleep(PAUSE)
                     there.sendall(piece)
+                if len(pieces) > 1 or self.mangle is None:
+                    self.done.set()
         with suppress(OSError):
             there.shutdown(socket.SHUT_RDWR)
 
@@ -126,8 +130,9 @@ def test_an_answer_that_comes_twice_grants_no_other_lock_under_asyncio(
             async with client.lock("warm"):
                 pass
             mangler.once(b":", twice)
+            mangler.done.clear()
             async with client.lock("x"):
-                await asyncio.sleep(2 * PAUSE)
+                await asyncio.to_thread(mangler.done.wait, 10)
                 return await client.lock("b").try_acquire()
 
     assert asyncio.run(run()) is None
@@ -193,10 +198,18 @@ def test_an_error_of_a_proxy_costs_an_asyncio_client_no_lock(mangler: Mangler, b
     assert holder_of(bare) is None
 
 
+def answered(pool: Connections, number: int) -> list[Wire]:
+    """Connections that the proxy has, too: it was asked something on each."""
+    wires = [pool._take(5)[0] for _ in range(number)]
+    for wire in wires:
+        wire.call(pack("PING"), 5)
+    return wires
+
+
 def test_one_dead_connection_condemns_all_that_are_as_old(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url, within=0.3)
     pool = us.backend._node.connections
-    for wire in [pool._take(1)[0] for _ in range(4)]:
+    for wire in answered(pool, 4):
         pool._give(wire)
     proxy.black_hole(which="present")
     with pytest.raises(BackendUnavailable):
@@ -207,8 +220,9 @@ def test_one_dead_connection_condemns_all_that_are_as_old(connect: Connect, prox
 def test_a_connection_that_was_used_since_another_was_silent_is_kept(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url, within=0.3)
     pool = us.backend._node.connections
-    dead, alive = pool._take(1)[0], pool._take(1)[0]
-    proxy.connections[0].black_hole()
+    dead, alive = answered(pool, 2)
+    [its] = [each for each in proxy.connections if each._client.getpeername() == dead._sock.getsockname()]
+    its.black_hole()
     with pytest.raises(BackendUnavailable):
         dead.call(pack("PING"), 0.2)
     alive.call(pack("PING"), 1)
@@ -220,7 +234,7 @@ def test_a_connection_that_was_used_since_another_was_silent_is_kept(connect: Co
 def test_a_request_with_too_little_time_condemns_no_connection(connect: Connect, proxy: FaultProxy) -> None:
     us = connect(proxy.url)
     pool = us.backend._node.connections
-    hurried, other = pool._take(1)[0], pool._take(1)[0]
+    hurried, other = answered(pool, 2)
     proxy.delay(0.1)
     with pytest.raises(BackendUnavailable):
         hurried.call(pack("PING"), 0.01)

@@ -35,6 +35,7 @@ __all__ = [
     "Finding",
     "Granted",
     "Held",
+    "Lingers",
     "LockInfo",
     "LossReason",
     "Notices",
@@ -206,6 +207,17 @@ class Channel(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Lingers(Protocol):
+    """What a `Channel` to several servers may offer besides: some of them answer when nobody waits for it any more."""
+
+    def idle(self) -> bool:
+        """Read what came while nobody asked. False: the channel is of no use any longer."""
+
+    def look_in(self) -> float | None:
+        """In how many seconds to call `answer`, or `idle` while nobody asks, though nothing came; None: not at all."""
 
 
 @runtime_checkable

@@ -46,18 +46,6 @@ class Node:
             within = deadline - self._now()
         return self.recipe.attempt(claim, join, within)
 
-    def stand(self, claim: Claim, join: bool, gives_way: bool, within: float) -> Granted | Busy:
-        """As `attempt`, on one of several servers: see `Recipe.stand`."""
-        if join and not self.listener.listening:
-            deadline = self._now() + within
-            if not gives_way:
-                answer = self.recipe.stand(claim, False, False, within)
-                if isinstance(answer, Granted):
-                    return answer
-            self.listener.listen(deadline - self._now())
-            within = deadline - self._now()
-        return self.recipe.stand(claim, join, gives_way, within)
-
     def channel(self, within: float) -> Channel | None:
         if self.recipe.replicas.of_grants:
             return None  # a channel has one request under way, and no time limit of its own: threads wait

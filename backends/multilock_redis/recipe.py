@@ -25,7 +25,6 @@ from multilock.backend import Busy, Claim, Granted, Held, other_number
 from multilock_redis.keys import Keyspace, holders_of, token_of
 from multilock_redis.transactions import (
     ACQUIRE,
-    AGREE,
     RELEASE,
     RENEW,
     RENEW_SHARED,
@@ -43,7 +42,6 @@ TOMBSTONE = 60_000  # ms; longer than any request can lie in a buffer of a conne
 OTHER_NUMBER = -3  # the first word of an answer of share.lua
 RESTS = b"#multilock:rest:"  # before the owner of what was released and rests: no claim is called so
 AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks; one script keeps the server for about 1 ms
-_STAND = ACQUIRE.head_for(12, 6)
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 
 
@@ -128,17 +126,6 @@ class Recipe:
             raise too_few
         return granted
 
-    def stand(self, claim: Claim, join: bool, gives_way: bool, within: float) -> Granted | Busy:
-        """As `attempt` for one who asks several servers for a lock of one alone: the place in each queue is told by
-        when it called. ``gives_way``: to who came before it, even if it has this one already."""
-        keys = self._keys.of(claim.name)
-        how, echo = _how(claim.ttl, join, self.told, "x", claim.fair, claim.renew, gives_way)
-        request = b"".join(
-            (_STAND, keys.common, keys.own(claim), how, echo and echo % (self._transactions.now() * 1e6))
-        )
-        request += bulks(b"%d" % claim.arrived)
-        return self.attempted(claim, *self._transactions.run(ACQUIRE, request, within))
-
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
@@ -178,32 +165,24 @@ class Recipe:
             return claim_id, None
         return claim_id, granted
 
-    # ---- the token of several servers
-
-    def agree(self, name: str, token: int, within: float) -> tuple[bool, int]:
-        """Whether this server keeps the token; and the one that it has."""
-        request = AGREE.head + bulks(token_of(self._keys.lock(name)), b"%d" % token)
-        (kept, present), _ = self._transactions.run(AGREE, request, within)
-        return bool(kept), present
-
     # ---- renew
 
     def renew(
         self, held: Sequence[Held], exchange: Exchange, within: float
     ) -> list[Granted | BackendUnavailable | None]:
-        chunks = self._chunks(held)
-        requests = [self._renewal(script, [held[i] for i in places]) for script, places in chunks]
+        chunks = self.to_renew(held)
+        requests = [request for _, _, request in chunks]
         wanted, too_few = self.replicas.of_renewals, None
         if wanted:
             requests.append(self.replicas.wait(wanted, within / 2))
-        answers = self._transactions.run_each({script for script, _ in chunks}, requests, exchange, within)
+        answers = self._transactions.run_each({script for script, _, _ in chunks}, requests, exchange, within)
         if wanted:
             reached, _ = answers.pop()
             if isinstance(reached, Exception):
                 raise reached
             too_few = self.replicas.too_few(wanted, reached)
         renewed: list[Granted | BackendUnavailable | None] = [None] * len(held)
-        for (_, places), (flags, sent_at) in zip(chunks, answers, strict=True):
+        for (_, places, _), (flags, sent_at) in zip(chunks, answers, strict=True):
             if isinstance(flags, Exception):
                 silence = self._of_one_slot(flags)
                 for i in places:
@@ -214,6 +193,12 @@ class Recipe:
                     ttl, granted = held[i][0].ttl, held[i][1]
                     renewed[i] = too_few or Granted(granted.token, ttl, sent_at, ttl, ttl / 3, self._group, granted.key)
         return renewed
+
+    def to_renew(self, held: Sequence[Held]) -> list[tuple[Script, list[int], bytes]]:
+        """The requests that renew all of them, and which of them each request renews."""
+        return [
+            (script, places, self._renewal(script, [held[i] for i in places])) for script, places in self._chunks(held)
+        ]
 
     def _of_one_slot(self, error: Exception) -> BackendUnavailable:
         """What a renewal is answered that does not concern those in other slots; else it is raised."""
@@ -265,15 +250,13 @@ class Recipe:
 
 
 @lru_cache(maxsize=256)
-def _how(
-    ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool, gives_way: bool = False
-) -> tuple[bytes, bytes]:
+def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool) -> tuple[bytes, bytes]:
     """Packed: ttl, liveness; in which mode it is shared, or else whether a free lock may be taken past the queue. And
     the format of the echo that follows, of the time of sending in µs; it is in the first part, and empty, where a push
     is a hint only. What is not renewed has its whole ttl by an answer only; and a confirmation for a ttl below a
     liveness would end earlier than the hand-over."""
     wait = round(liveness(ttl) * 1000) if join else 0
-    last = b"%d" % (2 if gives_way else not join and not fair) if mode == "x" else mode.encode()
+    last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()
     how = bulks(b"%d" % round(ttl * 1000), b"%d" % (wait if told else -wait), last)
     if not (join and told and renew) or ttl < liveness(ttl):
         return how + bulks(b""), b""

@@ -15,14 +15,15 @@ from multilock_redis.wire import ScriptMissing, Unclear, bulks, doubted, pack
 
 __all__ = [
     "ACQUIRE",
-    "AGREE",
     "FORCE",
+    "GIVE",
     "INSPECT",
     "RELEASE",
     "RENEW",
     "RENEW_SHARED",
     "REST",
     "SHARE",
+    "STAND",
     "Exchange",
     "Script",
     "Transactions",
@@ -51,7 +52,9 @@ RELEASE = Script("token.lua", "release_alone.lua", "queue.lua", "release.lua", w
 REST = Script("token.lua", "queue.lua", "rest.lua", words=10, keys=6)
 FORCE = Script("token.lua", "queue.lua", "force.lua", words=5, keys=5)
 INSPECT = Script("inspect.lua", words=6, keys=5)
-AGREE = Script("agree.lua", words=2, keys=1)
+# Where several servers are asked for one lock:
+STAND = Script("stamp.lua", "stand_free.lua", "queue.lua", "stand.lua", words=14, keys=6)
+GIVE = Script("stamp.lua", "release_alone.lua", "queue.lua", "release.lua", words=9, keys=6)
 RENEW = Script("renew.lua", words=0, keys=0)
 RENEW_SHARED = Script("renew_shared.lua", words=0, keys=0)
 

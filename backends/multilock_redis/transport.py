@@ -158,15 +158,35 @@ class Wire:
         """The answer; BlockingIOError while it has not arrived whole."""
         try:
             answer = self._read()
-        except BlockingIOError:
-            raise
+        except (BlockingIOError, ssl.SSLWantReadError):
+            raise BlockingIOError from None
         except (OSError, ValueError) as error:
             raise self._broken(error, sent=True) from error
         return self._told(answer)
 
-    def never_block(self) -> bool:
-        """From now on only `begin` and `finish` may be used. False: TLS, which may have to write in order to read."""
-        if isinstance(self._sock, ssl.SSLSocket):
+    def put(self, request: bytes, patience: float) -> bool:
+        """As `begin`, and where the connection does not take all of it at once, wait for up to ``patience`` seconds."""
+        until, rest = self._now() + patience, memoryview(request)
+        while True:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                pass
+            except OSError:
+                break
+            if not rest:
+                return True
+            poll, left = system.poll(), until - self._now()
+            poll.register(self._sock, system.POLLOUT)
+            if left <= 0 or not poll.poll(left * 1000):
+                break
+        self._end()
+        return False
+
+    def never_block(self, *, tls: bool = False) -> bool:
+        """From now on only `begin`, `put` and `finish` may be used. False: TLS, which may have to write in order to
+        read; so with ``tls`` only a thread may use it."""
+        if isinstance(self._sock, ssl.SSLSocket) and not tls:
             return False
         self._sock.setblocking(False)
         self._watched = True
@@ -248,6 +268,11 @@ class Wire:
         if self._at < len(self._buffer) or self.used < self._open.silent.get(self.where, 0.0):
             return True
         return bool(self._poll.poll(0))
+
+    @property
+    def unread(self) -> bool:
+        """More has arrived than was understood so far."""
+        return self._at < len(self._buffer)
 
     def interrupt(self) -> None:
         """From any thread: a read that waits fails now, and so does one of what has arrived and was not read yet."""

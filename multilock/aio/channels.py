@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from multilock.backend import Channel, OpensChannels
+from multilock.backend import Channel, Lingers, OpensChannels
 from multilock.errors import BackendRejected, BackendUnavailable
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Channels:
 class LoopChannel:
     """One channel, read whenever the loop finds something on it."""
 
-    __slots__ = ("_answer", "_channel", "_channels", "_fileno", "_loop")
+    __slots__ = ("_answer", "_channel", "_channels", "_fileno", "_lingers", "_loop", "_timer")
 
     def __init__(self, channels: Channels, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
         self._channels = channels
@@ -117,6 +117,8 @@ class LoopChannel:
         self._channel = channel
         self._fileno = channel.fileno()
         self._answer: asyncio.Future[Any] | None = None  # of the request under way
+        self._lingers = channel if isinstance(channel, Lingers) else None
+        self._timer: asyncio.TimerHandle | None = None  # to look though nothing came
         loop.add_reader(self._fileno, self._read)
 
     async def ask(self, send: Callable[[Channel], bool], answer: asyncio.Future[Any]) -> Any:
@@ -129,6 +131,7 @@ class LoopChannel:
                 self.close()
                 return None
             self._answer = answer
+            self._plan()
             result = await answer
         except BackendRejected:
             self._rest()
@@ -142,20 +145,33 @@ class LoopChannel:
     def _read(self) -> None:
         answer = self._answer
         if answer is None or answer.done():  # nobody asked: as a rule it is the server's end of the connection
-            self.close()
+            if self._lingers and self._lingers.idle():
+                self._plan()
+            else:
+                self.close()
             return
         try:
             answer.set_result(self._channel.answer())
         except BlockingIOError:
-            pass
+            self._plan()
         except BackendRejected as error:
             answer.set_exception(error)
         except Exception as error:
             answer.set_exception(error)
             self.close()  # now: a broken connection would be found readable for ever, or its number be another's
 
+    def _plan(self) -> None:
+        """Have a channel that lingers look again though nothing comes."""
+        if self._lingers is None:
+            return
+        if self._timer:
+            self._timer.cancel()
+        seconds = self._lingers.look_in()
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._read)
+
     def _rest(self) -> None:
         self._answer = None
+        self._plan()
         if self in self._channels.living:  # it may have ended since the answer came
             self._channels.idle.append(self)
 
@@ -168,6 +184,8 @@ class LoopChannel:
             channels.idle.remove(self)
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fileno)  # before its number can be another's
+            if self._timer:
+                self._timer.cancel()
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(BackendUnavailable("the connection was closed meanwhile"))
         self._channel.close()

@@ -5,7 +5,7 @@ What a defect changes is imported when it is built in: a contender of one backen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,46 +96,68 @@ def end_the_newest() -> None:
 
 def two_of_five() -> None:
     """Whoever has two servers believes that he holds the name."""
-    from multilock_redis.redlock.quorum import Quorum
+    from multilock_redis.redlock.place import Evidence
+    from multilock_redis.redlock.servers import Servers
 
-    proven = Quorum.__init__
+    proven, proven_servers = Evidence.__init__, Servers.__init__
 
-    def __init__(self: Quorum, nodes: int) -> None:
-        proven(self, nodes)
-        self.needed, self.spare = 2, nodes - 2
+    def __init__(self: Evidence, *args: Any, **options: Any) -> None:
+        proven(self, *args, **options)
+        self.need = 2
 
-    Quorum.__init__ = __init__  # type: ignore[method-assign]
+    def init_servers(self: Servers, *args: Any) -> None:
+        proven_servers(self, *args)
+        self.need = 2
+
+    Evidence.__init__ = __init__  # type: ignore[method-assign]
+    Servers.__init__ = init_servers  # type: ignore[method-assign,assignment]
 
 
 def validity_from_the_last_reply() -> None:
     """Of a majority's votes each counts from its reply, and the last one counts for all."""
-    from multilock_redis.redlock.quorum import Quorum
+    import multilock_redis.redlock.renewal as renewal
+    from multilock_redis.redlock.place import Evidence, Proof, State
 
-    deadline_from_receipt()
+    class Received(Granted):
+        def __new__(cls, token: int | None, ttl: float, sent_at: float, *rest: Any) -> Received:
+            return super().__new__(cls, token, ttl, now(), *rest)
 
-    def proof(self: Quorum, votes: Iterable[Granted]) -> Granted | None:
-        ordered = sorted(votes, key=lambda vote: vote.sent_at + vote.valid_for)
-        return ordered[-1] if len(ordered) >= self.needed else None
+    vars(renewal)["Granted"] = Received
+    answered, proof = Evidence.answered, Evidence.proof
 
-    Quorum.proof = proof  # type: ignore[method-assign]
+    def counts_from_the_reply(self: Evidence, which: int, at: int, answer: Any, now: int, **how: bool) -> None:
+        answered(self, which, at, answer, now, **how)
+        ballot = self.ballots[which]
+        if ballot.state is State.VOTES and ballot.at == (at, 0):
+            ballot.at, ballot.until = (now, 0), now + self.ttl
+
+    def last(self: Evidence, now: int) -> Proof | None:
+        if (proven := proof(self, now)) is None:
+            return None
+        newest = max(self.votes(now), key=lambda vote: vote.until)
+        return Proof(proven.token, newest.at[0], newest.until - newest.at[0])
+
+    Evidence.answered = counts_from_the_reply  # type: ignore[method-assign]
+    Evidence.proof = last  # type: ignore[method-assign]
 
 
 def undone_where_acknowledged() -> None:
     """Only those servers are told of a release, or of an attempt's end, that have said it had them."""
-    from multilock_redis.redlock.places import Places
-    from multilock_redis.redlock.standing import Standing
+    from multilock_redis.redlock.place import Evidence, State
+    from multilock_redis.redlock.rounds import Rounds
 
-    proven = Places.leave
+    proven = Rounds._leave
 
-    def leave(self: Places, claim: Claim, unsure: bool) -> Standing:
-        if standing := self.get(claim.id):
-            with standing.lock:
-                for at in standing.at:
-                    if at.vote is None:
-                        at.touched = at.unsure = at.under_way = False
+    def leave(self: Rounds, claim: Claim, unsure: bool) -> Evidence:
+        if (evidence := self.get(claim.id)) and not evidence.leaving:
+            with evidence.lock:
+                for ballot in evidence.ballots:
+                    if ballot.state is not State.VOTES:
+                        ballot.kept = ballot.unsure = False
+                        ballot.pending = 0
         return proven(self, claim, unsure)
 
-    Places.leave = leave  # type: ignore[method-assign]
+    Rounds._leave = leave  # type: ignore[method-assign]
 
 
 DEFECTS: dict[str, Defect] = {

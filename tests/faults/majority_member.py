@@ -1,14 +1,14 @@
 """A process of the chaos on several servers: a contender that tells too what it has undone, in lines::
 
-undone TIME ID                   a release of the claim of this id said that nothing of it is left
+undone TIME ID                   each server has confirmed the release of the claim of this id
 """
 
 from __future__ import annotations
 
 from multilock import now
-from multilock.model import Claim, Granted, Returned
 from multilock.testing.beliefs import note
-from multilock_redis.redlock import RedlockBackend
+from multilock_redis.redlock.place import Evidence
+from multilock_redis.redlock.rounds import Rounds
 from tests.faults import contender
 
 __all__ = ["contend"]
@@ -18,14 +18,14 @@ PATIENT = 0.4  # the share of questions that are waited with for as long as anyb
 
 def contend(*arguments: str) -> None:
     """See `tests.faults.contender.contend`."""
-    proven = RedlockBackend.release
+    proven = Rounds._forget_if_done
 
-    def release(self: RedlockBackend, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        returned = proven(self, claim, granted, unsure, within)
-        if not returned.again:
-            note("undone", now(), claim.id)
-        return returned
+    def forget(self: Rounds, evidence: Evidence) -> None:
+        known = evidence.claim.id in self.claims
+        proven(self, evidence)
+        if known and evidence.claim.id not in self.claims:
+            note("undone", now(), evidence.claim.id)
 
-    RedlockBackend.release = release  # type: ignore[method-assign]
+    Rounds._forget_if_done = forget  # type: ignore[method-assign]
     contender.PATIENT = PATIENT
     contender.contend(*arguments)

@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")"
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-for model in etcd redis redlock sentinel; do
+for model in etcd redis redlock redlock_claims sentinel; do
     ${CXX:-g++} -O2 -std=c++20 -Wall -Wextra -Werror -o "$built/$model" "$model.cpp"
 done
 
@@ -53,6 +53,17 @@ if [ "${1-}" = long ]; then
     holds X+X,X 0 0 1 1
     holds X,X,X 0 0 1 1
     holds P+P,X 0 0 1 2
+
+    model=redlock_claims # see below
+    "$built/$model" 2 0 1 - 400
+    "$built/$model" 2 1 0 - 400 1
+    "$built/$model" 2 1 0 - 400 2
+    "$built/$model" 2 1 0 - 400 4
+    "$built/$model" 3 0 0 - 400
+    for mistake in yield-counts lost-give-way-forgotten stale-push; do
+        found 2 1 0 $mistake 400
+    done
+    found 2 2 0 no-floor 400
 
     model=redlock # see below
     found lock 2 1 0 2 1 renewsgivenup
@@ -198,4 +209,16 @@ found own 1 0 0 0 1 0 hasty
 found own 1 0 0 1 2 0 twice
 found own 0 1 0 0 0 1 latecounts
 found own 1 0 1 0 0 2 oneround
+
+model=redlock_claims # claims, faults, restarts, mistake: stamps and evidence, without time
+"$built/$model" 1 2 1 -
+"$built/$model" 2 0 0 -
+"$built/$model" 2 1 0 - 400 1
+for mistake in stamp-not-strict max-of-votes minority acked-only; do
+    found 2 0 0 $mistake
+done
+for mistake in no-guard raise-anywhere no-clock; do
+    found 2 0 1 $mistake
+done
+found 2 1 0 no-tombstone
 echo "all hold, and every mistake was found"

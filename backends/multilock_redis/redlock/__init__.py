@@ -1,18 +1,18 @@
 """The lock on the majority of several primaries that know nothing of each other: ``redlock://``.
 
 Redlock, as Redis documents it (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), with what it
-lacks. Every server runs the scripts of `multilock_redis.recipe`, queue and hand-over included, and a contender has the
-same place in all queues, by when it called: so they hand over to the same one. Who has some servers but no majority
-gives way there to who came before it, and keeps what nobody else is first for. Nobody tries again at random.
+lacks. Every server keeps the lock, a queue and the newest stamp of each name. A claim asks all servers at once. A
+server that lets it in votes for it until the lease ends, and stamps the vote with a number greater than every stamp
+before it. A majority of votes with one stamp is the lock, and the stamp is its fencing token: one round trip.
 
-What a server said is a vote: it lets in nobody else for as long, counted from the sending of the request. A majority of
-votes is the lock; its token is one more than those that came with the votes, kept by a majority before anybody sees it.
-A server that has restarted may have forgotten whom it let in: until every such lease is over its votes do not count.
+A waiter has nearly the same place in all queues, so a release hands the name to the same waiter everywhere. If the
+votes are split, a minority gives way to earlier claims after a few milliseconds. Nobody tries again at random. A server
+that has restarted may have forgotten whom it let in: its votes do not count until every such lease is over.
 
-`rounds` is the acquire, `agreement` its token, `renewal` and `undo` what follows; `watching` has each server tell what
-it loses, and `ear` counts what is pushed.
-`standing` is one claim and what is known of it at each server, `places` all of them. `servers` asks all servers at once
-by a `crew` for each, `guard` says from when on one counts, `quorum` counts. `inspection` is for operators.
+`place` is one claim at every server, without I/O. `fan` asks all servers at once, `rounds` is the acquire and the
+release, `channel` the same for an event loop, `renewal` the extension of what is held. The `clerk` is the one thread
+that acts while nobody asks. `servers` subscribes and watches, `guard` says from when on a server counts, `inspection`
+is for operators.
 """
 
 from __future__ import annotations
@@ -21,24 +21,19 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from multilock import BackendUnavailable, ConfigurationError
-from multilock.backend import Busy, Capabilities, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
+from multilock.backend import Busy, Capabilities, Channel, Claim, Finding, Granted, Held, LockInfo, Notices, Returned
 from multilock.options import number, reject_unknown, ttl_of, yes_or_no
 from multilock_redis.endpoints import OPTIONS, endpoints_of_clients, endpoints_of_redlock, keyspace
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import liveness
-from multilock_redis.redlock.ear import Ear
+from multilock_redis.redlock.channel import Channel as FanChannel
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.inspection import Inspection
-from multilock_redis.redlock.places import Places
-from multilock_redis.redlock.quorum import Quorum
 from multilock_redis.redlock.renewal import Renewal
 from multilock_redis.redlock.rounds import Rounds
 from multilock_redis.redlock.servers import Servers
-from multilock_redis.redlock.standing import Standing
-from multilock_redis.redlock.undo import Undo
-from multilock_redis.redlock.watching import Watching
-from multilock_redis.transport import Endpoint
+from multilock_redis.transport import Endpoint, speaks_tls
 from multilock_redis.wire import pack
 
 __all__ = ["RedlockBackend", "open_redlock"]
@@ -83,6 +78,8 @@ class RedlockBackend:
         self._endpoints = [Guarded.around(endpoint, guard) for endpoint in endpoints]
         self._keys = keys
         self._token = token
+        self._former: Rounds | None = None
+        self._tls = any(speaks_tls(endpoint.name) for endpoint in endpoints)
         wait = liveness(ttl)
         self.capabilities = Capabilities(
             fencing=token,
@@ -113,44 +110,42 @@ class RedlockBackend:
         return f"<RedlockBackend {', '.join(endpoint.name for endpoint in self._endpoints)}>"
 
     def open(self, notices: Notices) -> None:
-        quorum = Quorum(len(self._endpoints))
+        if self._former:
+            self._former.drop()
         Guarded.introduce(self._endpoints)
-        self.places = Places(quorum.nodes, notices.now)
 
-        def pushed(standing: Standing, which: int, granted: Granted) -> None:
-            self.rounds.pushed(standing, which, granted)
+        def servers(rounds: Rounds) -> Servers:
+            return Servers(self.scheme, self._endpoints, self._keys, notices, rounds)
 
-        def ear_of(which: int) -> Ear:
-            return Ear(which, quorum, self.places, notices, pushed)
-
-        def back() -> None:
-            notices.wake(None)  # who had no answer asks at once
-
-        self.servers = Servers(self.scheme, self._endpoints, self._keys, notices.now, ear_of, back)
-        self._watching = Watching(self.servers, self.places)
-        self.rounds = Rounds(self.servers, self.places, self._watching, notices, token=self._token)
-        self._undo = Undo(self.servers, self.places)
+        self.rounds = self._former = Rounds(servers, self._keys, notices, self.scheme, token=self._token)
+        self.servers = self.rounds.servers
         self._inspection = Inspection(self.servers, token=self._token)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         return self.rounds.attempt(claim, join, within)
 
+    def channel(self, within: float) -> Channel | None:
+        fan = self.rounds.pool.make()
+        descriptor = None if self._tls else fan.fileno()  # TLS may have to write in order to read
+        if descriptor is None:
+            fan.close()
+            return None
+        fan.ready(self.servers.now() + within)
+        return FanChannel(self.rounds, fan, descriptor)
+
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        return self._undo.tell(claim, unsure, within, Node.release)
+        return self.rounds.release(claim, unsure, within)
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
-        def rest(node: Node, claim: Claim, unsure: bool, within: float) -> bool:
-            return node.rest(claim, unsure, seconds, within)
-
-        return self._undo.tell(claim, unsure, within, rest)
+        return self.rounds.release(claim, unsure, within, seconds)
 
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        return Renewal(self.servers, self.places, self._watching, held, self.rounds.top_up).ask(within)
+        return Renewal(self.rounds, held).ask(within)
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        self._watching.begin(held, within)
+        self.rounds.watch(held, within)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         def follow(node: Node, within: float) -> bool:
@@ -179,4 +174,4 @@ class RedlockBackend:
         self.servers.ask_most(ping, within, "answer")
 
     def close(self) -> None:
-        self.servers.close()
+        self.rounds.close()

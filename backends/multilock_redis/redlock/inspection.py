@@ -6,93 +6,104 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from multilock import BackendRejected, BackendUnavailable, system
+from multilock import BackendUnavailable, system
 from multilock.backend import Finding, LockInfo
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
 from multilock_redis.redlock.guard import SameServer
-from multilock_redis.redlock.servers import LEAST_LIMIT, Servers
+from multilock_redis.redlock.servers import Servers, silence
+from multilock_redis.wire import pack
 
 __all__ = ["Inspection"]
 
-FIRST_PAUSE = 0.002  # seconds before a name is asked for again; each is twice the last
+NEAR = 1.0  # seconds by which stamp.lua lets a client's clock be off
 
 
 class Inspection:
     def __init__(self, servers: Servers, *, token: bool) -> None:
         self._servers = servers
-        self._quorum = servers.quorum
         self._now = servers.now
+        self._need = servers.need
+        self._nodes = len(servers.nodes)
         self._token = token
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
-        """Between its votes and its token a holder is told of nobody: whoever reads just then would keep what it read,
-        since nothing pushes a token. So it is asked again for a moment."""
-        deadline = self._now() + within
-        settled = self._now() + min(within / 2, LEAST_LIMIT)
-        pause = FIRST_PAUSE
-        while True:
-            info = self._inspected(name, deadline)
-            agreed = info is None or info.kind is None or info.token is not None or not self._token
-            if agreed or self._now() >= settled:
-                return info
-            system.sleep(pause)
-            pause *= 2
-
-    def _inspected(self, name: str, deadline: float) -> LockInfo | None:
         def inspect(node: Node, within: float) -> LockInfo | None:
             return node.inspection.inspect(name, within)
 
         infos: list[LockInfo | None] = []
         silences: list[Exception] = []
-        for _, said in self._servers.ask(inspect, deadline):
+        for which, said in self._servers.ask(inspect, self._now() + within):
             if isinstance(said, Exception):
                 silences.append(said)
-            else:
+            elif self._servers.counts(which):  # one that has restarted may name a waiter
                 infos.append(said)
-            if (
-                self._quorum.named((info.owner, self._token and info.token) if info else () for info in infos)
-                is not None
+            if (owner := self._owner(infos)) is not None and (
+                not owner or not self._token or self._agreed(infos, owner) is not None
             ):
-                return self._by_majority(infos)
-        if self._hides(len(silences), infos, 0):
-            raise self._servers.silence(silences, "tell who holds it")
-        return self._by_majority(infos)
-
-    def _hides(self, silent: int, infos: Sequence[LockInfo | None], free: int) -> bool:
-        """Whether those that are silent can make a majority of what others say."""
-        found = Counter(info.owner if info else None for info in infos)
-        found[None] += free
-        return max(found.values()) < self._quorum.needed <= max(found.values()) + silent
+                break
+        return self._told(infos, len(silences), silences)
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
+        def inspect_all(node: Node, within: float) -> list[LockInfo]:
+            return list(node.inspection.inspect_all(prefix, within))
+
         found: dict[str, list[LockInfo | None]] = {}
         silences: list[Exception] = []
-        for node in self._servers.nodes:
-            try:
-                for info in node.inspection.inspect_all(prefix, within):
+        answered = 0
+        for which, said in self._servers.ask(inspect_all, self._now() + within):
+            if isinstance(said, Exception):
+                silences.append(said)
+            elif self._servers.counts(which):
+                answered += 1
+                for info in said:
                     found.setdefault(info.name, []).append(info)
-            except (BackendUnavailable, BackendRejected) as silence:
-                silences.append(silence)
-        if len(silences) > self._quorum.spare:
-            raise self._servers.silence(silences, "tell what is held")
+        if answered < self._need:
+            raise self._silence(silences)
         for name, infos in found.items():
-            if self._hides(len(silences), infos, self._quorum.nodes - len(silences) - len(infos)):
-                told = self.inspect(name, within)  # one may have been asked before it changed: not so, all at once
-            else:
-                told = self._by_majority(infos)
+            infos += [None] * (answered - len(infos))
+            # One may have been asked before it changed: where they do not agree, all are asked at once.
+            told = self.inspect(name, within) if self._owner(infos) is None else self._by_majority(infos)
             if told:
                 yield told
 
+    def _told(self, infos: Sequence[LockInfo | None], silent: int, silences: Sequence[Exception]) -> LockInfo | None:
+        """Raises if the servers that are silent, or do not count, can make a majority of what others say."""
+        most = max(Counter(info.owner if info else "" for info in infos).values(), default=0)
+        if most < self._need <= most + self._nodes - len(infos):
+            raise self._silence(silences)
+        return self._by_majority(infos)
+
+    def _silence(self, silences: Sequence[Exception]) -> Exception:
+        if restarted := self._servers.restarted():
+            return BackendUnavailable(restarted, unknown=False, backend=self._servers.scheme)
+        return silence(self._servers.scheme, self._nodes, silences, "say who holds what")
+
+    def _owner(self, infos: Sequence[LockInfo | None]) -> str | None:
+        """The owner that a majority names; empty: a majority has nobody; None: no majority agrees."""
+        found = Counter(info.owner if info else "" for info in infos).most_common(1)
+        return found[0][0] or "" if found and found[0][1] >= self._need else None
+
+    def _agreed(self, infos: Sequence[LockInfo | None], owner: str) -> int | None:
+        """The token that most servers keep beside this owner: at least two, since single servers differ."""
+        tokens = Counter(info.token for info in infos if info and info.owner == owner and info.token is not None)
+        token, keep = next(iter(tokens.most_common(1)), (None, 0))
+        return token if keep >= min(2, self._need) else None
+
     def _by_majority(self, infos: Sequence[LockInfo | None]) -> LockInfo | None:
-        owner = self._quorum.named(info.owner if info else None for info in infos)
-        ours = [info for info in infos if info and info.owner == owner]
-        if owner is None or not ours:
+        owner = self._owner(infos)
+        if not owner:
             return None
-        token = self._quorum.named(info.token for info in ours) if self._token else None  # servers alone differ
-        waiting = max(info.waiting or 0 for info in infos if info)
+        ours = [info for info in infos if info and info.owner == owner]
+        token = self._agreed(infos, owner) if self._token else None
         first = next((info for info in ours if info.resting_until is not None), ours[0])
-        return replace(first, token=token, waiting=waiting)
+        since = next((info.since for info in ours if info.token == token and token is not None), None)
+        # A majority keeps it for as long; None is for ever.
+        left = sorted((info.remaining for info in ours if info.remaining is not None), reverse=True)
+        endless = len(ours) - len(left)
+        remaining = left[self._need - 1 - endless] if endless < self._need else None
+        waiting = max(info.waiting or 0 for info in infos if info)
+        return replace(first, token=token, since=since, waiting=waiting, remaining=remaining)
 
     def force_release(self, name: str, within: float) -> bool:
         def force(node: Node, within: float) -> bool:
@@ -105,32 +116,39 @@ class Inspection:
                 silences.append(said)
             else:
                 forced += said
-        if forced < self._quorum.needed <= forced + len(silences):
-            failure = self._servers.silence(silences, "release it")
+        if forced < self._need <= forced + len(silences):
+            failure = silence(self._servers.scheme, self._nodes, silences, "release it")
             if forced:
                 vars(failure)["unknown"] = True
             raise failure
-        return forced >= self._quorum.needed
+        return forced >= self._need
 
     def diagnose(self, within: float) -> list[Finding]:
-        nodes, findings = self._quorum.nodes, list[Finding]()
+        nodes, findings = self._nodes, list[Finding]()
         if nodes % 2 == 0:
-            bears = f"{nodes} servers bear the loss of no more than {nodes - 1} do"
+            spare = nodes - self._need
+            bears = f"{nodes} servers tolerate {spare} failure{'s' * (spare != 1)}, the same as {nodes - 1}"
             findings.append(Finding("even", "warning", bears, f"use {nodes - 1} or {nodes + 1} servers"))
 
         def look(node: Node, within: float) -> list[Finding]:
-            return diagnose(node.connections, within)
+            found = diagnose(node.connections, within)
+            (seconds, micros), sent_at = node.connections.call(pack("TIME"), within)
+            ahead = system.wall() / 1e6 - (self._now() - sent_at) / 2 - (int(seconds) + int(micros) / 1e6)
+            if abs(ahead) > NEAR:
+                what = f"its clock and that of this host differ by {abs(ahead):.1f} s"
+                found.append(Finding("clock", "warning", what, "synchronize them: each lock takes one more round"))
+            return found
 
         told = sorted(self._servers.ask(look, self._now() + within), key=lambda each: each[0])
         silences = [said for _, said in told if isinstance(said, Exception)]
-        if len(silences) > self._quorum.spare:
-            raise self._servers.silence(silences, "answer")
+        if len(silences) > nodes - self._need:
+            raise silence(self._servers.scheme, nodes, silences, "answer")
         for which, said in told:
             endpoint = self._servers.endpoints[which]
             if isinstance(said, SameServer):
                 said = [Finding("one-server", "error", str(said), "name another server, or none")]
             elif isinstance(said, Exception):
-                said = [Finding("down", "warning", str(said), "start it: the others bear the loss of few")]
+                said = [Finding("down", "warning", str(said), "start it: the others tolerate fewer failures")]
             if not self._servers.counts(which):
                 left = endpoint.counts_from - self._now()
                 again = f"it counts again in {left:.0f} s (restart_guard={endpoint.guard:g})"

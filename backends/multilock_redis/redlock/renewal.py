@@ -2,151 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from multilock import BackendUnavailable, system
 from multilock.backend import Granted, Held
-from multilock_redis.node import Node
-from multilock_redis.redlock.places import Places
-from multilock_redis.redlock.quorum import Verdict
-from multilock_redis.redlock.servers import Answers, Servers, limit
-from multilock_redis.redlock.standing import GROUP, Standing
-from multilock_redis.redlock.watching import Watching
+from multilock_redis.redlock.fan import Lane, Owed
+from multilock_redis.redlock.place import OUT, WAITS, Evidence
+from multilock_redis.redlock.rounds import GROUP, Rounds
+from multilock_redis.redlock.servers import limit, silence
+from multilock_redis.transactions import Script
 
 __all__ = ["Renewal"]
 
 
 class Renewal:
-    """``top_up`` has a server asked that has lost what a majority keeps."""
-
-    def __init__(
-        self,
-        servers: Servers,
-        places: Places,
-        watching: Watching,
-        held: Sequence[Held],
-        top_up: Callable[[Standing, int], None],
-    ) -> None:
-        self._servers = servers
-        self._places = places
-        self._watching = watching
+    def __init__(self, rounds: Rounds, held: Sequence[Held]) -> None:
+        self._rounds = rounds
         self._held = held
-        self._top_up = top_up
-        self._answers = Answers()
+        self._claims = [rounds.get(claim.id) for claim, _ in held]
         self._lock = system.Lock()
-        self._since = servers.now()
-        self._kept: set[int] | None = None  # of what is held, once that is decided
+        self._at = 0  # when it was sent, in µs
+        self._yes = [0] * len(held)  # votes for each lease
+        self._open = [0] * len(held)  # answers that are missing
+        self._silences: list[Exception] = []
+        self._decided = False
 
     def ask(self, within: float) -> list[Granted | BackendUnavailable | None]:
+        rounds, now = self._rounds, self._rounds.now
         shortest = min(self._held, key=lambda each: each[0].ttl)[0]
-        until = self._servers.now() + limit(shortest, within)
-        for which, crew in enumerate(self._servers.keepers):
-            crew.ask(partial(_renew, self._held), until, partial(self._told, which))
-        return self._decided(until)
-
-    def _told(self, which: int, said: Any) -> None:
-        """Also when nobody waits for it any more."""
-        with self._lock:
-            kept = self._kept
-            if kept is None:
-                self._answers.tell(which, said)
-        if isinstance(said, BackendUnavailable) and said.unknown:
-            for claim, _ in self._held:
-                if standing := self._places.get(claim.id):
-                    standing.may_keep(which, self._servers.now())
-        if kept is not None and not isinstance(said, Exception):
-            self._look_after(which, said, kept)
-
-    def _decided(self, until: float) -> list[Granted | BackendUnavailable | None]:
-        servers, quorum = self._servers, self._servers.quorum
-        votes: list[list[Granted]] = [[] for _ in self._held]
-        gone = [0] * len(self._held)
-        silent = [0] * len(self._held)
-        silences: list[Exception] = []
-        answered: list[tuple[int, Sequence[Granted | None]]] = []
-
-        def is_open(i: int) -> bool:
-            return quorum.kept(len(votes[i]), gone[i], silent[i]) is Verdict.OPEN
-
-        while any(map(is_open, range(len(self._held)))):
-            answer = self._answers.get(until - servers.now())
-            if answer is None:
-                silences.append(BackendUnavailable("the others did not answer in time", unknown=True))
-                break
-            which, _, said = answer
-            if isinstance(said, Exception):
-                silences.append(said)
-                silent = [each + 1 for each in silent]
-                continue
-            answered.append((which, said))
-            uncounted = False
-            for i, each in enumerate(said):
-                if each is None:
-                    gone[i] += 1
-                elif self._proves(i, which, each):
-                    votes[i].append(each)
-                else:
-                    silent[i] += 1
-                    uncounted = True
-            if uncounted:
-                silences.append(BackendUnavailable(f"what {servers.name_of(which)} says does not count yet"))
-        renewed: list[Granted | BackendUnavailable | None] = []
-        for i in range(len(self._held)):
-            proof = self._proof(i, votes[i])
-            if proof is not None or quorum.lost(gone[i] + self._lacking(i, {which for which, _ in answered})):
-                renewed.append(proof)
-            else:  # a server that refuses now may have kept it
-                failure = servers.silence(silences, "renew it")
-                silence = BackendUnavailable(str(failure), backend=failure.backend)
-                silence.__cause__ = failure
-                renewed.append(silence)
-        kept = {i for i, each in enumerate(renewed) if isinstance(each, Granted)}
-        with self._lock:
-            self._kept = kept
-        while answer := self._answers.get(0):
-            if not isinstance(answer[2], Exception):
-                answered.append((answer[0], answer[2]))
-        for which, said in answered:
-            self._look_after(which, said, kept)
+        deadline = now() + within
+        until = now() + limit(shortest, within)
+        fan = rounds.pool.take()
+        try:
+            fan.ready(until)
+            until = min(deadline, now() + limit(shortest, within))
+            chunks = rounds.servers.nodes[0].recipe.to_renew(self._held)
+            sent = now()
+            self._at = int(sent * 1e6)
+            with self._lock:
+                self._open = [len(fan.lanes)] * len(self._held)
+            for which, lane in enumerate(fan.lanes):
+                self._send(which, lane, chunks, sent, until)
+            while any(map(self._undecided, range(len(self._held)))) and (left := until - now()) > 0:
+                fan.look(left)
+        finally:
+            rounds.give(fan)
+        self._decided = True
+        renewed = [self._outcome(i) for i in range(len(self._held))]
+        for i, evidence in enumerate(self._claims):
+            if evidence and isinstance(renewed[i], Granted):
+                self._look_after(evidence)
         return renewed
 
-    def _proves(self, i: int, which: int, renewed: Granted) -> bool:
-        """Whether this server's renewal counts."""
-        standing = self._places.get(self._held[i][0].id)
-        return self._servers.counts(which) and (standing is None or standing.at[which].vouches(renewed.sent_at))
+    def _send(
+        self, which: int, lane: Lane, chunks: Sequence[tuple[Script, list[int], bytes]], sent: float, until: float
+    ) -> None:
+        for script, places, request in chunks:
+            handle = partial(self._told, which, places)
+            owed = Owed(handle, until, partial(bytes.__add__, script.load, request))
+            if not lane.send(request, [owed], self._rounds.now(), max(0.0, until - self._rounds.now()) / 4):
+                handle(lane.link.why)
 
-    def _lacking(self, i: int, answered: set[int]) -> int:
-        """How many of the servers that have not answered do not keep this lease, as far as is known."""
-        standing, now = self._places.get(self._held[i][0].id), self._servers.now()
-        if standing is None:
-            return 0
-        with standing.lock:
-            return sum(which not in answered and at.lacks(now, 0.0) for which, at in enumerate(standing.at))
+    def _told(self, which: int, places: Sequence[int], said: Any) -> None:
+        """By whichever thread reads it; also when nobody waits for it any longer."""
+        late: list[Evidence] = []
+        with self._lock:
+            if isinstance(said, Exception):
+                self._silences.append(said)
+            for i in places:
+                self._open[i] -= 1
+            flags = [] if isinstance(said, Exception) else list(zip(places, said, strict=True))
+        for i, flag in flags:
+            if (evidence := self._claims[i]) is None:
+                continue
+            with evidence.lock:
+                vote = evidence.renewed(which, self._at, bool(flag))
+                if vote and self._rounds.servers.counts(which):
+                    with self._lock:
+                        self._yes[i] += 1
+                if self._decided:
+                    late.append(evidence)
+        for evidence in late:
+            self._look_after(evidence)
+        if flags:
+            self._rounds.watch_at(which, [e for i, flag in flags if flag and (e := self._claims[i])])
 
-    def _proof(self, i: int, votes: Sequence[Granted]) -> Granted | None:
+    def _undecided(self, i: int) -> bool:
+        return self._yes[i] < self._rounds.need and self._open[i] > 0 and not self._is_lost(i)
+
+    def _is_lost(self, i: int) -> bool:
+        if (evidence := self._claims[i]) is None:
+            return True
+        with evidence.lock:
+            return self._rounds.is_lost(evidence)
+
+    def _outcome(self, i: int) -> Granted | BackendUnavailable | None:
+        rounds = self._rounds
         claim, granted = self._held[i]
-        proof = self._servers.quorum.proof(votes)
-        if proof is None:
+        evidence = self._claims[i]
+        if evidence and self._yes[i] >= rounds.need:
+            ttl = claim.ttl
+            renewed = Granted(granted.token, ttl, self._at / 1e6, ttl, ttl / 3, GROUP, claim.owner)
+            with evidence.lock:
+                evidence.short = False
+                evidence.granted = renewed
+            return renewed
+        if self._is_lost(i):
             return None
-        if standing := self._places.get(claim.id):
-            standing.short = False
-        return proof._replace(token=granted.token, group=GROUP, key=claim.owner)
+        late = BackendUnavailable("the others did not answer in time", unknown=True)
+        if restarted := rounds.servers.restarted():
+            late = BackendUnavailable(restarted, unknown=True)
+        failure = silence("redlock", len(rounds.servers.nodes), self._silences or [late], "renew it")
+        # A server that refuses now may have kept it.
+        answer = BackendUnavailable(str(failure), backend=failure.backend)
+        answer.__cause__ = failure
+        return answer
 
-    def _look_after(self, which: int, said: Sequence[Granted | None], kept: set[int]) -> None:
-        for i, each in enumerate(said):
-            if standing := self._places.get(self._held[i][0].id):
-                standing.is_told(which, each, self._since, self._servers.now())
-                if standing.at[which].gone and i in kept:
-                    self._top_up(standing, which)
-        self._watching.again(which, [self._held[i] for i, each in enumerate(said) if each is not None])
-
-
-def _renew(held: Sequence[Held], node: Node, within: float) -> Sequence[Granted | None]:
-    answers: list[Granted | None] = []
-    for answer in node.listener.renew(held, within):
-        if isinstance(answer, BackendUnavailable):
-            raise answer
-        answers.append(answer)
-    return answers
+    def _look_after(self, evidence: Evidence) -> None:
+        """Ask the servers that the holder lacks, so that it has votes to spare."""
+        with evidence.lock:
+            lacking = any(ballot.state in (OUT, WAITS) for ballot in evidence.ballots)
+            if lacking and evidence.held and not evidence.leaving:
+                self._rounds.clerk.soon(evidence, self._rounds.now())

@@ -1,25 +1,30 @@
-"""Several servers, all asked at once: by threads of their own, so that nobody waits for one that is silent."""
+"""The servers, as what blocks knows them: subscriptions, watches, and what operators ask.
+
+Each server is asked on a thread of its own, so that several are asked at once. Locks are not taken this way (`fan`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
-from multilock import BackendRejected, BackendUnavailable, system
-from multilock.backend import Claim, Notices
+from multilock import BackendRejected, BackendUnavailable, LossReason, system
+from multilock.backend import Claim, Granted, Notices, start_worker
 from multilock.telling import logger
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
-from multilock_redis.redlock.crew import Crew
+from multilock_redis.redlock.fan import Link
 from multilock_redis.redlock.guard import Guarded
-from multilock_redis.redlock.quorum import Quorum
+from multilock_redis.redlock.place import majority_of
 
-__all__ = ["LEAST_LIMIT", "Answers", "Servers", "limit"]
+__all__ = ["LEAST_LIMIT", "Ear", "Servers", "limit", "silence"]
 
 Said = TypeVar("Said")
 
-LEAST_LIMIT = 0.25  # seconds for one request to one server, connecting included, however short the lease
+LEAST_LIMIT = 0.25  # seconds for one request to one server, however short the lease
+LISTEN_WITHIN = 3.0  # seconds for one subscription, connecting included
+LISTEN_AGAIN = 1.0  # seconds between subscriptions to a server that could not be subscribed to
 
 
 def limit(claim: Claim, within: float) -> float:
@@ -27,75 +32,128 @@ def limit(claim: Claim, within: float) -> float:
     return min(within, max(LEAST_LIMIT, claim.ttl / 10))
 
 
-class Answers:
-    """What the crews tell, for the one who waits: which server, to its how manieth question, what."""
+def silence(
+    scheme: str, servers: int, silences: Sequence[Exception], what: str
+) -> BackendUnavailable | BackendRejected:
+    """What is raised where no majority answers: refused, if so many refuse that asking again cannot help."""
+    said = "; ".join(dict.fromkeys(map(str, silences))) or "no answer in time"
+    message = f"too few of {servers} servers {what}: {said}"
+    for each in silences:
+        if not isinstance(each, (BackendUnavailable, BackendRejected)):
+            logger.error("%s: %s", scheme, each, exc_info=each)
+    failure: BackendUnavailable | BackendRejected
+    refusals = [each for each in silences if isinstance(each, BackendRejected)]
+    if len(refusals) > servers - majority_of(servers):
+        failure = BackendRejected(message, backend=scheme)
+    else:
+        unknown = any(getattr(each, "unknown", True) for each in silences if each not in refusals)
+        failure = BackendUnavailable(message, unknown=unknown, backend=scheme)
+    failure.__cause__ = next(iter(silences), None)
+    return failure
 
-    def __init__(self) -> None:
-        self._queue: system.SimpleQueue[tuple[int, int, Any]] = system.SimpleQueue()
 
-    def put(self, which: int, number: int, said: Any) -> None:
-        self._queue.put((which, number, said))
+class Hears(Protocol):
+    """Who counts what the servers push: `Rounds`."""
 
-    def tell(self, which: int, said: Any) -> None:
-        self.put(which, 0, said)
+    def pushed(self, which: int, claim_id: str, granted: Granted) -> None: ...
 
-    def get(self, within: float) -> tuple[int, int, Any] | None:
-        try:
-            return self._queue.get(timeout=max(0.0, within))
-        except system.Empty:
-            return None
+    def hinted(self, which: int, claim_id: str) -> None: ...
+
+    def gone(self, which: int, claim_id: str, reason: LossReason, message: str) -> None: ...
+
+
+class Ear:
+    """The kernel's `Notices`, as one server's listener sees them: what it pushes is counted before the kernel hears."""
+
+    def __init__(self, which: int, notices: Notices, hears: Hears) -> None:
+        self._which = which
+        self._notices = notices
+        self._hears = hears
+        self.client = notices.client
+        self.now = notices.now
+
+    def wake(self, claim_id: str | None) -> None:
+        if claim_id is None:
+            self._notices.wake(None)
+        else:
+            self._hears.hinted(self._which, claim_id)
+
+    def granted(self, claim_id: str, granted: Granted) -> None:
+        self._hears.pushed(self._which, claim_id, granted)
+
+    def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
+        self._hears.gone(self._which, claim_id, reason, message)
+
+    def changed(self, name: str | None) -> None:
+        self._notices.changed(name)  # each: the last of a majority is not known to be the last
+
+    def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        self._notices.pushes(connection, trouble, refused=refused)
+
+    # No server of this kind has sessions.
+
+    def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        raise NotImplementedError
+
+    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
+        raise NotImplementedError
+
+    def group_gone(self, group: Hashable, message: str) -> None:
+        raise NotImplementedError
+
+    def silent(self, group: Hashable) -> None:
+        raise NotImplementedError
 
 
 class Servers:
     def __init__(
-        self,
-        scheme: str,
-        endpoints: Sequence[Guarded],
-        keys: Keyspace,
-        now: Callable[[], float],
-        ear_of: Callable[[int], Notices],
-        back: Callable[[], None],
+        self, scheme: str, endpoints: Sequence[Guarded], keys: Keyspace, notices: Notices, hears: Hears
     ) -> None:
-        """No I/O. Made anew in a forked child. ``ear_of``: who is told what that server pushes; ``back`` is called when
-        one that was down has answered."""
-        self._scheme = scheme
+        """No I/O. Made anew in a forked child."""
+        self.scheme = scheme
         self.endpoints = endpoints
-        self.now = now
-        self.quorum = Quorum(len(endpoints))
-        self.nodes = [Node(endpoint, keys, ear_of(which)) for which, endpoint in enumerate(endpoints)]
+        self.now = notices.now
+        self.need = majority_of(len(endpoints))
+        self.nodes = [Node(each, keys, Ear(which, notices, hears)) for which, each in enumerate(endpoints)]
+        self.links = [Link(each, notices.now, self._back) for each in endpoints]
+        self._notices = notices
+        self._changed = system.Condition()  # more servers push
+        self._listen_at = [0.0] * len(endpoints)
 
-        def is_back(which: int) -> None:
-            self.crews[which].is_up()
-            self.keepers[which].is_up()
-            back()
-
-        named = list(zip(self.nodes, endpoints, strict=True))
-        self.crews = [Crew(node, each.name, now, partial(is_back, which)) for which, (node, each) in enumerate(named)]
-        # What is held is kept and given back, however many wait: their questions are not before these.
-        self.keepers = [Crew(node, each.name, now, partial(is_back, which)) for which, (node, each) in enumerate(named)]
+    def _back(self) -> None:
+        self._notices.wake(None)  # whoever had no answer asks at once
 
     def counts(self, which: int) -> bool:
         """Whether its word counts: see `Guarded`."""
         return self.now() >= self.endpoints[which].counts_from
 
-    def name_of(self, which: int) -> str:
-        return self.endpoints[which].name
+    def restarted(self) -> str:
+        """Which servers have restarted, if a majority does not count; else empty."""
+        now = self.now()
+        left = sorted(each.counts_from - now for each in self.endpoints if each.counts_from > now)
+        if len(left) <= len(self.nodes) - self.need:
+            return ""
+        enough = left[len(left) - (len(self.nodes) - self.need) - 1]
+        return (
+            f"{len(left)} of {len(self.nodes)} servers have restarted and may have forgotten whom they let in: "
+            f"a majority counts again in {math.ceil(enough)} s (restart_guard={self.endpoints[0].guard:g})"
+        )
 
     def ask(self, question: Callable[[Node, float], Said], until: float) -> Iterator[tuple[int, Said | Exception]]:
         """All at once; what each said, as it comes. One that is late is BackendUnavailable."""
-        answers = Answers()
-        missing = dict.fromkeys(range(self.quorum.nodes))
-        for which, crew in enumerate(self.crews):
-            crew.ask(question, until, partial(answers.tell, which))
+        answers: system.SimpleQueue[tuple[int, Any]] = system.SimpleQueue()
+        missing = dict.fromkeys(range(len(self.nodes)))
+        for which in missing:
+            self.on(which, question, until, answers)
         while missing:
-            answer = answers.get(until - self.now())
-            if answer is None:
+            try:
+                which, said = answers.get(timeout=max(0.0, until - self.now()))
+            except system.Empty:
                 break
-            which, _, said = answer
             missing.pop(which)
             yield which, said
         for which in missing:
-            yield which, BackendUnavailable(f"{self.name_of(which)} did not answer in time", unknown=True)
+            yield which, BackendUnavailable(f"{self.endpoints[which].name} did not answer in time", unknown=True)
 
     def ask_most(
         self, question: Callable[[Node, float], Said], within: float, what: str, *, everybody: bool = False
@@ -108,31 +166,61 @@ class Servers:
                 silences.append(answer)
             else:
                 said[which] = answer
-            if not everybody and len(said) >= self.quorum.needed:
+            if not everybody and len(said) >= self.need:
                 break
-        if len(silences) > self.quorum.spare:
-            raise self.silence(silences, what)
+        if len(silences) > len(self.nodes) - self.need:
+            raise silence(self.scheme, len(self.nodes), silences, what)
         return said
 
-    def silence(self, silences: Sequence[Exception], what: str) -> BackendUnavailable | BackendRejected:
-        """What is raised where no majority answers: refused, if so many refuse that asking again cannot help."""
-        said = "; ".join(str(silence) for silence in silences) or "no answer in time"
-        message = f"too few of {self.quorum.nodes} servers {what}: {said}"
-        refusals = [silence for silence in silences if isinstance(silence, BackendRejected)]
-        for silence in silences:
-            if not isinstance(silence, (BackendUnavailable, BackendRejected)):
-                logger.error("%s: %s", self._scheme, silence, exc_info=silence)
-        failure: BackendUnavailable | BackendRejected
-        if len(refusals) > self.quorum.spare:
-            failure = BackendRejected(message, backend=self._scheme)
-        else:
-            unknown = any(getattr(silence, "unknown", True) for silence in silences if silence not in refusals)
-            failure = BackendUnavailable(message, unknown=unknown, backend=self._scheme)
-        failure.__cause__ = next(iter(silences), None)
-        return failure
+    def on(
+        self,
+        which: int,
+        question: Callable[[Node, float], Any],
+        until: float | None = None,
+        answers: system.SimpleQueue[tuple[int, Any]] | None = None,
+    ) -> None:
+        """Ask one server on a thread of its own; nobody need wait for the answer."""
+        until = self.now() + LISTEN_WITHIN if until is None else until
+        node = self.nodes[which]
+
+        def ask() -> None:
+            try:
+                said: Any = question(node, max(0.001, until - self.now()))
+            except Exception as error:
+                said = error
+            if answers is not None:
+                answers.put((which, said))
+
+        start_worker(ask, "multilock-redlock-ask", once=True, or_here=True)
+
+    # ---- subscriptions
+
+    def listening(self) -> bool:
+        """Whether a majority can push, or has refused a subscription."""
+        return sum(node.listener.listening for node in self.nodes) >= self.need
+
+    def listen(self, within: float = 0.0) -> None:
+        """Subscribe to the servers that do not push yet, and wait for a majority. A subscription has its own time,
+        since the caller may have little left: a waiter that cannot be told in time asks by its timer."""
+        now = self.now()
+        for which, node in enumerate(self.nodes):
+            with self._changed:
+                again = not node.listener.listening and now >= self._listen_at[which]
+                if again:
+                    self._listen_at[which] = now + LISTEN_WITHIN + LISTEN_AGAIN
+            if again:
+                self.on(which, self._listen, now + LISTEN_WITHIN)
+        with self._changed:
+            self._changed.wait_for(self.listening, within)
+
+    def _listen(self, node: Node, within: float) -> None:
+        node.listener.listen(within)
+        with self._changed:
+            self._changed.notify_all()
+        self._notices.wake(None)  # whoever joined meanwhile was not told to be listening
 
     def close(self) -> None:
-        for crew in [*self.crews, *self.keepers]:
-            crew.close()
+        for link in self.links:
+            link.close()
         for node in self.nodes:
             node.close()

@@ -1,25 +1,16 @@
 -- Takes the lock for one alone (where it is free and nobody waits, acquire_free.lua has done so), or takes and keeps a
 -- place in its queue. KEYS 6: tombstone of this id.
 -- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be told), 1: may take a
--- free lock past the queue, or 2: gives way to who came before it, even if it has the lock already, echo (empty: it has
--- to ask), and the ticket where several servers are asked for one lock.
+-- free lock past the queue, echo (empty: it has to ask).
 -- Returns the token: held for ttl from now. {pttl, rank}: not held (pttl -1: another's lock without an end; rank -1:
 -- not queued). {-2, -1}: this id was cancelled.
 -- Invariant: the same request may arrive any number of times, early, late, or after its cancel, and changes nothing
 -- that its answer would not say; so first call, heartbeat, confirmation and re-send are one rule.
 
-local owner, ttl, wait, barge, ticket = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1', ARGV[6]
+local owner, ttl, wait, barge = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == '1'
 
 local text = redis.call('GET', KEYS[1])
 if text == owner then
-  if ARGV[4] == '2' then
-    join(owner, 'x', wait, ARGV[5], ticket)
-    local given = pass(owner)
-    if given then
-      return busy(owner, 'x', given)
-    end
-    leave(owner)
-  end
   redis.call('PEXPIRE', KEYS[1], ttl)
   local token = redis.call('GET', KEYS[4])
   if not token then
@@ -36,7 +27,7 @@ if redis.call('EXISTS', KEYS[6]) == 1 then
 end
 
 if wait ~= 0 then
-  join(owner, 'x', wait, ARGV[5], ticket)
+  join(owner, 'x', wait, ARGV[5])
 end
 if not text or shared_as(text) then
   local first = barge

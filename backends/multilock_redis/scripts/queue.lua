@@ -18,7 +18,6 @@ local GIVEN = 64 -- who share it and are given it in one script: so do these; th
 -- Milliseconds that one request can keep a place for (`liveness` in recipe.py). A deadline that is further away was
 -- written before the clock was stepped back; it would keep a dead waiter's place, or give it the lock, for that long.
 local LONGEST = 6000
-local OLDEST = 60000000 -- µs before now that a client's own ticket may be: its clock can be wrong
 
 -- Takes a place at the end of the queue, or keeps the one it has. `wait` is for how long; below 0: its client is refused
 -- a subscription (`q`), and that it does not listen says nothing. `echo` is empty where a push is a hint only. `ticket`
@@ -31,7 +30,7 @@ local function join(owner, mode, wait, echo, ticket)
   local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
   local now_us, now = clock()
   if ticket then
-    ticket = math.max(tonumber(ticket), now_us - OLDEST)
+    ticket = tonumber(ticket)
   elseif last and last + 1 > now_us then
     ticket = last + 1
   else

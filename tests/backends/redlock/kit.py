@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from typing import Any
 
 import redis
 
-from multilock import BackendUnavailable
-from multilock.backend import Busy, Claim, Granted
+from multilock import BackendUnavailable, now
+from multilock.backend import Claim, Granted
 from multilock.model import owner_text
 from multilock.testing import FaultProxy
 from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
+from multilock_redis.redlock.place import Evidence
 from tests.backends.redis.kit import Ear, eventually
 from tests.servers_redlock import RedisServers
 
@@ -34,6 +34,16 @@ class Contender:
         self.backend = backend
         self.ear = Ear()
         backend.open(self.ear)
+        if not guard:
+            self.connect()
+
+    def connect(self) -> None:
+        """Have a connection to each server, if that can be: else an ask of three is one of two."""
+        fan = self.backend.rounds.pool.take()
+        until = now() + 2.0
+        while fan.connected() < len(self.proxies) and now() < until:
+            fan.look(0.005)
+        self.backend.rounds.give(fan)
 
     def claim(self, name: str = "a", ttl: float = 30.0, *, arrived: int = 0, renew: bool = True) -> Claim:
         claim_id = f"{self.ear.client}.{os.urandom(16).hex()}"
@@ -51,55 +61,39 @@ class Contender:
 
     def teach(self) -> None:
         """From now on each server knows the scripts: no answer is that it does not."""
-        claim = self.claim("taught")
-        for node in self.backend.servers.nodes:
-            granted = node.stand(claim, False, False, WITHIN)
-            assert isinstance(granted, Granted), granted
-            node.listener.renew([(claim, granted)], WITHIN)
-            node.recipe.agree("taught", 1, WITHIN)
-            node.release(claim, False, WITHIN)
+        held = self.take(self.claim("taught"))
+        self.settle(held[0])
+        self.renew(held)
+        self.give_back(held[0])
 
-    def keep_tokens_at(self, only: int) -> None:
-        """The other servers are silent where they are asked for one, and that is known after this one has answered."""
-        answered = threading.Event()
-        crew = self.backend.servers.crews[only]
-        ask: Any = crew.ask
+    def evidence(self, claim: Claim) -> Evidence:
+        evidence = self.backend.rounds.get(claim.id)
+        assert evidence is not None
+        return evidence
 
-        def first(question: Any, deadline: float, tell: Any) -> None:
-            def told(said: Any) -> None:
-                tell(said)
-                if isinstance(said, tuple) and not isinstance(said, (Granted, Busy)):
-                    answered.set()
-
-            ask(question, deadline, told)
-
-        def silent(name: str, token: int, within: float) -> Any:
-            answered.wait(WITHIN)
-            raise BackendUnavailable("nothing was read")
-
-        crew.ask = first  # type: ignore[method-assign]
-        for which, node in enumerate(self.backend.servers.nodes):
-            if which != only:
-                node.recipe.agree = silent  # type: ignore[method-assign]
+    def states(self, claim: Claim) -> list[str]:
+        return [ballot.state.value for ballot in self.evidence(claim).ballots]
 
     def settle(self, claim: Claim) -> None:
-        """Until all that was asked for it has an answer: one is decided by a majority."""
-        standing = self.backend.places.standings[claim.id]
-        eventually(lambda: not any(at.under_way for at in standing.at), within=WITHIN)
+        """Until all that was asked for it has an answer: a majority decides before that."""
+        evidence = self.evidence(claim)
+        eventually(lambda: not evidence.pending(), within=WITHIN)
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 
     def give_back(self, claim: Claim, *, unsure: bool = False) -> None:
-        """As the kernel does: told again until no server has anything of it."""
+        """As the kernel does: told again until it is answered; and until each server has confirmed it."""
 
         def given_back() -> bool:
             try:
-                return not self.release(claim, unsure=unsure).again
+                self.release(claim, unsure=unsure)
             except BackendUnavailable:
                 return False
+            return True
 
         eventually(given_back, within=WITHIN)
+        eventually(lambda: claim.id not in self.backend.rounds.claims, within=WITHIN)
 
     def renew(self, *held: tuple[Claim, Granted]) -> list[Any]:
         return list(self.backend.renew("redlock", held, WITHIN))
@@ -113,8 +107,8 @@ class Contender:
         """As before; a server that was cut off is asked at once."""
         for each in which:
             self.proxies[each].accept()
-            for crew in (self.backend.servers.crews[each], self.backend.servers.keepers[each]):
-                crew._pause = 0.0
+            self.backend.servers.links[each]._again_at = self.backend.servers.links[each]._pause = 0.0
+        self.connect()
 
     def close(self) -> None:
         self.backend.close()

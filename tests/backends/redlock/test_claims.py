@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +16,8 @@ from multilock import BackendRejected, BackendUnavailable, ConfigurationError, L
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis import open_backend
 from multilock_redis.redlock import RedlockBackend
-from multilock_redis.redlock.crew import AT_ONCE
 from multilock_redis.redlock.guard import Guarded
-from multilock_redis.redlock.standing import At
+from multilock_redis.redlock.place import State
 from multilock_redis.transport import Endpoint
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -57,7 +54,7 @@ def test_what_a_refused_try_took_is_given_back(contend: Contend, servers: RedisS
     them.attempt(tried)
     them.give_back(tried)
     assert holders(servers) == [claim.id, claim.id, ""]
-    assert not them.backend.places.standings
+    assert not them.backend.rounds.claims
 
 
 def test_a_release_is_told_to_who_refused_too(contend: Contend, servers: RedisServers) -> None:
@@ -88,24 +85,6 @@ def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, se
     us.cut_off(1)
     _, third = us.take()
     assert (third.token or 0) > (second.token or 0)
-
-
-def test_a_token_that_was_overtaken_meanwhile_is_named_again(contend: Contend, servers: RedisServers) -> None:
-    us = contend()
-    asked: list[int] = []
-    for member, node in zip(servers.members, us.backend.servers.nodes, strict=True):
-        agree = node.recipe.agree
-
-        def overtaken(name: str, token: int, within: float, agree: Any = agree, port: int = member.port) -> Any:
-            asked.append(token)
-            if len(asked) <= 3:
-                with redis.Redis(port=port) as bare:
-                    bare.set("{multilock/a}:token", token + 5)
-            return agree(name, token, within)
-
-        node.recipe.agree = overtaken  # type: ignore[method-assign]
-    _, granted = us.take()
-    assert granted.token == asked[0] + 6
 
 
 def test_without_a_token_there_is_none(contend: Contend) -> None:
@@ -170,38 +149,6 @@ def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: Re
         assert places(servers, claim) == [claim.arrived] * 3
 
 
-def test_nobody_called_longer_than_a_minute_ago(contend: Contend, servers: RedisServers) -> None:
-    """A client whose clock is behind would come before everybody for as long."""
-    them, us = contend(), contend()
-    held, _ = them.take()
-    them.settle(held)
-    claim, before = us.claim(arrived=1), time.time_ns() // 1000
-    assert isinstance(us.attempt(claim, join=True), Busy)
-    us.settle(claim)
-    for place in places(servers, claim):
-        assert before <= place + 60 * 10**6 <= time.time_ns() // 1000
-
-
-def test_a_token_that_one_server_keeps_is_none(contend: Contend) -> None:
-    us = contend()
-    us.keep_tokens_at(1)
-    with pytest.raises(BackendUnavailable, match="keep its token"):
-        us.attempt(us.claim())
-
-
-def test_a_server_that_has_restarted_keeps_no_token(contend: Contend) -> None:
-    us = contend(guard=10**9)
-    for endpoint in us.backend._endpoints[1:]:
-        endpoint.guard = 0.0  # these have been up for long
-
-    def silent(name: str, token: int, within: float) -> Any:
-        raise BackendUnavailable("nothing was read")
-
-    us.backend.servers.nodes[1].recipe.agree = silent  # type: ignore[method-assign]
-    with pytest.raises(BackendUnavailable, match="keep its token"):
-        us.attempt(us.claim())
-
-
 def test_uptime_is_told_in_seconds_that_may_have_just_begun() -> None:
     """Of a start at 0.9 s the server says at 5.1 s that it is up for 5 s."""
     guarded = Guarded.around(Endpoint("redis://h", redis.Connection, {}), 30.0)
@@ -215,66 +162,6 @@ def test_a_claim_that_was_given_up_is_not_asked_for_any_more(contend: Contend, s
     assert not us.release(claim, unsure=True).ours
     assert us.attempt(claim, join=True).spent
     assert holders(servers) == ["", "", ""]
-
-
-def test_a_limit_that_was_short_and_spent_tells_nothing_of_the_servers(contend: Contend) -> None:
-    us = contend()
-    for proxy in us.proxies:
-        proxy.black_hole()
-    for _ in range(3):
-        with pytest.raises(BackendUnavailable):
-            us.attempt(us.claim(), within=0.01)
-    for proxy in us.proxies:
-        proxy.heal()
-    us.take(us.claim("b"))
-
-
-def test_servers_that_are_back_are_asked_at_once_by_whoever_waits_or_holds(contend: Contend) -> None:
-    us = contend()
-    waits, held = us.claim(), us.take(us.claim("held"))
-    us.settle(held[0])
-    us.cut_off(0, 1, 2)
-    crews, keepers = us.backend.servers.crews, us.backend.servers.keepers
-
-    def all_are_down() -> bool:
-        with pytest.raises(BackendUnavailable):
-            us.attempt(waits, join=True)
-        assert isinstance(us.renew(held)[0], BackendUnavailable)
-        return all(crew._pause for crew in [*crews, *keepers])
-
-    eventually(all_are_down, within=WITHIN)
-    us.ear.heard.clear()
-    for proxy in us.proxies:
-        proxy.accept()
-    for crew in crews:
-        crew._again_at = 0.0  # its pause is over; those of the keepers are not
-    for crew in keepers:
-        crew._again_at = math.inf
-    us.backend.ping(WITHIN)
-    us.ear.hears("wake", None, within=WITHIN)
-    eventually(lambda: not any(crew._pause for crew in [*crews, *keepers]), within=WITHIN)
-    assert isinstance(us.renew(held)[0], Granted)
-
-
-def test_a_server_that_has_restarted_is_asked_on_though_it_does_not_count(
-    contend: Contend, servers: RedisServers
-) -> None:
-    us, agreed = contend(guard=10**9), list[str]()
-    for endpoint in us.backend._endpoints[:2]:
-        endpoint.guard = 0.0  # these have been up for long
-    agree = us.backend.servers.nodes[2].recipe.agree
-
-    def answers(name: str, token: int, within: float) -> Any:
-        answer = agree(name, token, within)
-        agreed.append(name)
-        return answer
-
-    us.backend.servers.nodes[2].recipe.agree = answers  # type: ignore[method-assign]
-    for name in "abcdef":
-        claim, _ = us.take(us.claim(name))
-        us.settle(claim)
-        assert holders(servers, name)[2] == claim.id
-        eventually(lambda name=name: agreed[-1:] == [name], within=WITHIN)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
@@ -292,7 +179,7 @@ def test_a_lost_answer_to_the_first_request_leaves_nothing(contend: Contend, ser
         fault.wait(WITHIN)
     us.give_back(claim, unsure=True)
     assert holders(servers) == ["", "", ""]
-    assert not us.backend.places.standings
+    assert not us.backend.rounds.claims
 
 
 def test_a_request_that_comes_after_its_cancel_takes_nothing(contend: Contend, servers: RedisServers) -> None:
@@ -314,12 +201,9 @@ def test_a_lost_answer_to_a_release_is_told_again_where_it_was_lost(contend: Con
     claim, _ = us.take(us.claim(ttl=10.0))
     us.settle(claim)
     fault = us.proxies[1].drop_reply(claim.id.encode())
-    returned = us.release(claim)
+    assert us.release(claim).ours
     fault.wait(WITHIN)
-    assert returned.ours
-    assert returned.again
-    us.give_back(claim, unsure=True)
-    assert not us.backend.places.standings
+    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)
 
 
 def test_one_lost_answer_to_a_renewal_is_no_risk_and_two_are(contend: Contend) -> None:
@@ -371,48 +255,7 @@ def test_lost_answers_to_a_release_leave_nothing(contend: Contend, servers: Redi
     assert holders(servers) == ["", "", ""]
     us.reach(0, 1, 2)
     us.give_back(claim, unsure=True)
-    assert not us.backend.places.standings
-
-
-@pytest.mark.parametrize("lost", [1, 2, 3])
-def test_lost_answers_about_a_token_leave_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
-    us = contend()
-    us.teach()
-    with redis.Redis(
-        port=servers.members[0].port
-    ) as bare:  # whose answers are lost: the others keep what is named first
-        bare.set("{multilock/a}:token", time.time_ns() // 1000 + 10**9)
-    claim = us.claim()
-    faults = [proxy.drop_reply(b"}:token\r\n$16") for proxy in us.proxies[:lost]]
-    if lost == 1:
-        us.take(claim)
-    else:
-        with pytest.raises(BackendUnavailable) as silence:
-            us.attempt(claim)
-        assert silence.value.unknown
-    for fault in faults:
-        fault.wait(WITHIN)
-    us.reach(0, 1, 2)
-    us.give_back(claim, unsure=True)
-    assert holders(servers) == ["", "", ""]
-    _, granted = us.take()
-    assert granted.token
-
-
-def test_a_server_that_is_silent_for_hours_leaves_nothing_to_do(contend: Contend, servers: RedisServers) -> None:
-    """A request on a connection from before has no answer, and is undone; on those after it nothing is asked."""
-    us = contend()
-    for _ in range(3):
-        us.give_back(us.take(us.claim(ttl=2.5))[0])
-    us.proxies[2].black_hole()
-    left = []
-    for _ in range(8):
-        us.reach(2)
-        claim, _ = us.take(us.claim(ttl=2.5))
-        us.settle(claim)
-        left.append(us.release(claim).again)
-    assert not any(left[-3:])
-    assert len(us.backend.places.standings) == sum(left)
+    assert not us.backend.rounds.claims
 
 
 def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Contend) -> None:
@@ -431,7 +274,7 @@ def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: Red
     for member, expected in zip(servers.members, (Granted, None, None), strict=True):
         with redis.Redis(port=member.port) as bare:
             bare.flushall()
-        us.backend.rounds.top_up = lambda *_: None  # type: ignore[method-assign]
+        us.backend.rounds._to_top_up = lambda evidence: {}  # type: ignore[method-assign]
         [renewed] = us.renew(held)
         assert (renewed is None) if expected is None else isinstance(renewed, expected)
 
@@ -447,36 +290,6 @@ def test_a_server_that_lost_it_is_asked_again_with_the_next_renewal(contend: Con
     eventually(lambda: holders(servers) == [held[0].id] * 3)
 
 
-def test_a_late_answer_to_a_renewal_takes_nothing_from_a_server_that_has_it_again(
-    contend: Contend, servers: RedisServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    us = contend()
-    held = us.take()
-    us.settle(held[0])
-    with redis.Redis(port=servers.members[0].port) as bare:
-        bare.delete("multilock/a")
-    listener, at = us.backend.servers.nodes[0].listener, us.backend.places.standings[held[0].id].at[0]
-    renew, late, answers = listener.renew, threading.Event(), list[Any]()
-
-    def answers_late(*asked: Any) -> Any:
-        answers.append(renew(*asked))
-        late.wait(WITHIN)
-        return answers[0]
-
-    monkeypatch.setattr(listener, "renew", answers_late)
-    assert isinstance(us.renew(held)[0], Granted)
-    eventually(lambda: answers == [[None]], within=WITHIN)
-    monkeypatch.undo()
-    number = at.number
-    assert isinstance(us.renew(held)[0], Granted)
-    eventually(lambda: at.number > number and not at.under_way and not at.gone, within=WITHIN)
-    asked, number = at.asked, at.number
-    late.set()
-    eventually(lambda: at.asked > asked, within=WITHIN)
-    assert not at.gone
-    assert at.number == number  # nor is it asked for it once more
-
-
 def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, granted = us.take()
@@ -486,7 +299,7 @@ def test_a_deleted_key_is_a_loss_on_a_majority_only(contend: Contend, servers: R
     ports = [member.port for member in servers.members]
     with redis.Redis(port=ports[0]) as bare:
         bare.delete("multilock/a")
-    eventually(lambda: us.backend.places.standings[claim.id].at[0].gone, within=WITHIN)
+    eventually(lambda: us.states(claim)[0] == "out", within=WITHIN)
     assert ("gone", claim.id, LossReason.TAKEN) not in us.ear.heard
     with redis.Redis(port=ports[1]) as bare:
         bare.delete("multilock/a")
@@ -514,40 +327,22 @@ def test_a_renewal_loses_what_only_a_minority_keeps(contend: Contend, servers: R
     assert us.renew(held) == [None]
 
 
-def test_a_server_where_the_lease_has_expired_lacks_it() -> None:
-    at = At()
-    at.is_asked(False)
-    at.answers(Granted(1, 6.0, 10.0, 6.0, 2.0, "g", "k"), 10.1, join=False, gave_way=False, counts=True)
-    assert [at.lacks(now, 0.25) for now in (10.1, 15.9, 16.1)] == [False, False, True]
-
-
-def test_a_refusal_contradicts_a_push_that_came_before_it() -> None:
-    at = At()
-    at.is_asked(False)
-    at.push = Granted(1, 6.0, 10.0, 6.0, 2.0, "g", "k")
-    at.answers(BackendUnavailable("lost", unknown=True), 10.1, join=True, gave_way=False, counts=True)
-    assert at.vote
-    at.is_asked(False)
-    at.answers(Busy(2.0, 5.0), 10.2, join=True, gave_way=False, counts=True)
-    assert at.vote is None
-
-
 def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, servers: RedisServers) -> None:
     """As after servers that were restarted one after the other, of which no majority ever lost it."""
     us = contend()
     held = us.take()
     us.settle(held[0])
     us.backend.watch("redlock", [held], WITHIN)
-    standing = us.backend.places.standings[held[0].id]
+    standing = us.evidence(held[0])
     eventually(lambda: all(node.listener._tracked for node in us.backend.servers.nodes), within=WITHIN)
     for which in range(3):
         with redis.Redis(port=servers.members[which].port) as bare:
             bare.delete("multilock/a")
-        eventually(lambda at=standing.at[which]: at.gone, within=WITHIN)  # type: ignore[misc]
-        standing.at[which].taken = -math.inf  # long ago
+        eventually(lambda at=standing.ballots[which]: at.state is State.OUT, within=WITHIN)  # type: ignore[misc]
+        standing.ballots[which].lost_at = -(10**12)  # long ago
         [renewed] = us.renew(held)
         assert isinstance(renewed, Granted)
-        eventually(lambda at=standing.at[which]: at.watched, within=WITHIN)  # type: ignore[misc]
+        eventually(lambda at=standing.ballots[which]: at.watched, within=WITHIN)  # type: ignore[misc]
         us.settle(held[0])
     assert us.backend.force_release("a", WITHIN)
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
@@ -561,30 +356,15 @@ def test_a_server_that_could_not_be_asked_to_tell_of_losses_is_asked_after_a_ren
     us.settle(held[0])
     us.cut_off(2)
     us.backend.watch("redlock", [held], WITHIN)
-    standing = us.backend.places.standings[held[0].id]
-    eventually(lambda: [at.watched for at in standing.at] == [True, True, False], within=WITHIN)
+    standing = us.evidence(held[0])
+    eventually(lambda: [at.watched for at in standing.ballots] == [True, True, False], within=WITHIN)
     us.reach(2)
     assert isinstance(us.renew(held)[0], Granted)
-    eventually(lambda: standing.at[2].watched and us.backend.servers.nodes[2].listener._tracked, within=WITHIN)
+    eventually(lambda: standing.ballots[2].watched and us.backend.servers.nodes[2].listener._tracked, within=WITHIN)
     for member in servers.members[1:]:
         with redis.Redis(port=member.port) as bare:
             bare.delete("multilock/a")
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
-
-
-def test_what_a_release_ends_is_no_loss_for_a_watch_that_comes_late(contend: Contend) -> None:
-    us = contend()
-    held = us.take()
-    us.settle(held[0])
-    us.proxies[2].black_hole()
-    assert us.release(held[0]).again
-    us.backend.watch("redlock", [held], WITHIN)
-    nodes = us.backend.servers.nodes
-    assert not any(node.listener.watches() for node in nodes)
-    for node in nodes[:2]:  # one that was asked just before the release
-        node.listener.watch([held], WITHIN)
-        assert not node.listener.watches()
-    assert ("gone", held[0].id, LossReason.TAKEN) not in us.ear.heard
 
 
 def test_what_an_operator_takes_is_lost_though_a_renewal_comes_between_two_servers(
@@ -596,7 +376,7 @@ def test_what_an_operator_takes_is_lost_though_a_renewal_comes_between_two_serve
     us.settle(held[0])
     nodes = us.backend.servers.nodes
     assert nodes[0].inspection.force_release("a", WITHIN)
-    eventually(lambda: us.backend.places.standings[held[0].id].at[0].gone, within=WITHIN)
+    eventually(lambda: us.states(held[0])[0] == "out", within=WITHIN)
     [renewed] = us.renew(held)
     assert isinstance(renewed, Granted)
     eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)  # the first has it again
@@ -627,21 +407,6 @@ def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> No
     assert holders(servers) == [claims[0].id] * 3
 
 
-def test_nobody_gives_way_to_who_called_later(contend: Contend, servers: RedisServers) -> None:
-    first, second = contend(), contend()
-    for member in servers.members[1:]:
-        with redis.Redis(port=member.port) as bare:
-            bare.set("multilock/a", "somebody else", px=60_000)
-    arrived = 10**6 * int(time.time())
-    claim, later = first.claim(arrived=arrived), second.claim(arrived=arrived + 1)
-    for each, its in ((first, claim), (second, later), (first, claim)):  # the first gives way on the one that it has
-        assert isinstance(each.attempt(its, join=True), Busy)
-        each.settle(its)
-    with redis.Redis(port=servers.members[0].port) as bare:
-        assert bare.zrange("{multilock/a}:queue", 0, -1) == [later.owner.encode()]
-    assert holders(servers)[0] == claim.id
-
-
 def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> None:
     us, them = contend(), contend()
     held, former = us.take()
@@ -657,207 +422,6 @@ def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> No
     assert renewed.token == granted.token
     assert not renewed.short
     assert them.attempt(waits, join=True).token == granted.token
-
-
-def test_what_was_given_away_is_not_counted_when_its_push_comes_late(contend: Contend) -> None:
-    us = contend()
-    claim = us.claim()
-    us.take(us.claim("b"))
-    us.attempt(claim, join=True)
-    standing = us.backend.places.standings[claim.id]
-    standing.held = False
-    at = standing.at[0]
-    eventually(lambda: not at.under_way, within=WITHIN)
-    at.vote = None
-    at.floor = now()
-    late = Granted(1, 6.0, at.floor - 0.001, 6.0, 2.0, "n", claim.owner, True)
-    us.backend.rounds.pushed(standing, 0, late)
-    assert at.vote is None
-    us.backend.rounds.pushed(standing, 0, late._replace(sent_at=at.floor + 0.001))
-    assert at.vote is not None
-
-
-def test_a_way_given_without_an_answer_ends_the_claim(contend: Contend) -> None:
-    first, second = contend(), contend()
-    first.cut_off(2)
-    first.take()
-    waits = second.claim(ttl=10.0)
-    assert isinstance(second.attempt(waits, join=True), Busy)  # it has the third
-    second.settle(waits)
-    fault = second.proxies[2].drop_reply(waits.id.encode())
-    busy = second.attempt(waits, join=True)
-    fault.wait(WITHIN)
-    at = second.backend.places.standings[waits.id].at[2]
-    eventually(lambda: at.void and not at.under_way, within=WITHIN)
-    if not busy.spent:  # decided before that answer was missed
-        busy = second.attempt(waits, join=True)
-    assert busy.spent
-
-
-@pytest.mark.parametrize("answers", ["late", "never", "meanwhile"])
-def test_a_server_that_may_be_given_away_yet_does_not_count_for_a_renewal(
-    contend: Contend, servers: RedisServers, answers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Executed after the renewal, that request would make another the holder there."""
-    us = contend()
-    claim = us.claim(ttl=30.0 if answers != "never" else 5.0)
-    us.cut_off(1, 2)
-    with pytest.raises(BackendUnavailable):
-        us.attempt(claim, join=True)  # it has the first
-    us.settle(claim)
-    fault = us.proxies[0].hold_request(claim.id.encode())
-    us.reach(1, 2)
-    granted = us.attempt(claim, join=True)
-    assert isinstance(granted, Granted)
-    fault.wait(WITHIN)
-    at = us.backend.places.standings[claim.id].at[0]
-    if answers == "never":
-        eventually(lambda: not at.under_way, within=WITHIN)
-    us.cut_off(2)
-    if answers == "meanwhile":  # after the renewal was executed, and before its answer is looked at
-        renew = us.backend.servers.nodes[0].listener.renew
-
-        def late(*args: Any) -> Any:
-            renewed = renew(*args)
-            fault.release()
-            eventually(lambda: not at.under_way, within=WITHIN)
-            return renewed
-
-        monkeypatch.setattr(us.backend.servers.nodes[0].listener, "renew", late)
-    [silence] = us.renew((claim, granted))
-    assert isinstance(silence, BackendUnavailable)
-    if answers == "meanwhile":
-        monkeypatch.undo()
-        [renewed] = us.renew((claim, granted))
-        assert isinstance(renewed, Granted)
-
-
-def test_who_cannot_give_way_ends_the_claim(contend: Contend) -> None:
-    """Of three who wait with one server each, by requests whose answers were lost, nobody would ever have two."""
-    them, us = contend(), contend()
-    us.cut_off(1, 2)
-    claim = us.claim(ttl=5.0)
-    fault = us.proxies[0].drop_reply(claim.id.encode())
-    with pytest.raises(BackendUnavailable):
-        us.attempt(claim, join=True)
-    fault.wait(WITHIN)
-    us.settle(claim)
-    them.cut_off(0)
-    them.take()
-    us.reach(0, 1, 2)
-    us.attempt(claim, join=True)
-    us.settle(claim)
-    assert us.attempt(claim, join=True).spent
-
-
-def test_a_server_has_one_question_of_a_claim_at_a_time(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the answer of the one could be counted that was executed before the other gave the server away."""
-    them, us = contend(), contend()
-    them.take()
-    claim, asked = us.claim(), list[Any]()
-    monkeypatch.setattr(us.backend.servers.crews[0], "ask", lambda *question: asked.append(question))
-    for _ in range(2):
-        assert isinstance(us.attempt(claim, join=True), Busy)
-    [(question, _, tell)] = asked
-    tell(question(us.backend.servers.nodes[0], WITHIN))
-    assert isinstance(us.attempt(claim, join=True), Busy)
-    assert len(asked) == 2
-
-
-def test_one_answer_of_three_is_not_taken(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
-    us = contend()
-    us.cut_off(0)
-    monkeypatch.setattr(us.backend.servers.crews[1], "ask", lambda *_: None)  # no answer, nor that there is none
-    with pytest.raises(BackendUnavailable):
-        us.attempt(us.claim(ttl=2.5))
-
-
-def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(
-    contend: Contend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    us = contend()
-    claim = us.claim(ttl=10.0)
-    fault = us.proxies[0].hold_request(claim.id.encode())
-    us.take(claim)
-    fault.wait(WITHIN)
-    us.settle(claim)
-    us.proxies[0].black_hole()
-    assert us.release(claim).again
-    monkeypatch.setattr(us.backend.places, "_now", lambda: now() + 40.0)
-    assert us.release(claim).again
-    monkeypatch.setattr(us.backend.places, "_now", lambda: now() + 200.0)
-    assert not us.backend.places.stays(us.backend.places.standings[claim.id].at[0], claim)
-
-
-def test_a_renewal_without_an_answer_is_undone(contend: Contend, servers: RedisServers) -> None:
-    """It may have been executed, however long ago that server has said a word."""
-    us = contend()
-    claim, granted = us.take(us.claim(ttl=10.0))
-    us.settle(claim)
-    standing = us.backend.places.standings[claim.id]
-    standing.at[0].asked = now() - 20  # longer than a ttl and a place in the queue
-    fault = us.proxies[0].drop_reply(claim.owner.encode())
-    us.renew((claim, granted))
-    fault.wait(WITHIN)
-    eventually(lambda: now() - standing.at[0].asked < 10, within=WITHIN)
-    us.reach(0)
-    us.give_back(claim)
-    assert holders(servers) == ["", "", ""]
-
-
-def test_who_waits_keeps_no_renewal_waiting(contend: Contend) -> None:
-    us, gate = contend(), threading.Event()
-    claim, granted = us.take()
-    us.settle(claim)
-    try:
-        for crew in us.backend.servers.crews:
-            for _ in range(AT_ONCE):
-                crew.ask(lambda *_: gate.wait(30), now() + 30, lambda _: None)
-        [renewed] = us.renew((claim, granted))
-        assert isinstance(renewed, Granted)
-        assert us.release(claim).ours
-    finally:
-        gate.set()
-
-
-def test_claims_that_were_given_up_are_forgotten_by_many_at_once(contend: Contend) -> None:
-    us, errors, switch = contend(), list[Exception](), sys.getswitchinterval()
-
-    def forget() -> None:
-        try:
-            for _ in range(1000):
-                us.backend.places._forget_left()
-        except Exception as error:
-            errors.append(error)
-
-    us.backend.places._left.update({str(n): -1e6 for n in range(1500)})
-    threads = [threading.Thread(target=forget) for _ in range(2)]
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(switch)
-    assert not errors
-    assert not us.backend.places._left
-
-
-def test_a_claim_that_was_given_up_is_never_unknown_meanwhile(contend: Contend) -> None:
-    us, seen = contend(), list[bool]()
-    claim, _ = us.take()
-    us.backend.places._left[claim.id] = now()
-    stays = us.backend.places.stays
-
-    def look(at: Any, claim: Any) -> bool:
-        seen.append(claim.id in us.backend.places._left)
-        return stays(at, claim)
-
-    us.backend.places.stays = look  # type: ignore[method-assign]
-    us.backend.places._forget_left()
-    assert seen
-    assert all(seen)
 
 
 def test_a_token_does_not_go_back_after_somebody_else_had_it(contend: Contend) -> None:

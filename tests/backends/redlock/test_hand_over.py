@@ -1,8 +1,7 @@
-"""What servers hand over, one after the other, is a lock only while a majority has it."""
+"""How a name gets from one claim to the next on several servers, and what takes it back."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from multilock import BackendUnavailable
+from multilock import BackendUnavailable, system
 from multilock.backend import Busy, Claim, Granted
 from tests.backends.redis.kit import eventually
 from tests.backends.redlock.kit import WITHIN, Contender, holders
@@ -19,176 +18,158 @@ from tests.servers_redlock import RedisServers
 Contend = Callable[..., Contender]
 
 
-class Waiting:
-    """``them`` came first and wait at the third server alone, ``us`` at the first and the second."""
+def waits(contender: Contender, claim: Claim | None = None) -> Claim:
+    """A claim that stands in all queues."""
+    claim = claim or contender.claim()
+    assert isinstance(contender.attempt(claim, join=True), Busy)
+    contender.settle(claim)
+    eventually(lambda: contender.states(claim) == ["waits"] * 3, within=WITHIN)
 
-    def __init__(self, contend: Contend, servers: RedisServers) -> None:
-        self.former, self.us, self.them = contend(), contend(), contend()
-        self.servers = servers
-        self.held, _ = self.former.take()
-        self.former.settle(self.held)
-        called = time.time_ns() // 1000  # a ticket that is older than a minute is not believed
-        self.first, self.second = self.them.claim(arrived=called), self.us.claim(arrived=called + 1)
-        self.them.cut_off(0, 1)
+    def listens() -> bool:
+        contender.backend.servers.listen()
+        return all(node.listener.listening for node in contender.backend.servers.nodes)
+
+    eventually(listens, within=WITHIN)
+    contender.attempt(claim, join=True)  # now all can tell it
+    contender.settle(claim)
+    return claim
+
+
+def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) -> None:
+    former, us = contend(), contend()
+    held, first = former.take()
+    former.settle(held)
+    claim = waits(us)
+    former.release(held)
+    us.ear.hears("wake", claim.id, within=WITHIN)
+    granted = us.ear.pushed[claim.id]
+    assert granted.short
+    assert granted.valid_for == 6.0
+    assert (granted.token or 0) > (first.token or 0)
+
+
+def test_a_minority_gives_way_and_somebody_holds_the_name(contend: Contend, servers: RedisServers) -> None:
+    """Three split the name, one server each; nobody is asked by the kernel meanwhile."""
+    contenders = [contend() for _ in range(3)]
+    arrived = time.time_ns() // 1000
+    claims = [each.claim(arrived=arrived + n) for n, each in enumerate(contenders)]
+    for n, (each, claim) in enumerate(zip(contenders, claims, strict=True)):
+        each.cut_off(*{0, 1, 2} - {n})
         with pytest.raises(BackendUnavailable):
-            self.them.attempt(self.first, join=True)
-        self.us.cut_off(2)
-        assert isinstance(self.us.attempt(self.second, join=True), Busy)
-
-    def hand_over(self) -> None:
-        self.former.give_back(self.held)
-        eventually(lambda: holders(self.servers) == [self.second.id, self.second.id, self.first.id], within=WITHIN)
-
-    def first_server_forgets(self) -> None:
-        with redis.Redis(port=self.servers.members[0].port) as bare:
-            bare.set("multilock/a", "somebody else", px=60_000)
-
-    def they_join_everywhere(self) -> None:
-        self.them.reach(0, 1)
-        assert isinstance(self.them.attempt(self.first, join=True), Busy)
-        self.them.settle(self.first)
-
-    def asks_again(self, claim: Claim) -> Any:
-        answer = self.us.attempt(claim, join=True)
-        self.us.settle(claim)
-        return answer
+            each.attempt(claim, join=True)
+        each.settle(claim)
+        each.reach(0, 1, 2)
+    for each, claim in zip(contenders, claims, strict=True):
+        assert isinstance(each.attempt(claim, join=True), Busy)
+    first = contenders[0]
+    first.ear.hears("wake", claims[0].id, within=WITHIN)
+    eventually(lambda: holders(servers) == [claims[0].id] * 3, within=WITHIN)
 
 
-@pytest.fixture
-def waiting(contend: Contend, servers: RedisServers) -> Waiting:
-    return Waiting(contend, servers)
-
-
-def test_a_token_kept_too_late_proves_nothing_that_was_given_away_meanwhile(waiting: Waiting) -> None:
-    us, them, second = waiting.us, waiting.them, waiting.second
-    kept, answered = threading.Event(), threading.Event()
-    agree = us.backend.servers.nodes[1].recipe.agree
-
-    def late(name: str, token: int, within: float) -> Any:
-        answer = agree(name, token, within)
-        kept.set()
-        answered.wait(WITHIN)
-        return answer
-
-    us.backend.servers.nodes[1].recipe.agree = late  # type: ignore[method-assign]
-    waiting.hand_over()
-    assert kept.wait(WITHIN)
-    waiting.first_server_forgets()
-    assert isinstance(waiting.asks_again(second), Busy)
-    waiting.they_join_everywhere()
-    assert isinstance(waiting.asks_again(second), Busy)  # it gives way at the second
-    assert isinstance(them.attempt(waiting.first, join=True), Granted)
-    answered.set()
-    standing = us.backend.places.standings[second.id]
-    eventually(lambda: not standing.agreeing, within=WITHIN)
-    us.ear.hears("wake", second.id, within=WITHIN)
-    assert second.id not in us.ear.pushed
-
-
-def test_an_operator_ends_a_hand_over_whose_token_is_being_written(contend: Contend, servers: RedisServers) -> None:
+def test_an_operator_takes_back_a_hand_over_that_nobody_has_looked_at(contend: Contend, servers: RedisServers) -> None:
     former, us = contend(), contend()
     held, _ = former.take()
     former.settle(held)
-    waits = us.claim()
-    assert isinstance(us.attempt(waits, join=True), Busy)
-    us.settle(waits)
-    writing, goes_on = threading.Event(), threading.Event()
-    for node in us.backend.servers.nodes:
-
-        def late(name: str, token: int, within: float, agree: Any = node.recipe.agree) -> Any:
-            writing.set()
-            goes_on.wait(WITHIN)
-            return agree(name, token, within)
-
-        node.recipe.agree = late  # type: ignore[method-assign]
-    former.give_back(held)
-    assert writing.wait(WITHIN)
+    claim = waits(us)
+    former.release(held)
+    us.ear.hears("wake", claim.id, within=WITHIN)
+    assert us.evidence(claim).proof(int(us.ear.now() * 1e6))
     assert former.backend.force_release("a", WITHIN)
+    us.ear.hears("wake", claim.id, within=WITHIN)
+    eventually(lambda: "votes" not in us.states(claim), within=WITHIN)
     assert holders(servers) == [""] * 3
-    standing = us.backend.places.standings[waits.id]
-    eventually(lambda: len(standing.woken) == 3, within=WITHIN)
-    goes_on.set()
-    eventually(lambda: not standing.agreeing, within=WITHIN)
-    assert waits.id not in us.ear.pushed
 
 
-def test_a_hand_over_whose_token_no_majority_keeps_is_none(contend: Contend) -> None:
-    us, them = contend(), contend()
-    held, _ = us.take()
-    us.settle(held)
-    waits = them.claim()
-    assert isinstance(them.attempt(waits, join=True), Busy)
-    them.settle(waits)
-    them.keep_tokens_at(0)
-    us.give_back(held)
-    them.ear.hears("wake", waits.id, within=WITHIN)  # it is to ask for itself
-    assert waits.id not in them.ear.pushed
+def test_votes_with_two_stamps_are_raised_to_one_token(contend: Contend, servers: RedisServers) -> None:
+    ahead = time.time_ns() // 1000 + 10**9
+    for member, token in zip(servers.members, (ahead, ahead + 1, ahead + 2), strict=True):
+        with redis.Redis(port=member.port) as bare:
+            bare.set("{multilock/a}:token", token)
+    us = contend()
+    claim, granted = us.take()
+    assert (granted.token or 0) > ahead + 2
+    us.settle(claim)
+    us.give_back(claim)
+    _, second = us.take()
+    assert (second.token or 0) > (granted.token or 0)
 
 
-def test_the_hand_over_of_a_server_that_has_restarted_does_not_count(
-    contend: Contend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    us, them = contend(), contend(guard=10**9, token=False)
-    for endpoint in them.backend._endpoints[1:]:
-        endpoint.guard = 0.0  # these have been up for long
-    held, _ = us.take()
-    us.settle(held)
-    waits = them.claim()
-    assert isinstance(them.attempt(waits, join=True), Busy)
-    them.settle(waits)
+def test_a_lost_give_way_ends_the_claim_at_once(contend: Contend) -> None:
+    them, us = contend(), contend()
     them.cut_off(2)
-    told, pushed = set[int](), them.backend.rounds.pushed
-
-    def notes(standing: Any, which: int, granted: Granted) -> None:
-        pushed(standing, which, granted)
-        told.add(which)
-
-    monkeypatch.setattr(them.backend.rounds, "pushed", notes)
-    us.give_back(held)
-    eventually(lambda: {0, 1} <= told, within=WITHIN)
-    assert waits.id not in them.ear.pushed
-
-
-def test_nobody_is_told_that_it_holds_after_it_has_given_way(waiting: Waiting) -> None:
-    """The thread that tells so stands still, and the kernel asks twice meanwhile."""
-    us, second = waiting.us, waiting.second
-    tells, goes_on, order = threading.Event(), threading.Event(), list[str]()
-    tell = us.ear.granted
-
-    def stands_still(claim_id: str, granted: Granted) -> None:
-        tells.set()
-        goes_on.wait(WITHIN)
-        order.append("told")
-        tell(claim_id, granted)
-
-    def ask_twice() -> None:
-        for _ in range(2):
-            us.attempt(second, join=True)
-            order.append("asked")
-
-    us.ear.granted = stands_still  # type: ignore[method-assign]
-    waiting.hand_over()
-    assert tells.wait(WITHIN)
-    waiting.first_server_forgets()
-    waiting.they_join_everywhere()
-    asking = threading.Thread(target=ask_twice)
-    asking.start()
-    asking.join(0.5)  # where it can, it asks now
-    goes_on.set()
-    asking.join(WITHIN)
-    assert order == ["told", "asked", "asked"]
+    them.take()
+    claim = us.claim(ttl=10.0)
+    assert isinstance(us.attempt(claim, join=True), Busy)  # it has the third
+    evidence = us.evidence(claim)
+    with evidence.lock:
+        evidence.asks(2, int(us.ear.now() * 1e6), None, gives_way=True)
+        evidence.answered(
+            2,
+            evidence.ballots[2].asked,
+            BackendUnavailable("lost", unknown=True),
+            0,
+            gives_way=True,
+            joins=True,
+        )
+    busy = us.attempt(claim, join=True)
+    assert busy.spent
+    assert busy.heartbeat < 0.1
 
 
-def test_who_was_told_just_now_that_it_holds_gives_nothing_away(waiting: Waiting) -> None:
-    """The kernel may ask just then, and hears of it after that request, which has not seen a majority any more."""
-    us, second = waiting.us, waiting.second
-    waiting.hand_over()
-    us.ear.hears("wake", second.id, within=WITHIN)
-    assert second.id in us.ear.pushed
-    waiting.first_server_forgets()
-    waiting.they_join_everywhere()
-    us.backend.places.standings[second.id].at[0].vote = None  # as by an answer that comes late
-    assert isinstance(waiting.asks_again(second), Busy)
-    assert holders(waiting.servers)[1] == second.id
-    assert isinstance(waiting.asks_again(second), Busy)
-    assert holders(waiting.servers)[1] == waiting.first.id
+def test_single_tries_on_a_free_name_let_one_in(contend: Contend, servers: RedisServers) -> None:
+    """Of two with one server each and a third that is down, the earlier one gets the other's server."""
+    first, second = contend(), contend()
+    arrived = time.time_ns() // 1000
+    later = second.claim(arrived=arrived + 1)
+    second.cut_off(0, 2)
+    with pytest.raises(BackendUnavailable):
+        second.attempt(later, join=True)
+    second.settle(later)
+    second.reach(0)
+    first.cut_off(2)
+    claim = first.claim(arrived=arrived)
+    assert isinstance(first.attempt(claim, join=True), Busy)  # it has the first server
+    granted = second.attempt(later)
+    assert isinstance(granted, Granted) or holders(servers)[:2] == [claim.id] * 2
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_wrong_clock_changes_no_place_by_more_than_a_second(
+    contend: Contend, servers: RedisServers, hours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    them, us = contend(), contend()
+    held, _ = them.take()
+    them.settle(held)
+    wall, before = system.wall, system.wall()
+    monkeypatch.setattr(system, "wall", lambda: wall() + hours * 3600 * 10**6)
+    claim = us.claim(arrived=system.wall())
+    assert isinstance(us.attempt(claim, join=True), Busy)
+    us.settle(claim)
+    for member in servers.members:
+        with redis.Redis(port=member.port) as bare:
+            place: Any = bare.zscore("{multilock/a}:queue", claim.owner)
+        assert place is None or -2 * 10**6 < place - before < wall() - before + 2 * 10**6
+
+
+def test_a_restarted_server_keeps_the_token_again_after_a_renewal(contend: Contend, servers: RedisServers) -> None:
+    us = contend()
+    held = us.take()
+    us.settle(held[0])
+    with redis.Redis(port=servers.members[1].port) as bare:
+        bare.flushall()
+    assert isinstance(us.renew(held)[0], Granted)
+    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)
+    with redis.Redis(port=servers.members[1].port) as bare:
+        token: Any = bare.get("{multilock/a}:token")
+    assert int(token or 0) == held[1].token
+    info = us.backend.inspect("a", WITHIN)
+    assert info is not None
+    assert info.token == held[1].token
+
+
+def test_nobody_is_granted_and_all_are_told_why_after_a_cold_start(contend: Contend) -> None:
+    us = contend(guard=10**6)
+    with pytest.raises(BackendUnavailable, match="3 of 3 servers have restarted"):
+        us.attempt(us.claim())
+    with pytest.raises(BackendUnavailable, match="have restarted"):
+        us.backend.inspect("a", WITHIN)

@@ -133,7 +133,7 @@ def test_a_server_that_is_gone_makes_no_queue_and_no_warnings(
         for _ in range(100):
             client.lock(NAME).acquire().release()
         eventually(lambda: not client._kernel.cancels._open, within=10)
-        eventually(lambda: not client._kernel.backend.places.standings, within=10)  # type: ignore[attr-defined]
+        eventually(lambda: not client._kernel.backend.rounds.claims, within=10)  # type: ignore[attr-defined]
     assert not caplog.records
 
 

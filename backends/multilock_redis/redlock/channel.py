@@ -1,0 +1,117 @@
+"""A fan for an event loop: one acquire or release at a time, without a thread to wait in."""
+
+from __future__ import annotations
+
+from multilock import BackendUnavailable
+from multilock.backend import Busy, Claim, Granted, Returned
+from multilock_redis.redlock.fan import Fan
+from multilock_redis.redlock.place import Evidence
+from multilock_redis.redlock.rounds import Joins, Outcome, Rounds
+from multilock_redis.redlock.servers import limit
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """See `multilock.backend.Channel` and `multilock.backend.Lingers`."""
+
+    def __init__(self, rounds: Rounds, fan: Fan, descriptor: int) -> None:
+        self._rounds = rounds
+        self._fan = fan
+        self._descriptor = descriptor
+        self._evidence: Evidence | None = None
+        self._waiting: set[int] | None = None  # of a release: the servers whose answer is under way
+        self._join = False
+        self._joins = Joins.NO
+        self._raised = False
+        self._end = 0.0  # when the round is over
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def attempt(self, claim: Claim, join: bool) -> bool:
+        rounds, fan = self._rounds, self._fan
+        self.idle()
+        evidence = rounds.enter(claim)
+        if evidence is None or evidence.spent() or fan.connected() < rounds.need:
+            return False
+        self._evidence, self._waiting, self._join, self._raised = evidence, None, join, False
+        self._joins = Joins.YES if join and rounds.servers.listening() else Joins.NO
+        self._end = rounds.now() + limit(claim, 3600.0)
+        rounds.begin(evidence, fan, join, self._joins)
+        return True
+
+    def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
+        if not self.idle():
+            return False
+        self._waiting = set()
+        self._end = self._rounds.now() + limit(claim, 3600.0)
+        self._evidence = self._rounds.begin_release(claim, unsure, self._fan, self._waiting)
+        return True
+
+    def answer(self) -> Granted | Busy | Returned | None:
+        self._fan.look(0)
+        evidence = self._evidence
+        assert evidence is not None
+        if self._waiting is not None:
+            if evidence.was_ours() is None and self._waiting and self._rounds.now() < self._end:
+                raise BlockingIOError
+            self._evidence = None
+            return self._rounds.returned(evidence)
+        try:
+            return self._attempted(evidence)
+        except BackendUnavailable as error:
+            self._evidence = None
+            if evidence.anywhere():
+                vars(error)["unknown"] = True
+            raise
+
+    def _attempted(self, evidence: Evidence) -> Granted | Busy | None:
+        rounds = self._rounds
+        now = rounds.now()
+        with evidence.lock:
+            said = rounds.verdict(evidence, over=now >= self._end)
+            if said is Outcome.SPLIT and not self._raised:
+                self._raised = True
+                rounds.raise_stamps(evidence, self._fan, Joins.NO)
+                raise BlockingIOError
+            if not isinstance(said, Granted):
+                answers, pending = evidence.answers(), evidence.pending()
+                if pending and said is not Outcome.SPLIT and now < self._end:
+                    if answers >= rounds.need:  # the others as a rule answer just after
+                        self._end = min(self._end, now + rounds.grace(evidence))
+                    raise BlockingIOError
+                if said is Outcome.OPEN:
+                    said = Outcome.BUSY if answers >= rounds.need else Outcome.SHORT
+                elif said is Outcome.SPLIT:
+                    said = Outcome.BUSY
+            rounds.timed(now - evidence.round_at)
+            evidence.asking = False
+        self._evidence = None
+        if said is Outcome.BUSY and (self._joins is not Joins.YES if self._join else rounds.is_split(evidence)):
+            return None  # a thread subscribes and asks again, or settles who is first
+        if self._join:
+            rounds.servers.listen()
+        return rounds.outcome(evidence, said, self._join)
+
+    # What it offers besides, since answers come that nobody waits for
+
+    def idle(self) -> bool:
+        """Read what comes while nobody asks. False: there is nothing to wait for on this channel any more."""
+        self._fan.look(0)
+        self._fan.expire(self._rounds.now())
+        return self._fan.connected() >= self._rounds.need
+
+    def look_in(self) -> float | None:
+        """In how many seconds the loop should look though nothing came; None: not at all."""
+        now = self._rounds.now()
+        late = self._fan.late_in(now)
+        if self._evidence is None:
+            return late
+        left = max(0.0, self._end - now)
+        return left if late is None else min(left, late)
+
+    def close(self) -> None:
+        if self._evidence is not None:
+            self._evidence.asking = False
+        self._fan.close()

@@ -1,0 +1,36 @@
+-- Common head of what can let a claim in where several servers are asked for one lock (Redlock). KEYS 4: token. The last
+-- of ARGV: the stamp that the client proposes, µs of its wall clock or more.
+-- Invariant: each time that a claim is let in its stamp is greater than every stamp of this name before it, here.
+
+local NEAR = 1000000 -- µs that a client's clock may be off; a number further off counts as one that is just so far off
+
+-- The server's clock: microseconds, milliseconds. Numbers go to commands with all 16 digits as they are (%.17g).
+local function clock()
+  local time = redis.call('TIME')
+  local now_us = time[1] * 1000000 + time[2]
+  return now_us, math.floor(now_us / 1000)
+end
+
+local function near(number, now_us)
+  return math.min(math.max(number, now_us - NEAR), now_us + NEAR)
+end
+
+-- The key outlives the instant that the stamp itself names by ten minutes, so a stamp ahead of the clock is remembered
+-- until the clock has passed it.
+local function keep(stamp, now)
+  redis.call('SET', KEYS[4], stamp, 'PX', math.max(math.ceil(stamp / 1000) - now, 0) + 600000)
+  return stamp
+end
+
+-- A new stamp: the proposed one, or else one more than what is kept.
+local function after_all(proposed, now)
+  local last = redis.call('GET', KEYS[4])
+  if last and last + 1 > proposed then
+    proposed = last + 1
+  end
+  return keep(proposed, now)
+end
+
+local function next_token(now_us, now)
+  return after_all(near(tonumber(ARGV[#ARGV]), now_us), now)
+end

@@ -1,0 +1,17 @@
+-- The beginning of stand, before what a queue needs is even defined: a lock that is free and for which nobody waits.
+
+local function take()
+  local stamp
+  if ARGV[4] == '4' then -- the token of a lease that a majority has: as it is, however old
+    local _, now = clock()
+    stamp = after_all(tonumber(ARGV[8]), now)
+  else
+    stamp = next_token(clock())
+  end
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  return stamp
+end
+
+if redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[6]) == 0 then
+  return take()
+end

@@ -1,0 +1,67 @@
+"""One connection to each server, without servers: who handles what, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from multilock import BackendUnavailable
+from multilock_redis.redlock.fan import Fan, Lane, Link, Owed
+from multilock_redis.redlock.guard import Guarded
+from multilock_redis.transport import Wire
+
+
+class Broken:
+    """A connection that takes nothing any more."""
+
+    alive = True
+    used = 0.0
+    unread = False
+
+    def put(self, request: bytes, patience: float) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    def fileno(self) -> int:
+        return -1
+
+
+def lane_of(wire: Any, now: Callable[[], float]) -> tuple[Fan, Lane]:
+    endpoint = Guarded("redis://h", None, {})  # type: ignore[arg-type]
+    fan = Fan([Link(endpoint, now, lambda: None)])
+    fan.lanes[0].wire = wire
+    return fan, fan.lanes[0]
+
+
+def test_a_send_handles_no_answer() -> None:
+    """Its caller holds the lock of a claim, and the answers of others need theirs."""
+    wire: Wire | Broken = Broken()
+    fan, lane = lane_of(wire, lambda: 0.0)
+    handled: list[Any] = []
+    lane.owed.append(Owed(handled.append, 1.0))
+    assert not lane.send(b"x", [], 0.0)
+    assert not handled
+    assert fan.owes()
+    fan.look(0)
+    assert isinstance(handled[0], BackendUnavailable)
+    assert not fan.owes()
+    fan.close()
+
+
+def test_a_late_answer_ends_its_connection_and_marks_the_server_down() -> None:
+    class Silent(Broken):
+        def finish(self) -> Any:
+            raise BlockingIOError
+
+    fan, lane = lane_of(Silent(), lambda: 2.0)
+    handled: list[Any] = []
+    lane.owed.append(Owed(handled.append, 1.0))
+    assert fan.late_in(0.5) == 0.5
+    fan.expire(0.9)
+    assert not handled
+    fan.expire(1.1)
+    assert handled[0].unknown
+    assert lane.link.down
+    assert lane.wire is None
+    fan.close()

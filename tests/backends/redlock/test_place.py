@@ -1,0 +1,266 @@
+"""The table of events: what each statement of a server makes of one claim, without servers and without time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from multilock import BackendRejected, BackendUnavailable
+from multilock.backend import Claim
+from multilock_redis.redlock.place import Evidence, Proof
+
+TTL = 10_000_000  # µs
+LOST = BackendUnavailable("no answer", unknown=True)
+NOT_SENT = BackendUnavailable("not connected", unknown=False)
+WINDOW = 1_000_000
+
+
+class Told(Evidence):
+    """A claim on several servers, and what they have said of it."""
+
+    def __init__(self, servers: int = 3, *, token: bool = True, deaf: Sequence[int] = ()) -> None:
+        claim = Claim("a", "lock", "id", "owner", TTL / 1e6, True, True, "me", 0, 0)
+        super().__init__(claim, servers, lambda which: which not in deaf, token=token)
+
+    def ask(self, which: int, at: int, answer: int | Sequence[int] | Exception, *, gives_way: bool = False) -> None:
+        self.asks(which, at, None, gives_way=gives_way)
+        self.answered(which, at, answer, at + 1, gives_way=gives_way, joins=True)
+
+    def states(self) -> list[str]:
+        return [ballot.state.value for ballot in self.ballots]
+
+
+TAKEN = (5000, 0, 8)
+
+
+def test_a_majority_of_votes_with_one_stamp_is_the_lock() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    assert told.proof(110) is None
+    told.ask(1, 105, 7)
+    assert told.proof(110) == Proof(7, 100, TTL)
+
+
+def test_votes_with_two_stamps_are_no_token() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.ask(1, 100, 8)
+    assert len(told.votes(110)) == 2
+    assert told.proof(110) is None
+    told.ask(2, 100, 8)
+    assert told.proof(110) == Proof(8, 100, TTL)
+
+
+def test_without_tokens_the_stamps_may_differ() -> None:
+    told = Told(token=False)
+    told.ask(0, 100, 7)
+    told.ask(1, 100, 8)
+    assert told.proof(110) is not None
+
+
+def test_a_vote_counts_until_it_ends_and_the_first_to_end_of_a_majority_decides() -> None:
+    told = Told()
+    for which, at in enumerate((100, 300, 200)):
+        told.ask(which, at, 7)
+    assert told.proof(400) == Proof(7, 200, TTL)
+    assert told.proof(200 + TTL) is None
+
+
+def test_a_server_that_has_restarted_does_not_count() -> None:
+    told = Told(deaf=[0])
+    told.ask(0, 100, 7)
+    told.ask(1, 100, 7)
+    assert told.proof(110) is None
+    assert told.answers() == 1
+
+
+def test_a_request_under_way_cannot_lose_a_vote() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.asks(0, 200, None, gives_way=False)
+    assert told.states()[0] == "votes"
+    told.answered(0, 200, LOST, 201, gives_way=False, joins=True)
+    assert told.states()[0] == "votes"
+    assert told.ballots[0].unsure
+    assert told.spent()
+
+
+def test_a_request_that_did_not_leave_changes_nothing() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    before = told.asks(0, 200, None, gives_way=True)
+    assert told.states()[0] == "yields"
+    told.unasked(0, before, NOT_SENT)
+    assert told.states()[0] == "votes"
+    assert told.ballots[0].silent is NOT_SENT
+    assert not told.ballots[0].unsure
+
+
+def test_a_push_older_than_a_refusal_is_dropped() -> None:
+    told = Told()
+    told.ask(0, 100, TAKEN)
+    assert told.pushed(0, 100, 6_000_000, 7)
+    told.ask(0, 200, LOST)
+    assert told.votes(300)
+    told.ask(0, 300, TAKEN)
+    assert not told.votes(310)
+    assert not told.pushed(0, 100, 6_000_000, 7)
+    assert not told.votes(310)
+
+
+def test_the_answer_of_the_request_that_a_push_echoes_comes_before_it() -> None:
+    told = Told()
+    told.asks(0, 100, None, gives_way=False)
+    assert told.pushed(0, 100, 6_000_000, 9)
+    told.answered(0, 100, TAKEN, 101, gives_way=False, joins=True)
+    assert told.votes(110)
+
+
+def test_a_push_from_before_a_give_way_is_dropped() -> None:
+    told = Told()
+    told.ask(0, 100, 5)
+    told.asks(0, 200, None, gives_way=True)
+    assert not told.votes(210)
+    assert not told.pushed(0, 100, 6_000_000, 5)
+    told.answered(0, 200, TAKEN, 210, gives_way=True, joins=True)
+    assert not told.pushed(0, 100, 6_000_000, 5)
+    assert told.pushed(0, 200, 6_000_000, 9)
+    assert told.votes(300)
+
+
+def test_nothing_counts_after_a_give_way_without_an_answer() -> None:
+    told = Told()
+    told.ask(0, 100, 5)
+    told.ask(0, 200, LOST, gives_way=True)
+    assert told.ballots[0].stuck
+    assert told.spent()
+    told.ask(0, 300, 5)
+    assert told.renewed(0, 400, True) is False
+    assert not told.votes(410)
+
+
+def test_a_give_way_that_was_refused_was_not_executed() -> None:
+    told = Told()
+    told.ask(0, 100, 5)
+    told.ask(0, 200, BackendRejected("no right"), gives_way=True)
+    assert told.states()[0] == "out"
+    assert not told.spent()
+
+
+def test_a_push_that_promises_more_than_the_ttl_is_dropped() -> None:
+    told = Told()
+    told.ask(0, 100, TAKEN)
+    assert not told.pushed(0, 100, TTL + 1, 7)
+
+
+def test_a_push_to_a_server_that_was_never_asked_is_dropped() -> None:
+    assert not Told().pushed(0, 100, 6_000_000, 7)
+
+
+def test_a_hint_takes_back_what_the_server_had_stated() -> None:
+    told = Told()
+    for which in range(3):
+        told.ask(which, 100, TAKEN)
+        told.pushed(which, 100, 6_000_000, 7)
+    assert told.proof(110)
+    told.hinted(0)
+    told.hinted(1)
+    assert told.proof(110) is None
+
+
+def test_an_answer_that_a_hint_overtook_is_asked_again() -> None:
+    told = Told()
+    told.asks(0, 100, None, gives_way=False)
+    told.hinted(0)
+    told.answered(0, 100, 7, 110, gives_way=False, joins=True)
+    assert not told.votes(120)
+    assert told.look
+
+
+def test_one_forgetful_server_ends_a_bare_majority() -> None:
+    told = Told(5)
+    for which in range(3):
+        told.ask(which, 100, 7)
+    assert not told.lacks_majority(110, WINDOW)
+    told.gone(1, 110)
+    assert told.lacks_majority(110, WINDOW)
+
+
+def test_a_server_whose_vote_has_ended_lacks_the_lease() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.ask(1, 100, 7)
+    assert told.renewed(0, TTL // 2, True)
+    assert told.lacks_majority(100 + TTL, WINDOW)
+
+
+def test_what_an_operator_took_counts_as_taken_for_a_while() -> None:
+    told = Told()
+    for which in range(3):
+        told.ask(which, 100, 7)
+    told.gone(0, 200)
+    told.ask(0, 300, 7)
+    assert not told.lacks_majority(310, WINDOW)
+    told.gone(1, 400)
+    assert told.lacks_majority(410, WINDOW)
+    told.ask(1, 500, 7)
+    assert not told.lacks_majority(400 + WINDOW, WINDOW)
+
+
+def test_a_renewal_extends_and_a_denied_one_ends_a_vote() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    assert told.renewed(0, 500, True)
+    assert told.ballots[0].until == 500 + TTL
+    assert not told.renewed(0, 400, False)  # an older answer
+    assert told.states()[0] == "votes"
+    assert not told.renewed(0, 600, False)
+    assert told.states()[0] == "out"
+
+
+def test_a_majority_of_refusals_with_one_stamp_means_one_holder() -> None:
+    told = Told()
+    told.ask(0, 100, 5)
+    told.ask(1, 100, (5000, 0, 8))
+    told.ask(2, 100, (5000, 0, 9))
+    assert not told.taken()
+    told.ask(2, 200, (5000, 0, 8))
+    assert told.taken()
+
+
+def test_a_release_is_told_where_anything_may_be() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.ask(1, 100, LOST)
+    told.asks(2, 100, None, gives_way=False)
+    assert [told.stays(which, 200) for which in range(3)] == [True, True, True]
+    told.answered(2, 100, (5000, -1, 8), 210, gives_way=False, joins=False)
+    assert [told.stays(which, 220) for which in range(3)] == [True, True, False]
+    told.ballots[0].released = True
+    assert not told.stays(0, 220)
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(50, [False, True]), (119, [False, True]), (121, [False, False])])
+def test_a_request_without_an_answer_is_undone_for_longer_than_a_lease(seconds: int, stays: list[bool]) -> None:
+    told = Told()
+    told.ask(0, 0, 7)
+    told.ask(1, 0, LOST)
+    assert [told.stays(which, seconds * 1_000_000) for which in range(2)] == stays
+
+
+@pytest.mark.parametrize(
+    ("released", "ours"),
+    [
+        ([True, True, None], True),
+        ([True, None, None], None),
+        ([False, False, None], False),
+        ([True, False, None], None),
+    ],
+)
+def test_a_majority_says_whether_a_release_ended_a_lease(released: list[bool | None], ours: bool | None) -> None:
+    told = Told()
+    for which, each in enumerate(released):
+        told.ask(which, 100, 7)
+        told.ballots[which].released = each
+    assert told.was_ours() is ours

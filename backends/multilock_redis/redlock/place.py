@@ -123,6 +123,7 @@ class Evidence:
         self.held = False  # the kernel was told that it holds, or is told now
         self.short = False  # held for less than its ttl yet
         self.leaving = False  # nothing more is asked for it
+        self.returned = False  # the kernel was told what came of the release
         self.watched = False  # each server is to report when the claim loses the name
         self.told_lost = False
         self.look = False  # some server has hinted that it is to be asked again

@@ -587,7 +587,8 @@ class Rounds:
         was_ours = evidence.was_ours()
         if was_ours is None:
             raise BackendUnavailable("too few servers have confirmed the release", unknown=True, backend=self._scheme)
-        return Returned(was_ours)
+        first, evidence.returned = not evidence.returned, True
+        return Returned(was_ours and first)  # until now: what is told again was not
 
     def close(self) -> None:
         self.clerk.close()

@@ -359,8 +359,12 @@ def test_a_server_that_could_not_be_asked_to_tell_of_losses_is_asked_after_a_ren
     standing = us.evidence(held[0])
     eventually(lambda: [at.watched for at in standing.ballots] == [True, True, False], within=WITHIN)
     us.reach(2)
-    assert isinstance(us.renew(held)[0], Granted)
-    eventually(lambda: standing.ballots[2].watched and us.backend.servers.nodes[2].listener._tracked, within=WITHIN)
+
+    def watches() -> bool:
+        assert isinstance(us.renew(held)[0], Granted)
+        return standing.ballots[2].watched and us.backend.servers.nodes[2].listener._tracked is not None
+
+    eventually(watches, within=WITHIN)
     for member in servers.members[1:]:
         with redis.Redis(port=member.port) as bare:
             bare.delete("multilock/a")

@@ -123,13 +123,21 @@ def validity_from_the_last_reply() -> None:
             return super().__new__(cls, token, ttl, now(), *rest)
 
     vars(renewal)["Granted"] = Received
-    answered, proof = Evidence.answered, Evidence.proof
+    answered, pushed, proof = Evidence.answered, Evidence.pushed, Evidence.proof
 
     def counts_from_the_reply(self: Evidence, which: int, at: int, answer: Any, now: int, **how: bool) -> None:
         answered(self, which, at, answer, now, **how)
         ballot = self.ballots[which]
         if ballot.state is State.VOTES and ballot.at == (at, 0):
             ballot.at, ballot.until = (now, 0), now + self.ttl
+
+    def counts_from_the_push(self: Evidence, which: int, at: int, valid_for: int, stamp: int) -> bool:
+        told = pushed(self, which, at, valid_for, stamp)
+        if told:
+            ballot = self.ballots[which]
+            heard = int(now() * 1e6)
+            ballot.at, ballot.until = (heard, 1), heard + valid_for
+        return told
 
     def last(self: Evidence, now: int) -> Proof | None:
         if (proven := proof(self, now)) is None:
@@ -138,6 +146,7 @@ def validity_from_the_last_reply() -> None:
         return Proof(proven.token, newest.at[0], newest.until - newest.at[0])
 
     Evidence.answered = counts_from_the_reply  # type: ignore[method-assign]
+    Evidence.pushed = counts_from_the_push  # type: ignore[method-assign]
     Evidence.proof = last  # type: ignore[method-assign]
 
 

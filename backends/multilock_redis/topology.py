@@ -2,10 +2,15 @@
 
 The table is asked for when there is none, and once after each burst of answers that contradict it: a redirection, or
 silence, which may be a primary whose replica has taken over.
+
+A node that was cut off from the others answers, and knows less. Its epoch shows that: the epoch of a cluster grows with
+each failover. So a table of a lower epoch counts only if no node that answers has a greater epoch, and most primaries
+that the table names answer with the same one: then the cluster was made anew.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -16,13 +21,15 @@ from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import Replicas
 from multilock_redis.slots import Address, SlotTable
-from multilock_redis.transport import Endpoint
+from multilock_redis.transport import Answer, Endpoint
 from multilock_redis.wire import Redirected, pack
 
 __all__ = ["Topology"]
 
 CLUSTER_SLOTS = pack("CLUSTER", "SLOTS")
+CLUSTER_INFO = pack("CLUSTER", "INFO")
 BURST = 0.1  # seconds; within them one look at the table is enough for all who doubt it
+EPOCH = re.compile(rb"cluster_current_epoch:(\d+)")
 AT_LEAST = 0.02  # seconds for one node to answer
 
 
@@ -47,6 +54,7 @@ class Topology:
         self._replicas = replicas
         self._now = notices.now
         self._table: SlotTable | None = None
+        self._epoch = 0  # of the table
         self._doubted = False
         self._looked_at = 0.0  # when the table was asked for last
         self._looking = system.Lock()  # taken as those in `Listener`
@@ -164,25 +172,45 @@ class Topology:
         if self._table is not None:
             deadline -= (deadline - self._now()) / 2
         asked = self._candidates()
+        older: dict[Address, tuple[int, SlotTable]] = {}
         for i, address in enumerate(asked):
             left = deadline - self._now()
             if left <= 0:
                 break
             try:
                 share = left / (len(asked) - i if address in self._silent else min(2, len(asked) - i))
-                table = self._ask(address, max(share, AT_LEAST))
+                epoch, table = self._ask(address, max(share, AT_LEAST))
             except (BackendUnavailable, BackendRejected) as failed:
                 self._silent.add(address)
                 failures.append(failed)
                 continue
             self._silent.discard(address)
-            self._doubted = False
-            self._looked_at = self._now()
-            self._install(table)
+            if epoch < self._epoch:  # an older table than the one that is known
+                older[address] = epoch, table
+                asked += [each for each in table.primaries if each not in asked]
+                continue
+            self._believe(epoch, table)
             return
+        else:
+            self._begin_afresh(older)
         self._looked_at = self._now()
         if self._table is None:
             raise self._nobody_knows(failures)
+
+    def _believe(self, epoch: int, table: SlotTable) -> None:
+        self._epoch = epoch
+        self._doubted = False
+        self._looked_at = self._now()
+        self._install(table)
+
+    def _begin_afresh(self, older: dict[Address, tuple[int, SlotTable]]) -> None:
+        """Believe an older table if most primaries that it names have its epoch. All nodes were asked."""
+        epoch, table = max(older.values(), key=lambda each: each[0], default=(0, None))
+        if table is None:
+            return
+        same = [address for address in table.primaries if address in older and older[address][0] == epoch]
+        if len(same) > len(table.primaries) // 2:
+            self._believe(epoch, table)
 
     def _nobody_knows(self, failures: list[MultilockError]) -> MultilockError:
         """One that refuses says nothing of those that are silent: they may answer soon."""
@@ -209,25 +237,29 @@ class Topology:
         self._silent.intersection_update(asked)
         return sorted(asked, key=lambda address: (address not in learnt, address in self._silent))
 
-    def _ask(self, address: Address, within: float) -> SlotTable:
+    def _ask(self, address: Address, within: float) -> tuple[int, SlotTable]:
+        """Return the epoch of the cluster and the table, as this node knows them."""
         try:
-            table = SlotTable.of(self._slots_by(address, within), address)
+            slots, info = self._said_by(address, within)
+            table = SlotTable.of(slots, address)
         except ValueError as error:
             raise BackendRejected(f"{address} is not a node of a cluster: {error}", backend="redis") from error
         if not table.primaries:  # it was reset, or came back empty: of those who have the locks it knows nothing
             raise BackendUnavailable(f"{address} knows no node that serves a slot", unknown=False, backend="redis")
-        return table
+        # A user may lack the right to ask for the epoch, and a proxy may not know the command.
+        found = EPOCH.search(info) if isinstance(info, bytes) else None
+        return int(found[1]) if found else self._epoch, table
 
-    def _slots_by(self, address: Address, within: float) -> Any:
+    def _said_by(self, address: Address, within: float) -> list[Any]:
+        """The answers to `CLUSTER_SLOTS` and to `CLUSTER_INFO`."""
         node = self._nodes.get(address)
         if node is not None and not self._is_left(address):
-            answer, _ = node.connections.call(CLUSTER_SLOTS, within)
-            return answer
+            return _first_counts(node.connections.exchange([CLUSTER_SLOTS, CLUSTER_INFO], within))
         # A replica, a former primary, or a seed under another name: no connection is kept.
         deadline = self._now() + within
         wire = self._endpoint_at(address).connect(within, self._now)
         try:
-            return wire.call(CLUSTER_SLOTS, deadline - self._now())
+            return _first_counts(wire.exchange([CLUSTER_SLOTS, CLUSTER_INFO], deadline - self._now()))
         finally:
             wire.close()
 
@@ -243,3 +275,11 @@ class Topology:
                 self.retire(address, node)
         if gone:
             self._notices.wake(None)  # who waited there has nobody any more who would tell it
+
+
+def _first_counts(answers: list[Answer]) -> list[Any]:
+    """Raises the first answer if it is an error."""
+    said = [answer for answer, _ in answers]
+    if isinstance(said[0], Exception):
+        raise said[0]
+    return said

@@ -19,7 +19,7 @@ from multilock_redis.keys import Keyspace
 from multilock_redis.slots import SLOTS, Address, SlotTable, key_slot
 from multilock_redis.topology import Topology
 from multilock_redis.transport import Endpoint
-from multilock_redis.wire import pack
+from multilock_redis.wire import Redirected, pack
 from tests.backends.redis.kit import Ear, eventually, holder_of
 from tests.servers import RedisServer
 
@@ -41,6 +41,7 @@ class Nodes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seeds: Address) -> None:
         self.say: dict[Address, Any] = {}
+        self.epochs: dict[Address, int] = {}
         self.asked: list[tuple[Address, float]] = []
         keys, capabilities = Keyspace("multilock/", key_slot), cast("Any", None)
         self.backend = ClusterBackend("redis+cluster", seeds, self.endpoint_at, keys, capabilities)
@@ -53,9 +54,9 @@ class Nodes:
             said = self.say.get(address, SILENCE)
             if isinstance(said, MultilockError):
                 raise said
-            return said
+            return said, b"cluster_state:ok\r\ncluster_current_epoch:%d\r\n" % self.epochs.get(address, 1)
 
-        monkeypatch.setattr(self.topology, "_slots_by", exchange)
+        monkeypatch.setattr(self.topology, "_said_by", exchange)
 
     def endpoint_at(self, address: Address) -> Endpoint:
         return Endpoint(f"redis://{address}/0", Connection, {"host": "127.0.0.1", "port": self.servers[address]})
@@ -109,6 +110,30 @@ def test_an_address_of_the_url_is_asked_after_all_that_were_learnt(nodes: Nodes)
     del nodes.say[A]
     assert nodes.look()[-1] == SEED
     assert nodes.topology.table(WITHIN).primaries == (C,)
+
+
+def test_a_node_that_was_cut_off_leads_back_to_no_former_primary(nodes: Nodes) -> None:
+    nodes.say = {A: lines(A, B), B: lines(C, B), C: lines(C, B), SEED: lines(A, B)}
+    nodes.epochs = {B: 2, C: 2}
+    nodes.topology.redirected(B, Redirected("", f"MOVED 0 {C}"))
+    nodes.look()
+    assert nodes.topology.table(WITHIN).primaries == (C, B)
+    for first in (A, SEED, B):
+        nodes.topology._told = first
+        nodes.look()
+        assert nodes.topology.table(WITHIN).primaries == (C, B)
+    del nodes.say[B], nodes.say[C]
+    nodes.look()
+    assert nodes.topology.table(WITHIN).primaries == (C, B), "the nodes that were cut off are no majority"
+
+
+def test_a_cluster_that_was_made_anew_with_lower_epochs_is_followed(nodes: Nodes) -> None:
+    nodes.epochs = dict.fromkeys((A, B, SEED), 7)
+    nodes.look()
+    nodes.epochs.clear()
+    nodes.say = dict.fromkeys((A, B, C, SEED), lines(B, C))
+    nodes.look()
+    assert nodes.topology.table(WITHIN).primaries == (B, C)
 
 
 def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from multilock.backend import Backend
 from multilock.testing import Fault, FaultProxy
 from multilock.testing.conformance import Place
 
@@ -30,6 +31,14 @@ class Proxied(Place):
     @property
     def clean_url(self) -> str:
         return self._clean_url
+
+    @contextlib.contextmanager
+    def slow_answers(self, seconds: float) -> Iterator[Backend]:
+        self.proxy.delay(seconds, "down")
+        try:
+            yield self._open(self.url, {})
+        finally:
+            self.proxy.heal()
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:

@@ -53,6 +53,16 @@ class Redlock(Place):
         return sorted(left)
 
     @contextlib.contextmanager
+    def slow_answers(self, seconds: float) -> Iterator[Backend]:
+        for proxy in self._proxies:
+            proxy.delay(seconds, "down")
+        try:
+            yield self._open(self.url, {})
+        finally:
+            for proxy in self._proxies:
+                proxy.heal()
+
+    @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
         for proxy in self._proxies:
             proxy.black_hole()

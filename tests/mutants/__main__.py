@@ -7,12 +7,13 @@ A mutant is ``tests/mutants/<name>.patch``: a small diff against the product, wi
     Invariant: which one of `INVARIANTS` it breaks
 
 The tree is copied, the patch applied, the tests run. A mutant is killed when a test fails or hangs. It is an error when
-one survives, when a patch no longer applies, or when the tests named fail without any patch.
+one survives, when a patch no longer applies or names something undefined, or when its tests fail without any patch.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,9 +111,19 @@ def try_out(mutant: Mutant) -> Result:
         )
         if applied.returncode:
             return result("does not apply", applied.stderr)
+        if said := undefined_names(tree, mutant):
+            return result("proves nothing", said)
         code, said = run_tests(tree, mutant.tests)
         outcome = "killed (hangs)" if code is None else OUTCOMES.get(code, "broken")
         return result(outcome, "" if outcome.startswith("killed") else said)
+
+
+def undefined_names(tree: Path, mutant: Mutant) -> str:
+    """What a patched file names and nobody defines: it fails any test, and so shows nothing."""
+    files = [file for file in re.findall(r"^\+\+\+ b/(\S+\.py)$", mutant.patch, re.M) if (tree / file).exists()]
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "-q", "--select", "F821,F823"]
+    found = subprocess.run([*command, *files], cwd=tree, capture_output=True, text=True, check=False) if files else None
+    return found.stdout if found and found.returncode else ""
 
 
 def healthy(mutants: Iterable[Mutant]) -> bool:

@@ -118,6 +118,14 @@ class Place:
         """The next such request takes its time on the way to the backend, and is answered."""
         return self.faults.plan(call, _Slow(seconds))
 
+    def slow_answers(self, seconds: float) -> contextlib.AbstractContextManager[Backend] | None:
+        """Give a backend whose answers come ``seconds`` late inside this block. Its requests are executed at once.
+
+        It shows a backend that reads ``Granted.sent_at`` after its request has left. None: the answers of this backend
+        do not travel, and cannot come late. A proxy does it: `multilock.testing.FaultProxy.delay`.
+        """
+        return None
+
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
         """Nobody answers inside this block (bystanders excepted)."""

@@ -112,6 +112,25 @@ class BackendConformance(Conformance):
         assert 0 < granted.renew_every < granted.valid_for
         assert granted.ttl >= 10
 
+    def test_a_grant_and_a_renewal_count_from_before_their_answers_came_late(self, place: Place, ear: Ear) -> None:
+        late = 0.3
+        slow = place.slow_answers(late)
+        if slow is None:
+            pytest.skip("the answers of this backend do not travel")
+        with slow as backend:
+            backend.open(ear)
+            try:
+                claim = ear.claim()
+                granted = backend.attempt(claim, False, 20 * late)
+                assert isinstance(granted, Granted)
+                assert granted.sent_at <= now() - late
+                [renewed] = backend.renew(granted.group, [(claim, granted)], 20 * late)
+                assert isinstance(renewed, Granted)
+                assert granted.sent_at <= renewed.sent_at <= now() - late
+                backend.release(claim, renewed, False, 20 * late)
+            finally:
+                backend.close()
+
     def test_a_taken_name_is_busy(self, backend_: Backend, ear: Ear) -> None:
         take(backend_, ear.claim())
         busy = backend_.attempt(ear.claim(), False, WITHIN)

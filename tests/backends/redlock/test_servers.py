@@ -104,6 +104,7 @@ def test_a_server_that_comes_back_empty_does_not_count_until_what_it_granted_is_
     three.members[1].restart()
     claim = them.claim(ttl=60.0)
     if not guard:  # two believe
+        them.connect()
         them.take(claim)
         assert granted.sent_at + granted.valid_for > now()
         return

@@ -162,7 +162,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     # Whatever is after -- is CMD's, further dashes too.
     end = words.index("--") if "--" in words else len(words)
     parser = commands[words[0]]
-    arguments = parser.parse_intermixed_args(words[1:end])
+    arguments, unknown = parser.parse_known_intermixed_args(words[1:end])
+    if unknown:
+        remedy = "" if "--" in words else ": write CMD after --"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{remedy}")
     arguments.command += words[end + 1 :]
     if not arguments.command:
         parser.error("CMD is missing: write it after --")

@@ -13,10 +13,14 @@ from enum import Enum, auto
 from pathlib import Path
 
 from multilock import system
+from multilock.cli.launch import inheritable_descriptors
 from multilock.kernel.runtime import now
 
 __all__ = ["CannotStart", "Child"]
 
+# CMD gets what the caller opened for it (`3>file`, `<(…)`, a systemd socket). This list is made before a client opens
+# anything, so that no connection of ours is in it.
+INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 LOOK_EVERY = 0.02  # seconds between looks at a group that is being ended; there is nothing to wait on
 DYING = 5.0  # seconds for the kernel to end what was killed; one that sits in a system call may never end
@@ -61,7 +65,7 @@ class Child:
                     [sys.executable, "-I", "-S", LAUNCH, *arguments],
                     env={**os.environ, **environment},
                     process_group=0,
-                    pass_fds=(report_end, watch),
+                    pass_fds=(report_end, watch, *INHERITED.intersection(inheritable_descriptors())),
                 )
             finally:
                 os.close(report_end)

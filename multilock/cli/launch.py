@@ -28,11 +28,11 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def leave_watcher(pipe: int, report: int) -> None:
+def leave_watcher(pipe: int) -> None:
     """A process that kills this whole group when multilock dies, which is when ``pipe`` ends without a byte.
 
     It is no child of CMD, which would not know it, and has a session of its own, where no signal to the group and none
-    of the terminal reaches it. Nothing of ours stays open in it: who reads CMD's output must see its end.
+    of the terminal reaches it. Nothing else stays open in it: the reader of CMD's output must see its end.
     """
     group = os.getpgrp()
     if child := os.fork():
@@ -42,13 +42,32 @@ def leave_watcher(pipe: int, report: int) -> None:
         os._exit(0)
     os.setsid()
     os.chdir("/")
-    for inherited in (0, 1, 2, report):
-        with contextlib.suppress(OSError):
-            os.close(inherited)
+    for number in open_descriptors():
+        if number != pipe:
+            with contextlib.suppress(OSError):  # not open
+                os.close(number)
     if not os.read(pipe, 1):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     os._exit(0)
+
+
+def open_descriptors() -> list[int]:
+    """Return the numbers of all open file descriptors, and of some that are not open."""
+    try:
+        return [int(number) for number in os.listdir("/dev/fd")]
+    except OSError:  # a bare chroot
+        return list(range(256))
+
+
+def inheritable_descriptors() -> list[int]:
+    """Return the descriptors above stderr that a program run by this process would inherit."""
+    found = []
+    for number in open_descriptors():
+        with contextlib.suppress(OSError):  # not open
+            if number > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
 
 
 def take_terminal() -> None:
@@ -63,13 +82,15 @@ def main(parent: str, report: str, watch: str, foreground: str, *command: str) -
     If that fails, its errno is written to the file descriptor ``report``; success closes it.
     """
     die_with(int(parent))
-    leave_watcher(int(watch), int(report))
+    leave_watcher(int(watch))
     for ours in (report, watch):
         os.set_inheritable(int(ours), False)
     if foreground == "1":
         take_terminal()
     for signum in (signal.SIGTTOU, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by multilock or Python
         signal.signal(signum, signal.SIG_DFL)
+    if os.environ.get("LISTEN_PID") == parent:  # systemd's sockets are for the process of this number
+        os.environ["LISTEN_PID"] = str(os.getpid())
     try:
         os.execvp(command[0], command)
     except OSError as error:

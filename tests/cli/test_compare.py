@@ -91,6 +91,14 @@ def test_each_seeded_defect_is_found_from_the_command_line(tmp_path: Path) -> No
     assert cells["redis", "pause"]["violations"] == []
 
 
+def test_a_lock_of_ones_own_is_compared_on_a_page_that_does_not_vouch_for_its_server(tmp_path: Path) -> None:
+    with RedisServer() as server:
+        adapter = f"tests.compare.broken:Sound={server.url}"
+        done = multilock("--adapter", adapter, *PAUSE, "--ttl", "1", "--out", tmp_path, within=100)
+    assert (done.returncode, done.stderr.count("internal error")) == (0, 0), done.stderr
+    assert "Nothing was found that weakens a lock" not in (tmp_path / "report.html").read_text()
+
+
 def test_it_keeps_the_report_the_history_and_a_table(report: tuple[Path, str]) -> None:
     folder, _ = report
     kept = compare.read_report(folder)

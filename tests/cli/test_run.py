@@ -90,6 +90,40 @@ def test_the_place_may_come_from_the_environment_or_a_profile(run: Run, sqlite_u
     assert run("run", "job", "--profile", "here", "--config", "mine.toml", "--", "true").returncode == 0
 
 
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_the_command_gets_the_descriptors_that_the_caller_opened(sqlite_url: str, tmp_path: Path, command: str) -> None:
+    held = f"{sys.executable} -m multilock {command} job --url {sqlite_url} --"
+    for script, printed in (
+        (f"{held} diff <(echo a) <(echo a) && echo same", "same\n"),
+        (f"{held} sh -c 'echo written >&3' 3> f; cat f", "written\n"),
+    ):
+        ended = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=WITHIN
+        )
+        assert (ended.stdout, ended.stderr) == (printed, "")
+
+
+def test_no_other_descriptor_is_open_in_the_command(run: Run, sqlite_url: str) -> None:
+    program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])"  # without the listing itself
+    assert run("run", "job", "--url", sqlite_url, "--", sys.executable, "-c", program).stdout == "['0', '1', '2']\n"
+
+
+def test_sockets_of_systemd_are_for_the_number_of_the_command(sqlite_url: str, tmp_path: Path) -> None:
+    held = f"LISTEN_PID=$$ exec {sys.executable} -m multilock run job --url {sqlite_url} --"
+    script = f"{held} sh -c '[ $LISTEN_PID = $$ ] && echo ours'"
+    ended = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=WITHIN
+    )
+    assert ended.stdout == "ours\n"
+
+
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_a_command_with_options_needs_the_two_dashes_and_is_told_so(run: Run, sqlite_url: str, command: str) -> None:
+    ended = run(command, "job", "--url", sqlite_url, "sh", "-c", "true")
+    assert ended.returncode == 64
+    assert ended.stderr.endswith("multilock: unrecognized arguments: -c true: write CMD after --\n")
+
+
 # ---- a lock that is taken
 
 

@@ -6,6 +6,7 @@ import sys
 from itertools import count
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from multilock import system
 from multilock.errors import NotHeld
@@ -21,7 +22,24 @@ __all__ = ["ThreadingLock"]
 
 TIDY_AT = 32  # entries; few programs have more threads that acquire one lock and do not release it
 
-_Key = tuple[int, int]  # the thread that acquired, and a number of its own for each acquire
+
+class _Thread:
+    """A thread: this ends with it, while its number goes to the next one."""
+
+    __slots__ = ("__weakref__",)
+
+
+_here = system.local()
+
+
+def _this_thread() -> ref[_Thread]:
+    thread: _Thread | None = getattr(_here, "thread", None)
+    if thread is None:
+        thread = _here.thread = _Thread()
+    return ref(thread)
+
+
+_Key = tuple[ref[_Thread], int]  # the thread that acquired, and a number of its own for each acquire
 
 
 class ThreadingLock(OfThisProcess):
@@ -54,7 +72,7 @@ class ThreadingLock(OfThisProcess):
 
     def _take(self, timeout: float | None, frame: FrameType | None = None) -> bool:
         """``frame``: of the ``with`` statement."""
-        key = system.get_ident(), next(self._numbers)
+        key = _this_thread(), next(self._numbers)
         lease = self._lock._acquire(check_timeout(timeout))
         if lease is None:
             return False
@@ -70,9 +88,8 @@ class ThreadingLock(OfThisProcess):
 
     def _tidy(self) -> None:
         """Forget what threads lost that have ended without a release."""
-        living = sys._current_frames()
         for key, entry in list(self._taken.items()):
-            if key[0] not in living and entry.lease._is_lost():
+            if key[0]() is None and entry.lease._is_lost():
                 self._taken.pop(key, None)
         self._tidy_at = max(TIDY_AT, 2 * len(self._taken))
 
@@ -96,9 +113,9 @@ class ThreadingLock(OfThisProcess):
         """What the ``with`` statement of this frame took; where there is none, what this thread took, newest first; and
         where it took nothing, of a plain lock what any thread took: one that is lost before the one that is held."""
         taken = list(self._taken.items())[::-1]
-        thread = system.get_ident()
+        thread = _this_thread()
         mine = [(key, entry) for key, entry in taken if frame and entry.frame is frame]
-        mine = mine or [(key, entry) for key, entry in taken if key[0] == thread]
+        mine = mine or [(key, entry) for key, entry in taken if key[0] is thread]
         if mine or self._reentrant:
             return mine
         others = [(key, entry) for key, entry in taken if entry.lease._state in (HELD, LOST)]

@@ -87,6 +87,7 @@ def _about_members(text: str) -> Iterator[Finding]:
         yield Finding(
             "zookeeper-even-servers",
             "info",
-            f"the ensemble has {voters} voting servers, which tolerate no more failures than {voters - 1}",
+            f"the ensemble has {voters} voting servers, which tolerate {voters // 2 - 1} "
+            f"failure{'s' * (voters != 4)}, the same as {voters - 1}",
             "run three or five servers",
         )

@@ -814,6 +814,35 @@ def test_every_level_of_a_lost_rlock_is_told(client: Client, backend: Scripted) 
         lock.release()
 
 
+def test_a_thread_is_not_taken_for_an_ended_one_whose_number_it_has(threads: Client) -> None:
+    backend: Any = threads._kernel.backend
+    lock = threads.lock("n").as_threading_lock()
+    ended: set[int] = set()
+    end = threading.Event()
+
+    def lose() -> None:
+        lock.acquire()
+        take(backend)
+        del backend.holders["n"]
+        ended.add(threading.get_ident())
+
+    for _ in range(5):
+        thread = threading.Thread(target=lose)
+        thread.start()
+        thread.join(10)
+    living = [threading.Thread(target=end.wait, args=(20,)) for _ in range(10)]
+    try:
+        for thread in living:
+            thread.start()
+        assert ended & {thread.ident for thread in living}
+        lock._tidy()
+        assert not lock._taken
+    finally:
+        end.set()
+        for thread in living:
+            thread.join(10)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_wait_on_a_condition_whose_lock_was_lost_raises_lock_lost(
     client: Client, backend: Scripted, reentrant: bool

@@ -7,7 +7,7 @@
     python manage.py nightly & python manage.py nightly; wait
 
 You should see "Applying jobs.0001_initial" once, and the second migrate_once find nothing to do; the report is made by
-one of the two, and the other says that it is being made.
+one of the two, and the other says so; so does one that you start within a minute.
 """
 
 import os

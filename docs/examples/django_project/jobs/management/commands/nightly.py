@@ -14,9 +14,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         with multilock.connect() as client:  # $MULTILOCK_URL
-            lease = client.lock("django/nightly").try_acquire()
+            lease = client.lock("django/nightly", hold_at_least=60).try_acquire()
             if lease is None:
-                self.stdout.write("it is being made by another host")
+                self.stdout.write("another host makes it, or has just made it")
                 return
             with lease:
                 time.sleep(1.0)  # make it

@@ -7,14 +7,17 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from multilock import events, system
+from multilock import events
 from multilock.kernel.core import Kernel
+from multilock.model import LossReason
 
 if TYPE_CHECKING:
     from multilock.aio import AsyncClient
     from multilock.client import Client
 
-__all__ = ["HELD", "SLACK", "WAITS", "Clients", "NameLabel"]
+__all__ = ["HELD", "REASONS", "SLACK", "WAITS", "Clients", "NameLabel"]
+
+REASONS = tuple(reason.value for reason in LossReason)
 
 # A lock on the same host takes 50 µs; who waits for another waits for as long as that one works.
 # fmt: off
@@ -46,27 +49,40 @@ def _labeller(name_label: NameLabel) -> Label:
 
 class Clients:
     """Those whose figures somebody wants. What they tell goes to ``hear``, with the backend and the label of the name;
-    what is true just now comes from the clock and not from a flag."""
+    what is true just now comes from the clock and not from a flag. ``begin`` gets each backend and label once, before
+    anything is heard of them: a series that is born at 1 never grew.
 
-    def __init__(self, hear: Callable[[str, str, events.Event], None]) -> None:
+    There is no lock: a thread that a fork leaves behind in a scrape would keep it for ever."""
+
+    def __init__(self, hear: Callable[[str, str, events.Event], None], begin: Callable[[str, str], None]) -> None:
         self._hear = hear
-        self._lock = system.Lock()
-        self._all: weakref.WeakKeyDictionary[Client | AsyncClient, _Instrumented] = weakref.WeakKeyDictionary()
+        self._begin = begin
+        self._begun: set[tuple[str, str]] = set()
+        self._all: dict[weakref.ref[Client | AsyncClient], _Instrumented] = {}
 
     def add(self, client: Client | AsyncClient, name_label: NameLabel) -> Callable[[], None]:
         """Until the function returned is called; a client that was added before is asked as it is said now."""
-        with self._lock:
-            if before := self._all.get(client):
-                before.unsubscribe()
-            instrumented = self._all[client] = _Instrumented(self._hear, client, name_label)
+        key: weakref.ref[Client | AsyncClient] = weakref.ref(client, lambda gone: self._all.pop(gone, None))
+        if before := self._all.get(key):
+            before.unsubscribe()
+        instrumented = self._all[key] = _Instrumented(self.tell, client, name_label)
+        self.begin(client._kernel.scheme, "")
 
         def remove() -> None:
             instrumented.unsubscribe()
-            with self._lock:
-                if self._all.get(client) is instrumented:
-                    del self._all[client]
+            if self._all.get(key) is instrumented:
+                self._all.pop(key, None)
 
         return remove
+
+    def begin(self, backend: str, label: str) -> None:
+        if (backend, label) not in self._begun:
+            self._begin(backend, label)
+            self._begun.add((backend, label))
+
+    def tell(self, backend: str, label: str, event: events.Event) -> None:
+        self.begin(backend, label)
+        self._hear(backend, label, event)
 
     def held(self) -> Tally[tuple[str, str]]:
         """Leases, by backend and label."""
@@ -83,12 +99,13 @@ class Clients:
             late[kernel.scheme] = max(late.get(kernel.scheme, 0.0), kernel.watchdog_late())
         return late
 
-    def leads(self) -> dict[str, bool]:
-        """By the name of each election that is stood for."""
-        leads: dict[str, bool] = {}
+    def leads(self) -> dict[tuple[str, str], bool]:
+        """By the prefix and the name of each election that is stood for."""
+        leads: dict[tuple[str, str], bool] = {}
         for kernel, _ in self._kernels():
             for name, leading in kernel.candidacies():
-                leads[name] = leads.get(name, False) or leading
+                key = kernel.settings.prefix, name
+                leads[key] = leads.get(key, False) or leading
         return leads
 
     def _tally(self, names: Callable[[Kernel], Iterable[str]]) -> Tally[tuple[str, str]]:
@@ -99,8 +116,8 @@ class Clients:
         return tally
 
     def _kernels(self) -> list[tuple[Kernel, Label]]:
-        with self._lock:
-            return [(client._kernel, instrumented.label) for client, instrumented in self._all.items()]
+        clients = [(reference(), instrumented) for reference, instrumented in list(self._all.items())]
+        return [(client._kernel, instrumented.label) for client, instrumented in clients if client is not None]
 
 
 class _Instrumented:

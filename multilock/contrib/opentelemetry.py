@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
 
 from multilock import __version__, events, system
-from multilock.contrib.figures import HELD, SLACK, WAITS, Clients, NameLabel
+from multilock.contrib.figures import HELD, REASONS, SLACK, WAITS, Clients, NameLabel
 
 if TYPE_CHECKING:
     from multilock.aio import AsyncClient
@@ -66,7 +66,7 @@ class _Metrics:
     """All instruments of one provider, for all clients that are instrumented there."""
 
     def __init__(self, meter: Meter) -> None:
-        self.clients = Clients(self._hear)
+        self.clients = Clients(self._hear, self._begin)
 
         def histogram(name: str, unit: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return meter.create_histogram(name, unit, text, explicit_bucket_boundaries_advisory=buckets)
@@ -119,7 +119,12 @@ class _Metrics:
         return [Observation(seconds, _attributes(scheme)) for scheme, seconds in self.clients.late().items()]
 
     def _status(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(leading), {"name": name}) for name, leading in self.clients.leads().items()]
+        leads = self.clients.leads().items()
+        return [Observation(int(leading), {"prefix": prefix, "name": name}) for (prefix, name), leading in leads]
+
+    def _begin(self, backend: str, name: str) -> None:
+        for reason in REASONS:
+            self.losses.add(0, {**_attributes(backend, name), "reason": reason})
 
     def _hear(self, backend: str, name: str, event: events.Event) -> None:
         attributes = _attributes(backend, name)

@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from multilock import events, system
-from multilock.contrib.figures import HELD, SLACK, WAITS, Clients, NameLabel
+from multilock.contrib.figures import HELD, REASONS, SLACK, WAITS, Clients, NameLabel
 
 if TYPE_CHECKING:
     from multilock.aio import AsyncClient
@@ -61,7 +61,7 @@ class _Metrics:
     """All metrics of one registry, of all clients that are instrumented there."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.clients = Clients(self._hear)
+        self.clients = Clients(self._hear, self._begin)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, LABELS, buckets=buckets, registry=registry)
@@ -83,6 +83,10 @@ class _Metrics:
             SLACK,
         )
         registry.register(_Gauges(self.clients))
+
+    def _begin(self, backend: str, name: str) -> None:
+        for reason in REASONS:
+            self.losses.labels(backend, name, reason)
 
     def _hear(self, backend: str, name: str, event: events.Event) -> None:
         labels = (backend, name)
@@ -119,7 +123,7 @@ class _Gauges:
             _filled(_held(), self._clients.held().items()),
             _filled(_waiting(), self._clients.waiting().items()),
             _filled(_late(), (((scheme,), seconds) for scheme, seconds in self._clients.late().items())),
-            _filled(_status(), (((name,), leading) for name, leading in self._clients.leads().items())),
+            _filled(_status(), self._clients.leads().items()),
         ]
 
 
@@ -135,7 +139,7 @@ _status = partial(
     GaugeMetricFamily,
     "leader_election_master_status",
     "Whether this process leads the election (1) or stands for it (0).",
-    labels=("name",),
+    labels=("prefix", "name"),
 )
 
 

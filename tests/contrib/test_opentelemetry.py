@@ -99,6 +99,7 @@ def test_renewals_silence_and_losses_are_counted(figure: Telemetry) -> None:
     runtime.advance(40)
     assert figure("multilock.renew.failures") >= 1
     assert figure("multilock.losses", reason="expired") == 1
+    assert figure("multilock.losses", reason="taken") == 0
     assert figure("multilock.held.seconds") == 1
     client.close()
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import re
+import threading
 import urllib.request
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
@@ -186,6 +189,81 @@ def test_a_client_that_nobody_refers_to_is_not_kept_by_its_metrics(registry: Col
     del client
     gc.collect()
     assert gone() is None
+
+
+def test_the_first_loss_makes_a_series_grow_that_was_there(registry: CollectorRegistry, scrape: Scrape) -> None:
+    runtime = HandRuntime()
+    backend = Scripted(runtime)
+    client = client_on(backend, runtime, ttl=30.0)
+    instrument(client, registry=registry, name_label=True)
+    assert scrape("multilock_losses_total", name="", reason="taken") == 0
+    client.lock("n").acquire()
+    for reason in multilock.LossReason:
+        assert scrape("multilock_losses_total", name="n", reason=reason.value) == 0
+    backend.always("renew", silence())
+    runtime.advance(40)
+    assert scrape("multilock_losses_total", name="n", reason="expired") == 1
+    client.close()
+
+
+def test_elections_of_two_prefixes_have_two_series(registry: CollectorRegistry, scrape: Scrape) -> None:
+    with (
+        multilock.connect("memory://metrics", prefix="blue/") as blue,
+        multilock.connect("memory://metrics", prefix="green/") as green,
+        multilock.connect("memory://metrics", prefix="green/") as other,
+    ):
+        instrument(blue, registry=registry)
+        instrument(green, registry=registry)
+        leadership, elsewhere = blue.election("e").campaign(), other.election("e").campaign()
+        with green.election("e"):
+            assert scrape("leader_election_master_status", name="e", prefix="blue/") == 1
+            assert scrape("leader_election_master_status", name="e", prefix="green/") == 0
+        leadership.release()
+        elsewhere.release()
+
+
+class Halting:
+    """A client in the middle of whose figures a scrape stands still."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.entered, self.leave = threading.Event(), threading.Event()
+        self.events = client.events
+        self.halts = False
+
+    @property
+    def _kernel(self) -> Any:
+        if self.halts:
+            self.entered.set()
+            self.leave.wait(20)
+        return self._client._kernel
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_in_the_middle_of_a_scrape_can_be_scraped(client: Client, registry: CollectorRegistry) -> None:
+    halting: Any = Halting(client)
+    instrument(halting, registry=registry)
+    halting.halts = True
+    scraping = background(lambda: list(registry.collect()))
+    assert halting.entered.wait(10)
+    pid = os.fork()
+    if pid == 0:
+        halting.halts = False
+        child = threading.Thread(target=lambda: list(registry.collect()), daemon=True)
+        child.start()
+        child.join(10)
+        os._exit(7 if child.is_alive() else 0)
+    halting.leave.set()
+    assert scraping.result(20)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_no_leader_is_also_told_where_nobody_exports_any_more(
+    client: Client, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    instrument(client, registry=registry)
+    assert scrape("leader_election_master_status") is None
+    assert "expr: absent(leader_election_master_status)\n" in (PAGES / "alerts.yaml").read_text(encoding="utf-8")
 
 
 def names_in(text: str) -> set[str]:

@@ -11,9 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 import multilock
 from multilock import ConfigurationError, system
@@ -22,6 +20,9 @@ from multilock.cli.signals import Signalled, Signals
 from multilock.config import NothingConfigured, resolve
 from multilock.kernel.worker import start_worker
 from multilock.urls import redact
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["demo"]
 
@@ -98,14 +99,24 @@ class _Show:
     """Prints what happens, with the seconds since the beginning."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console: Console | None = None
+        with contextlib.suppress(ModuleNotFoundError):  # plain lines do as well
+            from rich import console
+
+            self._console = console.Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         self._began = multilock.now()
 
     def __call__(self, text: str, style: str = "") -> None:
-        self._console.print(Text(f"{multilock.now() - self._began:5.2f} s  {text}", style=style))
+        line = f"{multilock.now() - self._began:5.2f} s  {text}"
+        if self._console is None:
+            print(line, flush=True)
+        else:
+            self._console.print(line, style=style)
 
     def waiting(self, text: str) -> contextlib.AbstractContextManager[object]:
-        return self._console.status(text) if self._console.is_terminal else contextlib.nullcontext()
+        if self._console is None or not self._console.is_terminal:
+            return contextlib.nullcontext()
+        return self._console.status(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
+import shutil
+import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 import multilock
-from multilock import BackendRejected, BackendUnavailable, Capabilities, Finding
+from multilock import BackendRejected, BackendUnavailable, Capabilities, Client, Finding, MultilockError
 from multilock.cli.exits import UNREACHABLE
 from multilock.config import resolve
 from multilock.registry import OURS, schemes
 from multilock.urls import redact
 
 __all__ = ["doctor"]
-
-STYLES: Mapping[str, str] = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,22 @@ def _examine(report: _Report, url: str | None, profile: str | None, config: str 
             code = "unreachable" if isinstance(error, BackendUnavailable) else "rejected"
             report.findings = [Finding(code, "error", str(error), "check the address, the server and the credentials")]
             return UNREACHABLE
-    return 0
+        return _try_a_lock(report, client)
+
+
+def _try_a_lock(report: _Report, client: Client) -> int:
+    """Take and give back a lock that nobody else wants: a server may answer everything but that."""
+    name = f"doctor-{secrets.token_hex(4)}"
+    try:
+        lease = client.lock(name).try_acquire()
+        if lease is not None and lease.release():
+            return 0
+        wrong, code = f"{name!r} was taken, or taken away, though nobody else uses it", 0
+    except MultilockError as error:
+        wrong, code = str(error), UNREACHABLE if isinstance(error, BackendUnavailable) else 0
+    remedy = "check the server, and what these credentials may do: a lock needs more rights than a look"
+    report.findings = [Finding("no-lock", "error", f"no lock can be taken: {wrong}", remedy), *report.findings]
+    return code
 
 
 def _installed(scheme: str) -> _Installed:
@@ -82,20 +94,19 @@ def _installed(scheme: str) -> _Installed:
 
 
 def _print(report: _Report) -> None:
-    console = Console(highlight=False)
-    console.print("backends", style="bold")
-    how = {b.scheme: b.library or "ready" if b.installed else f"missing: {b.install}" for b in report.backends}
-    console.print(_columns({f"{scheme}://": text for scheme, text in how.items()}))
+    """Print findings first: they are what an operator must act on."""
     if report.url is not None:
-        console.print(Text(report.url, style="bold"))
-    if report.capabilities is None:
-        return
-    console.print(_columns(_capabilities(report.capabilities)))
+        _print_wrapped(report.url)
     for finding in report.findings:
-        console.print(Text(f"{finding.level}: {finding.message}", style=STYLES[finding.level]))
-        console.print(Padding(Text(finding.remedy), (0, 0, 0, 2)))
-    if not report.findings:
-        console.print("nothing found that weakens the lock", style="green")
+        _print_wrapped(f"{finding.level}: {finding.message}")
+        _print_wrapped(finding.remedy, "  ")
+    if report.capabilities is not None:
+        if not report.findings:
+            print("nothing found that weakens the lock")
+        _print_columns(_capabilities(report.capabilities))
+    print("backends")
+    how = {b.scheme: b.library or "ready" if b.installed else f"missing: {b.install}" for b in report.backends}
+    _print_columns({f"{scheme}://": text for scheme, text in how.items()})
 
 
 def _capabilities(capabilities: Capabilities) -> dict[str, str]:
@@ -103,11 +114,16 @@ def _capabilities(capabilities: Capabilities) -> dict[str, str]:
     return {name: _shown(value) for name, value in dataclasses.asdict(capabilities).items() if value is not None}
 
 
-def _columns(rows: Mapping[str, str]) -> Padding:
-    table = Table.grid(padding=(0, 2))
-    for left, right in rows.items():
-        table.add_row(Text(left), Text(right))
-    return Padding(table, (0, 0, 0, 2), expand=False)
+def _print_columns(rows: Mapping[str, str]) -> None:
+    left = max(map(len, rows)) + 4
+    for name, text in rows.items():
+        _print_wrapped(text, f"  {name}".ljust(left), " " * left)
+
+
+def _print_wrapped(text: str, first: str = "", rest: str = "  ") -> None:
+    """Wrap at the width of a terminal; what a program reads stays on one line."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
 
 
 def _shown(value: object) -> str:

@@ -25,7 +25,7 @@ def show(client: Client, prefix: str, as_json: bool) -> None:
     locks = _held(client, prefix)
     if as_json:
         print(_json(locks, indent=2))
-    elif sys.stdout.isatty():
+    elif _tables():
         from rich.console import Console
 
         Console().print(_table(locks) if locks else "nothing is held")
@@ -39,7 +39,7 @@ def watch(client: Client, prefix: str, as_json: bool) -> None:
     looks = _looks(client, prefix)
     if as_json:
         _watch_json(looks)
-    elif sys.stdout.isatty():
+    elif _tables():
         from rich.console import Console
         from rich.live import Live
 
@@ -48,6 +48,17 @@ def watch(client: Client, prefix: str, as_json: bool) -> None:
                 live.update(_table(locks), refresh=True)
     else:
         _watch_lines(looks)
+
+
+def _tables() -> bool:
+    """Whether stdout is a terminal, and what draws tables is installed."""
+    if not sys.stdout.isatty():
+        return False
+    try:
+        import rich  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def _watch_json(looks: Iterator[list[LockInfo]]) -> None:

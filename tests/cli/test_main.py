@@ -49,11 +49,17 @@ def _without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", ["doctor", "demo"])
-def test_a_missing_library_is_said_in_one_line_with_the_install_line(command: str, sqlite_url: str) -> None:
-    ended = _without("rich", command, "--url", sqlite_url)
+def test_a_missing_library_is_said_in_one_line_with_the_install_line(sqlite_url: str) -> None:
+    ended = _without("rich", "compare", sqlite_url)
     assert ended.returncode == 64
     assert ended.stderr == "multilock: this command shows its results with rich: pip install 'multilock[cli]'\n"
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["demo"], ["status"]])
+def test_a_command_that_shows_something_works_without_rich(command: list[str], sqlite_url: str) -> None:
+    ended = _without("rich", *command, "--url", sqlite_url)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout or command == ["status"]
 
 
 def test_a_command_is_run_under_a_lock_without_any_library(sqlite_url: str) -> None:

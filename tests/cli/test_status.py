@@ -12,10 +12,11 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import redis
 
 import multilock
 from tests.cli.conftest import TTL, WITHIN, Run, Start, environment, line_of
-from tests.servers import free_port
+from tests.servers import RedisServer, free_port
 
 
 def test_status_as_json_is_an_array_of_everything_known(run: Run, url: str, client: multilock.Client) -> None:
@@ -140,6 +141,30 @@ def test_doctor_guards_a_deployment_by_its_exit_code(run: Run, sqlite_url: str, 
     (tmp_path / "plain.db").write_text("no database" * 1000)
     ended = run("doctor", "--url", f"sqlite://{tmp_path}/plain.db")
     assert (ended.returncode, "error: " in ended.stdout) == (1, True)
+
+
+@pytest.mark.parametrize("rights", ["", "+info +ping +hello +client"])
+def test_doctor_refuses_a_server_where_no_lock_can_be_taken(run: Run, rights: str) -> None:
+    with RedisServer() as server, redis.Redis(port=server.port) as operator:
+        url = server.url
+        if rights:
+            operator.execute_command("ACL", "SETUSER", "watcher", "on", ">secret", *rights.split())
+            url = url.replace("redis://", "redis://watcher:secret@")
+        else:
+            operator.config_set("requirepass", "secret")
+        ended = run("doctor", "--url", url)
+    assert (ended.returncode, "error: no lock can be taken: " in ended.stdout) == (1, True), ended.stdout
+
+
+def test_doctor_leaves_no_lock_behind(run: Run, url: str, client: multilock.Client) -> None:
+    assert run("doctor", "--url", url).returncode == 0
+    assert list(client.inspect_all()) == []
+
+
+def test_doctor_tells_its_findings_before_anything_else(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plain.db").write_text("no database" * 1000)
+    lines = run("doctor", "--url", f"sqlite://{tmp_path}/plain.db").stdout.splitlines()
+    assert [lines[0], lines[1].partition(":")[0]] == [f"sqlite://{tmp_path}/plain.db", "error"]
 
 
 def test_strict_doctor_refuses_a_warning(run: Run) -> None:

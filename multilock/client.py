@@ -12,7 +12,7 @@ from multilock import system, telling
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
-from multilock.foreign import refuse
+from multilock.foreign import ForWith, refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.face import BlockingFace, run
 from multilock.kernel.process import OfThisProcess, notice_fork
@@ -58,7 +58,7 @@ def connect(
     return Client._of(open_configured(settings), settings)
 
 
-class Client(OfThisProcess):
+class Client(ForWith, OfThisProcess):
     """One backend and what is held in it. Threads may share it; a forked child gets its own connections and identity.
 
     ``Client(backend, **options)`` takes a backend object and the options ``ttl``, ``identity``, ``outage_timeout`` and

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from multilock.errors import ClientClosed
+from multilock.foreign import ForWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.callbacks import call_in_thread, refuse_awaitable
 from multilock.kernel.candidacy import Candidacy
@@ -123,7 +124,7 @@ class Leaders:
         self._observer.drop()
 
 
-class Election(Candidacy[Leadership]):
+class Election(ForWith, Candidacy[Leadership]):
     """A contest for the lock of a name. Never gives up during an outage. See docs/leader-election.md."""
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Leadership:

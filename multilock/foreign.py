@@ -1,11 +1,11 @@
-"""For those who come from redis-py: its words for a lock are errors that name ours."""
+"""For those who come from redis-py, or from the other face: their words are errors that name ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["NamesOurs", "refuse"]
+__all__ = ["ForAsyncWith", "ForWith", "NamesOurs", "refuse"]
 
 _ARGUMENTS = {
     "timeout": "how long the lock outlives a dead holder is ttl=; how long to wait for it is acquire(timeout=…)",
@@ -45,3 +45,38 @@ class NamesOurs:
             if remedy := _MEMBERS.get(name):
                 text += f" (redis-py's): {remedy}"
             raise AttributeError(text, name=name, obj=self)
+
+
+class WrongWith(AttributeError, TypeError):
+    """TypeError, as Python's own; AttributeError, so that ``hasattr()`` is False."""
+
+
+class _NotHere:
+    """Stands for the first method that a kind of ``with`` looks for. The second is missing, so that nothing passes for
+    a context manager of that kind."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __get__(self, instance: object, owner: type) -> _NotHere:
+        if instance is None:
+            return self
+        raise WrongWith(f"{owner.__name__!r} is for {self._text}()")
+
+
+class ForWith:
+    """What ``async with`` does not enter."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+        __aenter__ = _NotHere("`with`: a client for `async with` is made by multilock.connect_async")
+
+
+class ForAsyncWith:
+    """What ``with`` does not enter."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+        __enter__ = _NotHere("`async with`: a client for `with` is made by multilock.connect")

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from multilock.errors import MultilockError
-from multilock.foreign import NamesOurs, refuse
+from multilock.foreign import ForWith, NamesOurs, refuse
 from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
@@ -30,7 +30,7 @@ __all__ = ["AnyLock", "DistributedLock", "HeldLease", "Lock", "LockOfAFace"]
 L = TypeVar("L", bound=AnyHeld)
 
 
-class Waits(AnyHeld, Lease):
+class Waits(ForWith, AnyHeld, Lease):
     """What a blocking lease does, of one lock or of several."""
 
     __slots__ = ()
@@ -196,7 +196,7 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
         return f"<{type(self).__name__} {self.name!r} in {self._kernel.scheme} ttl={self.ttl:g}{held}>"
 
 
-class Lock(LockOfAFace[HeldLease], DistributedLock):
+class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
     """The `DistributedLock` that is a mutex; what `Client.lock` returns."""
 
     def __init__(self, client: Client, name: str, **options: Any) -> None:

@@ -20,7 +20,7 @@ from multilock.aio.many import AsyncLockSet
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
-from multilock.foreign import refuse
+from multilock.foreign import ForAsyncWith, refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.process import OfThisProcess, notice_fork
 from multilock.kernel.runtime import Threads
@@ -54,7 +54,7 @@ def connect_async(
     return AsyncClient._of(open_configured(settings), settings)
 
 
-class AsyncClient(OfThisProcess):
+class AsyncClient(ForAsyncWith, OfThisProcess):
     """One backend and what is held in it, for the tasks of one event loop. See `multilock.Client`."""
 
     def __init__(self, backend: Backend, **options: Any) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from multilock.aio.face import LoopFace, await_safely, go_on_if_cancelled
 from multilock.aio.lock import Acquiring, HeldAsyncLease
 from multilock.errors import ClientClosed
+from multilock.foreign import ForAsyncWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.candidacy import Candidacy
 from multilock.kernel.observing import Observer, leader_info
@@ -172,7 +173,7 @@ class AsyncLeaders:
         self._observer.drop()
 
 
-class AsyncElection(Candidacy[AsyncLeadership]):
+class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
     """See `multilock.Election`. Callbacks run on the loop and may be ``async def``."""
 
     _background: asyncio.Task[Any] | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, 
 
 from multilock.aio.body import Body
 from multilock.errors import NotHeld
-from multilock.foreign import refuse
+from multilock.foreign import ForAsyncWith, refuse
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.scopes import Entry, Scope
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["Acquiring", "AsyncDistributedLock", "AsyncLock", "Enters", "HeldAsyncLease", "check_cancel_on_lost"]
 
 L = TypeVar("L", bound=AsyncLease, covariant=True)
+R = TypeVar("R", covariant=True)
 
 
-class Enters(AnyHeld, AsyncLease):
+class Enters(ForAsyncWith, AnyHeld, AsyncLease):
     """What an asynchronous lease does, of one lock or of several."""
 
     __slots__ = ()
@@ -114,13 +115,15 @@ class HeldAsyncLease(Holding, Enters):
         self._bodies: list[Body] | None = None
 
 
-class Acquiring(Coroutine[Any, Any, L], Generic[L]):
-    """A coroutine that may also be entered: ``async with lock.acquire(timeout=5) as lease:``."""
+class Trying(Coroutine[Any, Any, R], Generic[R]):
+    """A coroutine that is neither true nor false: ``if lock.try_acquire():`` without ``await`` would run unlocked."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
         self._coroutine = coroutine
-        self._lease: Enters | None = None
-        self._body: Body | None = None
+
+    def __bool__(self) -> bool:
+        self._coroutine.close()
+        raise TypeError("await it: what is acquired on asyncio is known after `await` only")
 
     def send(self, value: Any) -> Any:
         return self._coroutine.send(value)
@@ -131,8 +134,17 @@ class Acquiring(Coroutine[Any, Any, L], Generic[L]):
     def close(self) -> None:
         self._coroutine.close()
 
-    def __await__(self) -> Generator[Any, Any, L]:
+    def __await__(self) -> Generator[Any, Any, R]:
         return self._coroutine.__await__()
+
+
+class Acquiring(ForAsyncWith, Trying[L], Generic[L]):
+    """A coroutine that may also be entered: ``async with lock.acquire(timeout=5) as lease:``."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
+        super().__init__(coroutine)
+        self._lease: Enters | None = None
+        self._body: Body | None = None
 
     async def __aenter__(self) -> L:
         lease = await self._coroutine
@@ -175,7 +187,7 @@ class AsyncDistributedLock(AnyLock, Protocol):
     ) -> None: ...
 
 
-class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
+class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
     """The `AsyncDistributedLock` that is a mutex; what `AsyncClient.lock` returns."""
 
     def __init__(self, client: AsyncClient, name: str, cancel_on_lost: bool, **options: Any) -> None:
@@ -204,7 +216,7 @@ class AsyncLock(LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Coroutine[Any, Any, AsyncLease | None]:
         if theirs:
             raise refuse("try_acquire", theirs)
-        return self._acquire(check_timeout(timeout), self._client._scope())  # of the caller, as in acquire()
+        return Trying(self._acquire(check_timeout(timeout), self._client._scope()))  # of the caller, as in acquire()
 
     async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:
         scope = scope or self._client._scope() or Scope()  # the last where no task drives this

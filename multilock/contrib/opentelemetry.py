@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+try:
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation, get_meter
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "opentelemetry":
+        raise
+    text = "multilock.contrib.opentelemetry needs a library: pip install 'multilock[opentelemetry]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 from multilock import __version__, events, system
 from multilock.contrib.figures import HELD, REASONS, SLACK, WAITS, Clients, NameLabel

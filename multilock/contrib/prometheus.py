@@ -13,8 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "prometheus_client":
+        raise
+    text = "multilock.contrib.prometheus needs a library: pip install 'multilock[prometheus]'"
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 from multilock import events, system
 from multilock.contrib.figures import HELD, REASONS, SLACK, WAITS, Clients, NameLabel

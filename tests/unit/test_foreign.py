@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 import pytest
@@ -82,3 +85,69 @@ def test_its_members_of_a_lease_name_ours(name: str, ours: str) -> None:
     with multilock.connect("memory://foreign") as client, client.lock("n") as lease:
         look(lease)
     asyncio.run(on_a_loop())
+
+
+def test_the_with_of_the_other_face_names_the_client_that_has_it(client: Any) -> None:
+    asynchronous = isinstance(client, multilock.AsyncClient)
+    wanted = r"multilock\.connect\(\)" if asynchronous else r"multilock\.connect_async\(\)"
+
+    async def enter(what: Any) -> None:
+        assert not hasattr(what, "__enter__" if asynchronous else "__aenter__")
+        with pytest.raises(TypeError, match=wanted):  # noqa: PT012
+            if asynchronous:
+                with what:
+                    pass
+            else:
+                async with what:
+                    pass
+
+    async def enter_each() -> None:
+        lock = client.lock("n")
+        lease = await lock.acquire() if asynchronous else lock.acquire()
+        for what in (client, lock, client.election("e"), client.lock_all(["a", "b"]), lease):
+            await enter(what)
+        if asynchronous:
+            acquiring = lock.acquire()
+            await enter(acquiring)
+            acquiring.close()
+            await lease.release()
+            await client.close()
+        else:
+            lease.release()
+
+    asyncio.run(enter_each())
+
+
+def test_a_lock_does_not_pass_for_one_of_the_other_face(client: Any) -> None:
+    asynchronous = isinstance(client, multilock.AsyncClient)
+    lock = client.lock("n")
+    assert isinstance(lock, AbstractAsyncContextManager) is asynchronous
+    assert isinstance(lock, AbstractContextManager) is not asynchronous
+    assert isinstance(lock, multilock.AsyncDistributedLock) is asynchronous
+    assert isinstance(lock, multilock.DistributedLock) is not asynchronous
+
+
+@pytest.mark.parametrize("function", ["acquire", "try_acquire"])
+def test_what_was_not_awaited_is_neither_true_nor_false(function: str) -> None:
+    async def main() -> None:
+        async with multilock.connect_async("memory://foreign") as client:
+            call = getattr(client.lock("n"), function)
+            with pytest.raises(TypeError, match="await it"):
+                bool(call())
+            acquiring = call()
+            assert isinstance(acquiring, Coroutine)
+            lease = await asyncio.create_task(acquiring)
+            await lease.release()
+            assert await client.inspect("n") is None
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("module", "library"), [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry")]
+)
+def test_a_module_without_its_library_names_the_extra(module: str, library: str) -> None:
+    code = f"import sys; sys.modules[{library!r}] = None; import multilock.contrib.{module}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert f"ModuleNotFoundError: multilock.contrib.{module} needs" in ended.stderr
+    assert f"pip install 'multilock[{module}]'" in ended.stderr

@@ -194,7 +194,8 @@ def test_the_card_says_for_how_long_both_believed_where_there_is_room(hostile: t
 
 
 def test_a_void_or_partial_report_says_so_first(hostile: tuple[Report, Evidence]) -> None:
-    report, evidence = hostile
+    hostile_report, evidence = hostile
+    report = Report({**hostile_report.data, "exit_code": 3})
     text = page(report, evidence)
     assert text.index("VOID: this run has shown nothing") < text.index('id="verdicts"')
     assert text.index("Partial:") < text.index('id="verdicts"')
@@ -203,6 +204,25 @@ def test_a_void_or_partial_report_says_so_first(hostile: tuple[Report, Evidence]
     )
     fine.data["violations"] = []
     assert "VOID" not in page(fine, evidence).partition('id="verdicts"')[0]
+
+
+def test_a_run_that_found_a_broken_promise_is_never_called_void() -> None:
+    report, evidence = made_of(
+        [cycle_of(1, "ours", "pause", until=2.4, b_began=2.0), cycle_of(2, "weak", "pause", until=1.5, b_began=1.8)], []
+    )
+    assert (report.exit_code, report.void != []) == (1, True)
+    assert "VOID: this run has shown nothing" not in page(report, evidence)
+    said = [text for text, _ in summary.notes(report)]
+    assert said[0].startswith("ours, pause, cycle 1: ")
+    assert not [text for text in said if text.startswith("VOID")]
+    assert [text for text in said if text.startswith("not shown: ")]
+
+
+def test_a_cell_that_is_unknown_has_its_reason_in_the_summary() -> None:
+    events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
+    events[-1] = {**events[-1], "took_place": False, "reached": False, "why": "A does not renew"}
+    report, _ = made_of([events], [])
+    assert "- ? ours, pause, 1 of 1 cycles: A does not renew\n" in summary.markdown(report)
 
 
 def test_a_control_that_did_not_fail_is_named_in_its_row() -> None:

@@ -153,8 +153,9 @@ class _Page:
 
     @property
     def notes(self) -> list[tuple[str, str]]:
-        skip = {*self.report.void, *self.report.violations}
-        return [(text, kind) for text, kind in summary.notes(self.report) if text.removeprefix("VOID: ") not in skip]
+        report = self.report
+        shown = {*report.violations, *(f"{lead}: {line}" for lead in ("VOID", "not shown") for line in report.void)}
+        return [(text, kind) for text, kind in summary.notes(report) if text not in shown]
 
     def grid(self, *, controls: bool) -> tuple[list[str], list[tuple[str, str, list[Cell]]]]:
         """Names, and for each fault its own name, what it is, and the cells."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from multilock.testing.compare.host import describe
-from multilock.testing.compare.report import Report, pieces_of
+from multilock.testing.compare.report import VOID, Report, pieces_of
 from multilock.testing.compare.tables import broken_off, in_markdown, tables
 
 __all__ = ["LEGEND", "Mark", "grid", "headline", "markdown", "notes"]
@@ -62,10 +63,10 @@ def _seconds(value: float) -> str:
 
 def notes(report: Report) -> Iterator[Mark]:
     """What must be read with the grid, the worst first."""
-    for line in report.void:
-        yield f"VOID: {line}", "broken"
     for line in report.violations:
         yield line, "broken"
+    for line in report.void:  # a violation stands, whatever else was not shown
+        yield (f"VOID: {line}", "broken") if report.exit_code == VOID else (f"not shown: {line}", "undecided")
     for column in report.data["columns"]:
         if column["gone"] and not column["control"]:
             yield f"{column['name']}: {column['gone']}", "undecided"
@@ -79,6 +80,15 @@ def notes(report: Report) -> Iterator[Mark]:
     if kept:
         least = min(kept, key=lambda cell: int(cell["decided"]))
         yield f"0/{least['decided']} means: below {least['below'] * 100:.2g} % with 95 %", ""
+
+
+def _unknown(report: Report) -> Iterator[str]:
+    """Say for each cell that shows ``?`` the reason that most of its cycles have."""
+    for cell in report.data["cells"]:
+        if not cell["decided"]:
+            reasons = Counter("; ".join(each["why"]) for each in cell["not_decided"])
+            for why, cycles in reasons.most_common(1):
+                yield f"? {cell['contestant']}, {cell['scenario']}, {cycles} of {cell['cycles']} cycles: {why}"
 
 
 def servers(report: Report) -> Iterator[tuple[str, str]]:
@@ -108,6 +118,7 @@ def markdown(report: Report) -> str:
     if rows:
         lines += ["", f"{_upper(LEGEND)}.", ""]
     lines += [f"- {text}" for text, _ in notes(report)]
+    lines += [f"- {text}" for text in _unknown(report)]
     for table in tables(report):
         said = "; ".join(filter(None, (table.title, table.note)))
         lines += ["", f"{_upper(said)}:", "", *in_markdown(table)]

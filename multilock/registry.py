@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,11 +103,24 @@ def _open_ours(ours: Ours, scheme: str, url: str, options: dict[str, Any]) -> Ba
         opener: OpenBackend = importlib.import_module(ours.module).open_backend
         return opener(url, options)
     except ModuleNotFoundError as error:
+        if getattr(sys, "frozen", False) and error.name in (ours.module, ours.library):
+            raise _not_frozen(ours, scheme) from error
         if ours.library is None or not _is_missing(ours.library):  # a mistake of ours must not read "pip install"
             raise
         raise ConfigurationError(
             f"{scheme}:// needs the package {ours.library!r}: pip install 'multilock[{ours.extra}]'", backend=scheme
         ) from error
+
+
+def _not_frozen(ours: Ours, scheme: str) -> ConfigurationError:
+    """A program of PyInstaller or its like has what was found by reading its imports; ours are found by a URL."""
+    modules = [module for module in (ours.module, ours.library) if module]
+    options = " ".join(f"--hidden-import {module}" for module in modules)
+    return ConfigurationError(
+        f"{scheme}:// needs {' and '.join(modules)}, which were not put into this frozen program: build it with "
+        f"{options} (PyInstaller), or import them in your program",
+        backend=scheme,
+    )
 
 
 def _checked(backend: Backend, scheme: str) -> Backend:

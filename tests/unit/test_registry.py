@@ -176,3 +176,11 @@ def test_a_backend_of_another_version_of_the_interface_is_not_opened(
         multilock.connect("theirs://")
     assert f"this multilock speaks version {SPI_VERSION}" in str(caught.value)
     assert caught.value.backend == "theirs"
+
+
+def test_a_frozen_program_is_not_told_to_install_but_how_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setitem(sys.modules, "multilock_redis", None)
+    with pytest.raises(ConfigurationError, match="--hidden-import multilock_redis --hidden-import redis ") as caught:
+        multilock.connect("redis://127.0.0.1")
+    assert "pip install" not in str(caught.value)

@@ -1,7 +1,7 @@
 """A set of locks is a lease: the suites of the lock, on `lock_all` of one name and of three.
 
-All of them on every backend take minutes: that is ``make alone``. Else they run on ``memory://``, ``sqlite://`` and
-``redis://``; those of one name, which differ less from a lock, are all run on ``memory://`` only.
+All of them on every backend take minutes: that is ``make alone``. Otherwise they run on ``memory://``, and what
+concerns the server most, locking and losses of three names, also on ``redis://``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.conformance.places import Memory, Redis, Sqlite
 from tests.conformance.zookeeper import ZooKeeper
 
 ALL = os.environ.get("MULTILOCK_ALONE") == "all"
-OTHERS = [Sqlite, Redis, *([Etcd, Consul, ZooKeeper] if ALL else ())]
+OTHERS = [Redis, *([Sqlite, Etcd, Consul, ZooKeeper] if ALL else ())]
 
 
 def with_others(name: str, count: int) -> list[str]:
@@ -102,7 +102,7 @@ class RestOfASet(conformance.RestConformance):
     test_a_leader_that_is_stopped_leaves_no_rest = None  # type: ignore[assignment]
 
 
-@on_some
+@on_more
 class TestLockOfOne(OfOne, conformance.LockConformance): ...
 
 
@@ -118,7 +118,7 @@ class TestLeaseOfOne(OfOne, LeaseOfASet): ...
 class TestLossOfOne(OfOne, conformance.LossConformance): ...
 
 
-@on_some
+@on_more
 class TestWithOfOne(OfOne, conformance.WithConformance): ...
 
 
@@ -145,11 +145,11 @@ class LockOfThree(OfThree, conformance.LockConformance):
 class TestLockOfThree(LockOfThree): ...
 
 
-@on_some
+@on_more
 class TestThreadingOfThree(OfThree, conformance.ThreadingConformance): ...
 
 
-@on_some
+@on_more
 class TestLeaseOfThree(OfThree, LeaseOfASet): ...
 
 
@@ -157,18 +157,18 @@ class TestLeaseOfThree(OfThree, LeaseOfASet): ...
 class TestLossOfThree(OfThree, conformance.LossConformance): ...
 
 
-@on_some
+@on_more
 class TestWithOfThree(OfThree, conformance.WithConformance): ...
 
 
-@on_some
+@on_more
 class TestCancelOfThree(OfThree, conformance.CancelConformance): ...
 
 
-@on_some
+@on_more
 class TestRestOfThree(OfThree, RestOfASet):
     test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss = None  # type: ignore[assignment]  # of one name
 
 
-@on_some
+@on_more
 class TestOutageOfThree(OfThree, conformance.OutageConformance): ...

@@ -125,7 +125,9 @@ def _alone(test: str, seconds: float) -> bool:
 
 def _pytest(arguments: Sequence[str], more: dict[str, str], seconds: float | None) -> int | None:
     """Return its exit code, None if it took longer."""
-    run = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env={**os.environ, **more})
+    # It is no worker of a run around it.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    run = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env={**clean, **more})
     try:
         return run.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -591,6 +591,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "kernel: validity": {
         "Counts from before the sending of the acknowledged request": (
             "BackendConformance.test_a_grant_is_a_proof_that_counts_from_the_sending",
+            "BackendConformance.test_a_grant_and_a_renewal_count_from_before_their_answers_came_late",
             "tests/unit/test_holding.py::test_validity_counts_from_the_sending_of_the_request_and_not_from_its_answer",
         ),
         "An acknowledgement after lost_at revives nothing": (

@@ -395,12 +395,12 @@ def test_a_leader_that_has_not_read_its_log_ends_no_session(
     denials = [b"Session id '%b' not found"] * denied
     silences = [multilock.BackendUnavailable("no answer")] * silent
 
-    def call(self: Agents, method: str, target: str, within: float, body: bytes = b"") -> Answer:
+    def call(self: Agents, method: str, target: str, within: float, body: bytes = b"", **more: Any) -> Answer:
         if "session/renew" in target and denials:
             return Response(404, {}, denials.pop() % target.rpartition("/")[2].encode()), now()
         if "session/info" in target and silences:
             raise silences.pop()
-        return answers(self, method, target, within, body)
+        return answers(self, method, target, within, body, **more)
 
     monkeypatch.setattr(Agents, "call", call)
     lost = Recorder[multilock.Loss]()

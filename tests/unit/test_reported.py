@@ -137,7 +137,6 @@ def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_it
 @pytest.mark.parametrize(
     ("function", "after"),
     [("Monitor._tell", None), ("ThreadCallbacks.start", None), ("ThreadCallbacks._relieve", None)],
-    [("Monitor._tell", None), ("ThreadCallbacks.start", None), ("ThreadCallbacks._relieve", None)],
 )
 def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
     client: multilock.Client, function: str, after: str | None

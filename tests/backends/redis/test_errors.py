@@ -279,8 +279,11 @@ def empty_replica(bare: Bare) -> None:
     """As one that has not reached its primary yet."""
     bare.replicaof("127.0.0.1", 1)
     bare.config_set("replica-read-only", "no")
-    bare.flushall()
-    bare.config_set("replica-read-only", "yes")
+    # In one step: whoever looks in between would find an empty replica that takes writes.
+    at_once = bare.pipeline(transaction=True)
+    at_once.flushall()
+    at_once.config_set("replica-read-only", "yes")
+    at_once.execute()
 
 
 def test_no_replica_is_believed_when_it_says_no(redis_server: RedisServer) -> None:

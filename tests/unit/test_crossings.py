@@ -183,7 +183,7 @@ def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind(monkeypatch: 
     for lease in leases:
         with pytest.raises(KeyboardInterrupt):
             client._kernel.giving_back.later(inner(lease))
-    eventually(lambda: backend.holders == {})
+    eventually(lambda: backend.holders == {}, within=20)
     client.close()
 
 
@@ -264,8 +264,8 @@ def test_a_node_stands_also_while_there_is_no_thread_to_tell_who_leads(monkeypat
     election = client.election("n", on_leader_changed=told.append)
     refuse_threads(monkeypatch)["multilock-observer"] = 2
     election.start()
-    eventually(election.is_leader)
-    eventually(lambda: told)
+    eventually(election.is_leader, within=20)
+    eventually(lambda: told, within=20)
     client.close()
 
 

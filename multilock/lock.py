@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
@@ -181,10 +182,9 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
     def is_held(self) -> bool:
         return self._newest is not None and self._newest.is_held()
 
-    async def _wait_for(self, timeout: float | None, scope: Scope[L]) -> L | None:
-        """A new lease; None if it was still taken when ``timeout`` seconds were over."""
-        lease: Any = await acquire(self._kernel, self._want, timeout, scope=scope)
-        return lease  # type: ignore[no-any-return]  # cast() is a function, which an interrupt could keep from returning
+    def _wait_for(self, timeout: float | None, scope: Scope[L]) -> Coroutine[Any, Any, Any]:
+        """Await a new lease, or None if the lock was still taken when ``timeout`` seconds were over."""
+        return acquire(self._kernel, self._want, timeout, scope=scope)
 
     def _reentered(self, held: L) -> None:
         """Note what was acquired once more, perhaps through another lock object before."""

@@ -61,11 +61,11 @@ class Teller:
     def wants(self, level: int) -> bool:
         """Return what ``isEnabledFor`` would, without the lock of logging: a configuration that hangs has it."""
         log: logging.Logger | None = self._log
-        if self._log.disabled or self._log.manager.disable >= level:
-            return False
         while log and not log.level:
             log = log.parent
-        return log is None or level >= log.level
+        if log and level < log.level:  # most often, so that it comes first
+            return False
+        return not self._log.disabled and self._log.manager.disable < level
 
     def _say(
         self,

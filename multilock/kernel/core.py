@@ -340,7 +340,8 @@ class Kernel:
     # The end
 
     def check_open(self) -> None:
-        process.notice_fork()
+        if process.this_process[0] != process.OURS:
+            process.notice_fork()
         if self.closed:
             if process.ends_with_the_interpreter():
                 raise SystemExit  # which a thread ends with in silence

@@ -92,7 +92,7 @@ class GivingBack:
                 returned = await self._ask_for_release(part, end)
                 ours = self._finish(part, returned, released_at) and ours
             if lease is not part:
-                self._finish_whole(lease, released_at)
+                self._finish_whole(lease)
             return ours
         except BaseException:
             # By hand, not `surely`: it is a coroutine, and what is left to do is another thing than what it began with.
@@ -145,7 +145,7 @@ class GivingBack:
         if returned is None or returned.again:
             kernel.cancels.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
         if returned is None or returned.ours:
-            self._released(lease, released_at)
+            self._part_released(lease, released_at)
             return True
         kernel.monitor.lose(
             lease,
@@ -158,29 +158,33 @@ class GivingBack:
         lease._leave_scope()
         return False
 
-    def _finish_whole(self, lease: AnyHeld, released_at: float) -> None:
+    def _finish_whole(self, lease: AnyHeld) -> None:
         """Of several locks, when each part is finished. Twice is harmless."""
         lease._tell_gone()
-        self._released(lease, released_at)
+        self._released(lease)
         lease._leave_scope()
 
-    def _released(self, lease: AnyHeld, released_at: float) -> None:
-        kernel = self._kernel
-        with kernel.lock:
-            first = lease._end_release()  # else interrupted and called again, or forked meanwhile
-            if not first and lease._state != RELEASED:
-                return
-            if isinstance(lease, Holding):
-                kernel.held.pop(lease._claim.id, None)
+    def _released(self, lease: AnyHeld) -> bool:
+        """End its release. Return True the first time: an interrupt may have it called again."""
+        with self._kernel.lock:
+            first = lease._end_release()
+            if not first and lease._state != RELEASED:  # a child of a fork has reset it
+                return False
         lease._lift_fence()  # again, if the release was interrupted
         lease._leave_scope()
         lease._call_hooks()
-        if not first or not isinstance(lease, Holding):
+        return first
+
+    def _part_released(self, part: Holding, released_at: float) -> None:
+        kernel = self._kernel
+        first = self._released(part)
+        kernel.held.pop(part._claim.id, None)
+        if not first:
             return
         if logger.wants(logging.DEBUG):
-            logger.debug("released the lock %r", lease.name, extra=kernel.extra(lease))
+            logger.debug("released the lock %r", part.name, extra=kernel.extra(part))
         if tell := kernel.events.tell:
-            tell.released(lease, released_at)
+            tell.released(part, released_at)
 
     # For whoever cannot wait
 
@@ -212,7 +216,7 @@ class GivingBack:
             lease._let_go()
         for part in lease._going_back():
             self._finish(part, None, now)
-        self._finish_whole(lease, now)
+        self._finish_whole(lease)
 
     def soon(self, lease: Holding) -> None:
         """Have the ticking thread release it, or count it down, for whoever may hold a lock of the client."""
@@ -260,8 +264,8 @@ class GivingBack:
         now = kernel.now()
         for part in lease._going_back():
             kernel.cancels.add(part._claim, part._granted, part._unsure, rest_until=part._rest_until)
-            self._released(part, now)
-        self._finish_whole(lease, now)
+            self._part_released(part, now)
+        self._finish_whole(lease)
 
 
 class _Cancel:

@@ -303,9 +303,10 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
     def _call_hooks(self) -> None:
         """Twice is harmless."""
-        for hook in list(self._hooks or ()):
-            hook()
-        self._hooks = None
+        if self._hooks:
+            for hook in list(self._hooks):
+                hook()
+            self._hooks = None
 
     def __copy__(self) -> Self:
         """Itself: one holding cannot become two. So what refers to it, as a `Loss` does, can be copied."""
@@ -337,7 +338,7 @@ class Holding(AnyHeld):
     )
 
     def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
-        super().__init__(kernel, want)
+        AnyHeld.__init__(self, kernel, want)  # super() costs as much again
         self._claim = claim
         self._unsure = unsure  # a request of this id has no answer: its cancel must be final
         self._due: float | None = None  # when the watchdog looks at it next

@@ -117,7 +117,12 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
 
 @pytest.mark.parametrize(
     ("function", "after"),
-    [("GivingBack._finish", None), ("GivingBack._released", None), ("GivingBack._released", "pop")],
+    [
+        ("GivingBack._finish", None),
+        ("GivingBack._released", None),
+        ("GivingBack._part_released", None),
+        ("GivingBack._part_released", "pop"),
+    ],
 )
 def test_an_interrupt_after_the_answer_to_a_release_leaves_nobody_waiting_for_its_end(
     client: multilock.Client, function: str, after: str | None

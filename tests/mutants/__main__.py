@@ -1,13 +1,19 @@
 """``make mutants``: seeded defects, each of which a test must catch. A word after the command selects by name.
 
-A mutant is ``tests/mutants/<name>.patch``: a small diff against the product, with two lines on top of it, or three,
+A mutant stands in ``tests/mutants/<part of the product>.txt``:
 
+    # name
     Why: what goes wrong for whom
     Tests: the fewest tests that should catch it, as pytest takes them
-    Invariant: which one of `INVARIANTS` it breaks
+    Invariant: which one of `INVARIANTS` it breaks (where it breaks one)
+    In: the file that it changes (again for each place)
+    -a line that it removes
+    +a line that it adds
+     a line around them, where the removed lines alone stand in the file more than once
 
-The tree is copied, the patch applied, the tests run. A mutant is killed when a test fails or hangs. It is an error when
-one survives, when a patch no longer applies or names something undefined, or when its tests fail without any patch.
+The tree is copied, the mutant put in, the tests run. A mutant is killed when a test fails or hangs. It is an error when
+one survives, when it no longer fits the file or names something undefined, or when its tests fail without any mutant.
+``--check`` only looks whether each fits, which ``make test`` does too.
 """
 
 from __future__ import annotations
@@ -43,12 +49,31 @@ OUTCOMES = {0: "survived", 1: "killed"}  # pytest's exit codes; any other is a m
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    file: str
+    old: str
+    new: str
+
+    def apply(self, tree: Path) -> None:
+        """Raise ValueError unless the old lines stand in the file exactly once."""
+        path = tree / self.file
+        text = "\n" + (path.read_text() if path.exists() else "")
+        if (count := text.count("\n" + self.old)) != 1:
+            raise ValueError(f"its lines stand {count} times in {self.file}")
+        path.write_text(text.replace("\n" + self.old, "\n" + self.new)[1:])
+
+
+@dataclass(frozen=True, slots=True)
 class Mutant:
     name: str
     why: str
     tests: tuple[str, ...]
-    patch: str
+    edits: tuple[Edit, ...]
     invariant: str | None
+
+    def apply(self, tree: Path) -> None:
+        for edit in self.edits:
+            edit.apply(tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +84,38 @@ class Result:
     details: str = ""
 
 
-def read(path: Path) -> Mutant:
-    text = path.read_text()
-    head = dict(line.split(": ", 1) for line in text.partition("--- ")[0].splitlines() if ": " in line)
-    return Mutant(path.stem, head["Why"], tuple(head["Tests"].split()), text, head.get("Invariant"))
+def read_all(folder: Path = Path(__file__).parent) -> list[Mutant]:
+    texts = (text for path in sorted(folder.glob("*.txt")) for text in re.split(r"^# ", path.read_text(), flags=re.M))
+    return [_read(text) for text in texts if text]
 
 
-def read_all() -> list[Mutant]:
-    return [read(path) for path in sorted(Path(__file__).parent.glob("*.patch"))]
+def _read(text: str) -> Mutant:
+    head, *places = re.split(r"^In: ", text, flags=re.M)
+    name, *lines = head.splitlines()
+    about = dict(line.split(": ", 1) for line in lines)
+    edits = tuple(_edit(*place.rstrip("\n").split("\n")) for place in places)
+    return Mutant(name, about["Why"], tuple(about["Tests"].split()), edits, about.get("Invariant"))
+
+
+def _edit(file: str, *lines: str) -> Edit:
+    old, new = ("".join(f"{line[1:]}\n" for line in lines if line[:1] != other) for other in "+-")
+    return Edit(file, old, new)
+
+
+def misfits(mutants: Iterable[Mutant], root: Path = ROOT) -> list[str]:
+    """Return which of them fit the product no longer, and why."""
+    found = []
+    for mutant in mutants:
+        with tempfile.TemporaryDirectory(prefix="multilock-mutant-") as folder:
+            tree = Path(folder)
+            for file in {edit.file for edit in mutant.edits}:
+                (tree / file).parent.mkdir(parents=True, exist_ok=True)
+                (tree / file).write_text((root / file).read_text() if (root / file).exists() else "")
+            try:
+                mutant.apply(tree)
+            except ValueError as error:
+                found.append(f"{mutant.name}: {error}")
+    return found
 
 
 def copy_tree(to: Path) -> None:
@@ -101,16 +150,10 @@ def try_out(mutant: Mutant) -> Result:
     with tempfile.TemporaryDirectory(prefix="multilock-mutant-") as folder:
         tree = Path(folder)
         copy_tree(tree)
-        applied = subprocess.run(
-            ["git", "apply", "-C1", "-"],
-            cwd=tree,
-            input=mutant.patch,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if applied.returncode:
-            return result("does not apply", applied.stderr)
+        try:
+            mutant.apply(tree)
+        except ValueError as error:
+            return result("does not fit", str(error))
         if said := undefined_names(tree, mutant):
             return result("proves nothing", said)
         code, said = run_tests(tree, mutant.tests)
@@ -119,8 +162,8 @@ def try_out(mutant: Mutant) -> Result:
 
 
 def undefined_names(tree: Path, mutant: Mutant) -> str:
-    """What a patched file names and nobody defines: it fails any test, and so shows nothing."""
-    files = [file for file in re.findall(r"^\+\+\+ b/(\S+\.py)$", mutant.patch, re.M) if (tree / file).exists()]
+    """What a changed file names and nobody defines: it fails any test, and so shows nothing."""
+    files = sorted({edit.file for edit in mutant.edits if edit.file.endswith(".py")})
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "-q", "--select", "F821,F823"]
     found = subprocess.run([*command, *files], cwd=tree, capture_output=True, text=True, check=False) if files else None
     return found.stdout if found and found.returncode else ""
@@ -137,11 +180,18 @@ def healthy(mutants: Iterable[Mutant]) -> bool:
     return code == 0
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    options = [each for each in arguments if each.startswith("--")]
+    words = [each for each in arguments if each not in options]
     mutants = [mutant for mutant in read_all() if not words or any(word in mutant.name for word in words)]
     if not mutants:
         print("no mutant has such a name", file=sys.stderr)
         return 2
+    if found := misfits(mutants):
+        print("\n".join(found), file=sys.stderr)
+        return 1
+    if "--check" in options:
+        return 0
     if not healthy(mutants):
         return 1
     bad = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from multilock.registry import OURS
-from tests.mutants.__main__ import INVARIANTS, read_all
+from tests.mutants.__main__ import INVARIANTS, misfits, read_all
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 MUTANTS = read_all()
@@ -22,3 +22,12 @@ def test_every_invariant_has_a_mutant_on_every_backend(backend: str, invariant: 
 
 def test_every_mutant_of_an_invariant_names_one_that_there_is() -> None:
     assert [each.name for each in MUTANTS if each.invariant not in (None, *INVARIANTS)] == []
+
+
+def test_every_mutant_fits_the_product() -> None:
+    assert misfits(MUTANTS) == []
+
+
+def test_no_two_mutants_have_one_name() -> None:
+    names = [each.name for each in MUTANTS]
+    assert sorted(set(names)) == sorted(names)

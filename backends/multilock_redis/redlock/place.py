@@ -26,6 +26,7 @@ At = tuple[int, int]
 """When the request was sent that a statement answers; 1 for a push, which comes after the answer of that request."""
 
 LONG_AGO = -(10**18)
+ENDS_WITHIN = 6_000_000  # µs after its ttl: by then a server has deleted what nobody keeps alive there
 
 
 def majority_of(servers: int) -> int:
@@ -86,7 +87,7 @@ class Ballot:
         self.unsure = False  # some such request has no answer, and may be executed at any time
         self.kept = False  # the claim has held or waited there
         self.doubted = False  # the server hinted at a change while a request was under way
-        self.asked = LONG_AGO  # when the last request was sent
+        self.asked = LONG_AGO  # when the last request was sent that may take, keep or prolong the name
         self.silent: Exception | None = None  # why the newest request has no answer
         self.ends: int | None = None  # when the lease that keeps the claim waiting can end by itself
         self.lost_at = LONG_AGO  # when the server last pushed that the claim does not hold the name
@@ -214,6 +215,11 @@ class Evidence:
         ballot.lost_at = now
         self.hinted(which)
 
+    def renews(self, which: int, at: int) -> None:
+        """A renewal goes out. If the server executes it, the claim lives there for another ttl."""
+        ballot = self.ballots[which]
+        ballot.asked = max(ballot.asked, at)
+
     def renewed(self, which: int, at: int, ours: bool) -> bool:
         """A renewal that was sent at ``at`` is answered. Returns whether it is a vote."""
         ballot = self.ballots[which]
@@ -294,7 +300,7 @@ class Evidence:
             return False
         if ballot.unsure or ballot.pending:
             return now < ballot.asked + max(120_000_000, 2 * self.ttl + 60_000_000)
-        return ballot.touched and now < ballot.asked + self.ttl + 6_000_000
+        return ballot.touched and now < ballot.asked + self.ttl + ENDS_WITHIN
 
     def was_ours(self) -> bool | None:
         """Whether a majority has confirmed that it held the name for the claim; None: that is open."""

@@ -60,6 +60,10 @@ class Renewal:
         self, which: int, lane: Lane, chunks: Sequence[tuple[Script, list[int], bytes]], sent: float, until: float
     ) -> None:
         for script, places, request in chunks:
+            for i in places:
+                if evidence := self._claims[i]:
+                    with evidence.lock:
+                        evidence.renews(which, self._at)
             handle = partial(self._told, which, places)
             owed = Owed(handle, until, partial(bytes.__add__, script.load, request))
             if not lane.send(request, [owed], self._rounds.now(), max(0.0, until - self._rounds.now()) / 4):

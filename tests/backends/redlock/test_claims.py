@@ -15,7 +15,7 @@ import multilock
 from multilock import BackendRejected, BackendUnavailable, ConfigurationError, LossReason, now
 from multilock.backend import Busy, Claim, Granted
 from multilock_redis import open_backend
-from multilock_redis.redlock import RedlockBackend
+from multilock_redis.redlock import RedlockBackend, place
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.place import State
 from multilock_redis.transport import Endpoint
@@ -577,3 +577,16 @@ def test_an_even_number_is_a_finding(contend: Contend, servers: RedisServers) ->
     pair.members = servers.members[:2]
     assert "even" in [finding.code for finding in contend(pair).backend.diagnose(WITHIN)]
     assert "even" not in [finding.code for finding in contend(servers).backend.diagnose(WITHIN)]
+
+
+def test_a_lock_held_for_long_is_released_like_any_other(
+    servers: RedisServers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(place, "ENDS_WITHIN", 0)
+    with multilock.connect(servers.url, ttl=1.5) as us:
+        lease = us.lock("a").acquire()
+        begun = now()
+        eventually(lambda: now() > begun + 2.5 and lease.remaining() > 1.2, within=WITHIN)
+        assert lease.release()
+    assert holders(servers) == [""] * 3
+    assert [record for record in caplog.records if "goes on in the background" in record.getMessage()] == []

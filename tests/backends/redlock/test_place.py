@@ -264,3 +264,15 @@ def test_a_majority_says_whether_a_release_ended_a_lease(released: list[bool | N
         told.ask(which, 100, 7)
         told.ballots[which].released = each
     assert told.was_ours() is ours
+
+
+def test_a_claim_that_is_renewed_stays_until_its_release_is_confirmed() -> None:
+    told = Told()
+    for which in range(3):
+        told.ask(which, 100, 7)
+    later = 100 + 5 * TTL
+    assert not told.stays(0, later)
+    for which in range(3):
+        told.renews(which, later)
+    told.renewed(0, later, ours=True)
+    assert [told.stays(which, later + TTL) for which in range(3)] == [True] * 3

@@ -89,9 +89,7 @@ class Worker:
         try:
             refusal = begin_thread(self._main, self.name)
         except BaseException:  # an interrupt: the thread may have begun or not
-            _missing[self] = "its start was interrupted"
-            if not self._left:
-                _missing.pop(self, None)
+            self._is_missing("its start was interrupted")
             self._call_for_help()
             raise
         if refusal is None:
@@ -99,12 +97,18 @@ class Worker:
         if self._or_here and ("shutdown" in refusal or not helpers):
             self._main()
             return True
-        first = self not in _missing
-        _missing[self] = refusal
-        if first and "shutdown" not in refusal:
+        if self._is_missing(refusal) and "shutdown" not in refusal:
             _log("no thread for %s yet: %s", self.name, refusal)
             self._call_for_help()
         return False
+
+    def _is_missing(self, why: str) -> bool:
+        """Return whether this is new. Another thread that keeps time may have started it meanwhile."""
+        first = self not in _missing
+        _missing[self] = why
+        if not self._left:
+            _missing.pop(self, None)
+        return first
 
     def _call_for_help(self) -> None:
         for wake in list(helpers.values()):

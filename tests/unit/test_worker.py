@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -63,6 +63,26 @@ def test_a_thread_that_dies_begins_again_and_is_logged_once(
     [finding] = of_threads(client)
     assert "died 2 times, first of ValueError: a bug" in finding.message
     assert client.is_healthy()
+
+
+def test_a_thread_that_two_watchdogs_start_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two clients keeps time. One is refused the thread, the other gets it, before the first has noted that."""
+    ran = threading.Event()
+    real = worker.begin_thread
+    tries: list[str] = []
+
+    def refuse_late(run: Callable[[], object], name: str) -> str | None:
+        tries.append(name)
+        if len(tries) == 1:
+            assert real(run, name) is None  # the other client's watchdog
+            assert ran.wait(10)
+            return "can't start new thread"
+        return real(run, name)
+
+    monkeypatch.setattr(worker, "begin_thread", refuse_late)
+    start_worker(ran.set, "multilock-x").join(10)
+    assert worker.troubles() == []
+    assert not worker.is_any_missing()
 
 
 def test_a_job_that_is_run_once_does_not_begin_again(refusals: dict[str, int]) -> None:

@@ -7,12 +7,13 @@ import socket
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import redis
 
 from multilock import now
+from multilock.errors import BackendUnavailable
 from multilock.model import Claim, Granted, LossReason, owner_text
 from multilock_redis import RedisBackend, open_backend
 from multilock_redis.wire import pack
@@ -22,6 +23,8 @@ __all__ = ["Bare", "Ear", "Ours", "busy", "connected", "eventually", "holder_of"
 
 Bare = Any
 """A `redis.Redis`: its commands are typed for both of its faces at once."""
+
+R = TypeVar("R")
 
 WITHIN = 2.0  # seconds; what takes longer may have been found by the tending of connections, which looks that often
 
@@ -92,6 +95,7 @@ class Ours:
     def __init__(self, url: str, within: float = WITHIN, **options: object) -> None:
         self.backend = cast("RedisBackend", open_backend(url, options))
         self.within = within
+        self._patient = False
         self.ear = Ear()
         self.backend.open(self.ear)
 
@@ -108,8 +112,14 @@ class Ours:
     def permit(self, permits: int, name: str = "a", ttl: float = 10.0) -> Claim:
         return self.claim(name, ttl, kind="permit", permits=permits)
 
+    def be_patient(self, within: float) -> None:
+        """From now on, make an attempt or a renewal again that has no answer, as the kernel does: a client that hears
+        of another primary ends its connections, and a request may be under way on one of them."""
+        self.within = within
+        self._patient = True
+
     def attempt(self, claim: Claim, *, join: bool = False) -> Any:
-        return self.backend.attempt(claim, join, self.within)
+        return self._ask(lambda: self.backend.attempt(claim, join, self.within))
 
     def take(self, claim: Claim | None = None) -> tuple[Claim, Granted]:
         claim = claim or self.claim()
@@ -127,13 +137,23 @@ class Ours:
         return self.backend.release(claim, None, unsure, self.within).ours
 
     def renew(self, *held: tuple[Claim, Granted]) -> list[Any]:
-        return list(self.backend.renew("group", held, self.within))
+        return self._ask(lambda: list(self.backend.renew("group", held, self.within)))
 
     def watch(self, *held: tuple[Claim, Granted]) -> None:
         self.backend.watch("group", held, self.within)
 
     def close(self) -> None:
         self.backend.close()
+
+    def _ask(self, call: Callable[[], R]) -> R:
+        until = now() + self.within
+        while True:
+            try:
+                return call()
+            except BackendUnavailable:
+                if not self._patient or now() > until:
+                    raise
+                threading.Event().wait(0.05)
 
 
 def connected(bare: Bare) -> set[str]:

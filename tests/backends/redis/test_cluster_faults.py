@@ -160,6 +160,7 @@ def test_a_client_finds_a_cluster_of_which_its_url_names_no_living_node(
     first.kill()
     cluster.fail_over(first)
     eventually(lambda: answers(ours, gone), within=20)
+    ours.be_patient(20)
     assert ours.renew(held) != [None]
     eventually(lambda: answers(ours, cluster.name_on(second, "m")), within=10)
 
@@ -204,6 +205,7 @@ def test_a_slot_that_nobody_serves(connect: Connect, cluster: RedisCluster, full
         assert findings["uncovered"].message.startswith("1 of 16384 slots")
         assert ("coverage" in findings) is (full == "yes")
     eventually(lambda: answers(ours, name), within=10)
+    ours.be_patient(20)
     ours.take(ours.claim(name))
 
 
@@ -255,6 +257,7 @@ def test_a_cluster_of_one_shard_gets_another_one_and_loses_it_again() -> None:
         assert sorted(info.name for info in ours.backend.inspect_all("", 2)) == ["a", "b"]
         cluster.migrate(cluster.slot_of("a"), old)
         new.kill()
+        ours.be_patient(20)
         assert None not in ours.renew(held, more)
         assert sorted(info.name for info in ours.backend.inspect_all("", 2)) == ["a", "b"]
         assert ours.release(held[0])

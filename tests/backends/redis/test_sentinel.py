@@ -145,8 +145,7 @@ def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guar
         guarded.guards[0].kill()
         with redis.Redis(port=guarded.primary().port) as bare:
             bare.client_kill_filter(_type="normal", skipme=True)
-        with suppress(BackendUnavailable):  # on the connection that was just ended
-            ours.backend.ping(1)
+        ours.be_patient(WITHIN)
         at_b, _ = ours.take(ours.claim("b"))  # another Sentinel leads there, which no URL names
         assert on(other, "b") is None
         assert on(guarded.primary()) == claim.owner
@@ -164,6 +163,7 @@ def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_a
         ours = connect(f"redis+sentinel://{cut_off.endpoint},{other.endpoint}/{NAME}", within=WITHIN)
         with suppress(BackendUnavailable):  # it may be told during this
             ours.take()
+        ours.be_patient(WITHIN)
         with redis.Redis(port=server.port) as bare:  # where the Sentinel stays
 
             def is_left() -> bool:
@@ -171,8 +171,6 @@ def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_a
                 return led_to(ours, new) and len(others) == 1
 
             eventually(is_left, within=WITHIN)
-        with suppress(BackendUnavailable):  # on the connection that was just ended
-            ours.backend.ping(1)
         claim, _ = ours.take(ours.claim("b"))
         assert on(new, "b") == claim.owner
         assert on(server, "b") is None
@@ -185,7 +183,8 @@ def test_one_name_for_all_sentinels_leads_to_no_stale_primary(guarded: Guarded, 
         with stale.client() as guard:
             guard.execute_command("SENTINEL", "MONITOR", NAME, former.host, former.port, 1)
         name = stack.enter_context(FaultProxy(guarded.guards[0].host, guarded.guards[0].port))
-        ours = connect(f"redis+sentinel://{name.host}:{name.port}/{NAME}", within=WITHIN)
+        ours = connect(f"redis+sentinel://{name.host}:{name.port}/{NAME}")
+        ours.be_patient(WITHIN)
         ours.take()
         endpoint = ours.backend._endpoint
         assert isinstance(endpoint, SentinelEndpoint)
@@ -194,8 +193,6 @@ def test_one_name_for_all_sentinels_leads_to_no_stale_primary(guarded: Guarded, 
         name.cut()
         for i in range(4):
             endpoint.interrupt()  # new connections are made
-            with suppress(BackendUnavailable):  # on the connections that were just ended
-                ours.backend.ping(1)
             claim, _ = ours.take(ours.claim(f"b{i}"))
             assert on(guarded.primary(), f"b{i}") == claim.owner
         assert led_to(ours, guarded.primary())
@@ -223,6 +220,7 @@ def test_a_client_that_begins_at_a_stale_sentinel_asks_another_one_first(server:
 def test_sentinels_made_anew_are_followed_at_the_next_failover(guarded: Guarded, us: Ours, them: Ours) -> None:
     guarded.failover()
     guarded.heal()
+    us.be_patient(WITHIN)
     us.release(us.take()[0])
     endpoint = us.backend._endpoint
     assert isinstance(endpoint, SentinelEndpoint)
@@ -233,7 +231,7 @@ def test_sentinels_made_anew_are_followed_at_the_next_failover(guarded: Guarded,
         former = guarded.primary()
         new = guarded.failover()
         eventually(lambda: led_to(us, new), within=TEND_EVERY + 2 * ASK_WITHIN)
-        us.within = them.within = WITHIN
+        them.be_patient(WITHIN)
         claim, _ = us.take()
         assert on(former) is None
         assert on(new) == claim.owner
@@ -243,13 +241,13 @@ def test_sentinels_made_anew_are_followed_at_the_next_failover(guarded: Guarded,
 def test_sentinels_that_are_told_of_another_primary_are_followed(guarded: Guarded, us: Ours) -> None:
     guarded.failover()
     guarded.heal()
+    us.be_patient(WITHIN)
     us.release(us.take()[0])
     with RedisServer() as other:
         former = guarded.primary()
         guarded.move_sentinels_to(other)
         try:
             eventually(lambda: led_to(us, other), within=WITHIN)
-            us.within = WITHIN
             claim, _ = us.take()
             assert on(other) == claim.owner
             assert on(former) is None
@@ -300,7 +298,8 @@ def test_a_lock_that_had_reached_the_new_primary_is_held_on(guarded: Guarded, us
     waiter = them.wait()
     new = guarded.failover()
     eventually(lambda: led_to(us, new) and led_to(them, new), within=WITHIN)
-    us.within = them.within = WITHIN
+    us.be_patient(WITHIN)
+    them.be_patient(WITHIN)
     [renewed] = us.renew(held)
     assert renewed is not None
     assert renewed.token == held[1].token
@@ -320,7 +319,7 @@ def test_who_lost_it_by_a_failover_is_told_at_once(guarded: Guarded, us: Ours) -
     former.kill()
     new = guarded.await_other(former)
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
-    us.within = WITHIN
+    us.be_patient(WITHIN)
     assert us.renew(held) == [None]
     assert on(new) is None
 
@@ -335,7 +334,8 @@ def test_nobody_is_given_a_lock_by_the_former_primary_while_it_thinks_that_it_is
         former = guarded.primary()
         new = guarded.failover()
         eventually(lambda: led_to(us, new) and led_to(them, new), within=WITHIN)
-        us.within = them.within = WITHIN
+        us.be_patient(WITHIN)
+        them.be_patient(WITHIN)
         claim, _ = us.take()
         assert on(new) == claim.owner
         with redis.Redis(port=former.port) as bare:
@@ -362,7 +362,8 @@ def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_r
         new = guarded.promoted_by(leading)
         eventually(lambda: led_to(us, new) and led_to(them, new), within=TEND_EVERY + 2 * ASK_WITHIN)
         assert guarded.primary() is former, "the failover is over: this shows nothing"
-        us.within = them.within = WITHIN
+        us.be_patient(WITHIN)
+        them.be_patient(WITHIN)
         claim, _ = us.take()
         assert isinstance(them.attempt(them.claim()), Busy)
         assert on(new) == claim.owner
@@ -378,12 +379,14 @@ def test_an_answer_of_a_primary_that_stood_still_does_not_count(guarded: Guarded
         with former.paused():
             asked = pool.submit(us.take, claim := us.claim())
             new = guarded.await_other(former)
+            them.be_patient(WITHIN)
             held = them.take()
             eventually(lambda: led_to(us, new), within=WITHIN)
         eventually(lambda: on(former), within=WITHIN)  # it comes back, executes what it had been sent, and answers
         with pytest.raises(BackendUnavailable) as caught:
             asked.result(WITHIN)
         assert caught.value.unknown is True
+        us.be_patient(WITHIN)
         assert isinstance(us.attempt(claim), Busy)
         assert us.release(claim, unsure=True) is False
         assert on(new) == held[0].owner

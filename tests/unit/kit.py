@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import opcode
 import sys
 import threading
 import time
@@ -83,6 +84,9 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
 START_OF_A_THREAD = "start_joinable_thread" if sys.version_info >= (3, 13) else "start_new_thread"
 
 
+RESUME = opcode.opmap["RESUME"]  # where CPython looks for signals as a function begins
+
+
 @contextlib.contextmanager
 def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
     """KeyboardInterrupt where CPython delivers one: once, as ``function`` begins in this thread, or in it after the
@@ -127,6 +131,8 @@ def interrupted_at(step: int, function: str, within: str | None = None) -> Itera
         nonlocal left, begun
         if event not in ("call", "c_return") or not called_by_ours(frame):
             return
+        if event == "call" and frame.f_code.co_code[frame.f_lasti] != RESUME:
+            return  # an exception is thrown into it, the end of a generator too: no signal is looked for there
         begun = begun or frame.f_code.co_qualname == function
         if begun:
             if left == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 
 import pytest
 
@@ -80,3 +81,25 @@ def test_a_callback_that_two_start_is_called_once() -> None:
     once("second")
     assert calls == ["first"]
     assert repr(once) == repr(calls.append)
+
+
+def test_no_interrupt_is_raised_as_a_generator_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython looks for no signal there, and an exception would only be said to be ignored."""
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+
+    def stop_at_the_first() -> bool:
+        return any(number for number in (1, 0))
+
+    points = 0
+    while True:
+        with (
+            interrupted_at(points, stop_at_the_first.__qualname__, HERE) as where,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            stop_at_the_first()
+        if not where:
+            break
+        points += 1
+    assert points >= 2
+    assert ignored == []

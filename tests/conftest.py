@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from time import sleep
 
 import hypothesis
 import pytest
 from _pytest.logging import LogCaptureHandler
 
-from multilock import now, telling
-from multilock.kernel import worker
+from multilock import telling
+from tests.oracles import no_thread_is_missing_or_dead, threads_may_die
 from tests.servers import RedisServer, address
+
+__all__ = ["no_thread_is_missing_or_dead", "threads_may_die"]
 
 
 def pytest_configure() -> None:
@@ -50,22 +51,6 @@ def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     telling.flush(10)  # what other tests said is none of this one's
     caplog.__class__ = _Told
     return caplog
-
-
-@pytest.fixture(autouse=True)
-def every_thread_lives_on() -> Iterator[None]:
-    """No test ends with a thread of multilock that has died of a defect, or that was refused and is still missing.
-
-    Both are kept for the whole process, so every client of a later test would show them. A test that wants them
-    puts an empty dict in place of `worker._deaths`, and waits until what it refused has started.
-    """
-    yield
-    until = now() + 10
-    while worker.try_again() and now() < until:
-        sleep(0.05)
-    troubles = worker.troubles()
-    worker._deaths.clear()
-    assert not troubles
 
 
 @pytest.fixture(scope="session")

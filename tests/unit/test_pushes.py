@@ -8,7 +8,6 @@ import pytest
 
 from multilock import Client
 from multilock.events import Event, PushesDown, PushesUp
-from multilock.kernel import worker
 from multilock.testing.hand import HandRuntime
 from tests.unit.kit import Scripted, client_on
 
@@ -24,8 +23,7 @@ def backend(runtime: HandRuntime) -> Scripted:
 
 
 @pytest.fixture
-def client(backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(worker, "_deaths", {})
+def client(backend: Scripted, runtime: HandRuntime) -> Iterator[Client]:
     with client_on(backend, runtime, ttl=30.0) as client:
         yield client
 

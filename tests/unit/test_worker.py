@@ -14,10 +14,11 @@ from multilock.kernel.worker import start_worker
 from tests.unit.kit import Scripted, client_on, eventually, refuse_threads
 from tests.unit.test_kernel_fork_exit import in_child
 
+pytestmark = pytest.mark.usefixtures("threads_may_die")
+
 
 @pytest.fixture(autouse=True)
 def refusals(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    monkeypatch.setattr(worker, "_deaths", {})
     return refuse_threads(monkeypatch)
 
 

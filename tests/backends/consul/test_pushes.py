@@ -66,6 +66,7 @@ def test_one_refused_thread_delays_no_loss_and_no_hand_over(
     assert client.is_healthy()
 
 
+@pytest.mark.usefixtures("threads_may_die")
 def test_a_listener_that_dies_of_a_defect_begins_again_and_hears_of_a_loss(
     shared: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

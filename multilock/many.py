@@ -74,14 +74,15 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
                 pass
             for holding, _ in held:
                 holding._not_at_end(stop.call)
-            if len(held) == len(want.parts) and all(holding.is_held() for holding, _ in held):
+            complete = len(held) == len(want.parts)
+            if complete and all(holding.is_held() for holding, _ in held):
                 return [holding for holding, _ in held]
             until = kernel.now() + want.request_timeout
             until = until if timeout == 0 else min(until, deadline)
             while held:
                 await kernel.giving_back.release(held[-1][0], until)
                 held.pop()
-            if not stop.called() or kernel.now() >= deadline:
+            if not (complete or stop.called()) or kernel.now() >= deadline:
                 return None
     except BaseException:  # nothing is awaited while it unwinds
         for holding, count in reversed(held):
@@ -209,7 +210,9 @@ class HeldSet(AnyHeld):
             return
         if not released:
             self._kept.append(self)
-            kernel.timers.at(kernel.now() + self.ttl, partial(_give_rest_back, self._kept))
+            # Not before the fence of any part: whoever still works under the set has not ended.
+            longest = max(part.ttl for part in self._parts)
+            kernel.timers.at(kernel.now() + longest, partial(_give_rest_back, self._kept))
         loss = replace(part._loss, lease=self, message=f"part {part.name!r}: {part._loss.message}")
         kernel.monitor.lose_with_a_part(self, loss, released)
         self._no_rest()
@@ -269,7 +272,7 @@ class HeldSet(AnyHeld):
 
 
 def _give_rest_back(kept: list[HeldSet]) -> None:
-    """One ttl after a loss: nobody may be left holding what its owner forgot."""
+    """After a loss and the longest ttl of the parts: nobody may be left holding what its owner forgot."""
     for lease in kept[:1]:
         lease._give_back_parts()
 

@@ -425,7 +425,7 @@ class Holding(AnyHeld):
 
     def _begin_work(self, want: Want) -> None:
         if want.hold_at_least:
-            self._rest_until = max(self._rest_until or 0.0, self._granted_at + want.hold_at_least)
+            self._rest_until = max(self._rest_until or 0.0, self._kernel.now() + want.hold_at_least)
         if want.hard_fence and not self._fenced_from:
             self._fenced_from = self._count
             self._kernel.hard_fence().keep(self._claim.id, self._valid_until)

@@ -117,6 +117,16 @@ def test_each_part_of_several_locks_is_fenced(client: Client, runtime: HandRunti
     assert runtime.kills_at == NEVER
 
 
+def test_a_lost_part_with_a_longer_ttl_is_fenced_until_its_time_is_over(
+    client: Client, backend: Scripted, runtime: HandRuntime
+) -> None:
+    outer = client.lock("a", ttl=60, reentrant=True).acquire()
+    client.lock_all(["a", "b"], ttl=6, reentrant=True, hard_fence=True).acquire()
+    backend.notices.gone(backend.called("attempt")[0].claims[0].id, LossReason.TAKEN, "taken")
+    runtime.advance(57)  # the other part is renewed meanwhile
+    assert runtime.kills_at == valid_until(outer)
+
+
 @pytest.mark.parametrize("how", ["release", "with"])
 def test_several_locks_of_which_one_was_lost_are_fenced_until_their_holder_ends(
     client: Client, backend: Scripted, runtime: HandRuntime, how: str

@@ -317,6 +317,29 @@ def test_a_set_that_was_lost_leaves_no_rest(hand: Client, scripted: Resting, run
     assert scripted.rests == []
 
 
+def test_each_part_rests_for_as_long_as_the_set_promises(hand: Client, scripted: Resting, runtime: HandRuntime) -> None:
+    first = hand.lock("a", reentrant=True).acquire()
+    runtime.advance(20)
+    with hand.lock_all(["a", "b"], reentrant=True, hold_at_least=60):
+        pass
+    first.release()
+    assert [(name, round(seconds)) for name, seconds in scripted.rests] == [("b", 60), ("a", 60)]
+
+
+def test_a_part_that_ends_as_the_last_is_taken_does_not_end_the_wait(
+    hand: Client, scripted: Resting, runtime: HandRuntime
+) -> None:
+    def outlast_the_first(backend: Scripted, call: Call) -> Any:
+        runtime._now += 40  # no timer runs: only the waiter notices that its first part is over
+        backend.holders.pop("a")
+        return call.execute()
+
+    scripted.script("attempt", lambda backend, call: call.execute(), outlast_the_first)
+    lease = hand.lock_all(["a", "b"], ttl=30, renew=False).acquire()
+    assert lease.is_held()
+    assert [call.claims[0].name for call in scripted.called("attempt")] == ["a", "b", "a", "b"]
+
+
 def test_an_inner_lock_of_a_reentrant_lease_lets_it_rest(hand: Client, scripted: Resting) -> None:
     with hand.lock("a", reentrant=True), hand.lock("a", reentrant=True, hold_at_least=60):
         pass

@@ -1,16 +1,16 @@
-"""Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so its tools and libraries take part.
+"""Locks on etcd v3: leases, transactions, watches. The queue is etcd's own, so etcd's tools and libraries can join it.
 
-See docs/backends/etcd.md. `recipe` is the algorithm, `keys` the queue of a name, `places` where each claim of ours
-stands, `sessions` the leases they live on, `sweep` what a renewal looks after. `transactions` and `transport` carry the
-requests, `wire` is their format; `notices` is what the server pushes. `inspection` is for operators, `diagnosis` says
-what this server takes away.
+See docs/backends/etcd.md. `recipe` is the algorithm, `keys` lays out the queue of a name, and `places` records the
+state of each claim of this client. `sessions` keeps the leases of the claims, and `sweep` does what each renewal does
+on the side. `transactions` and `transport` carry the requests, `wire` defines their format, and `notices` receives what
+the server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-# First of all: it imports grpc, whose absence the registry explains.
+# This import comes first: it imports grpc, and the registry explains to the user when grpc is missing.
 from multilock_etcd.transport import Cluster, Transport, refuse_eventlet
 
 # isort: split
@@ -38,16 +38,19 @@ from multilock_etcd.transactions import Transactions, present_revision
 __all__ = ["EtcdBackend", "open_backend"]
 
 PORT = 2379
-TTL_MIN = 2.0  # seconds; a server grants no less than 1.5 times its election timeout, which is 1 s by default
+TTL_MIN = 2.0  # seconds; a server grants at least 1.5 times its election timeout, which is 1 s by default
 TTL_MAX = 9_000_000_000.0
-EXPIRY = 1.0  # seconds; a lease is ended up to half a second late, and its keys then go through a majority
+EXPIRY = 1.0  # seconds; a server ends a lease up to 0.5 s late, and a majority must then agree to delete its keys
 
-_inherited: list[object] = []  # what a forked child must not close, not even by forgetting it
+_inherited: list[object] = []  # a forked child must not close these, and collecting one as garbage would close it
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
-    """``etcd://h1:2379,h2:2379,h3:2379`` or ``etcds://…`` with TLS; options ``username``, ``password``, ``ca``,
-    ``cert``, ``key`` (paths of PEM files), and ``client``: one of the field's, used through its ``channel``."""
+    """Return the backend for ``etcd://h1:2379,h2:2379,h3:2379``, or for ``etcds://…`` with TLS.
+
+    The options are ``username``, ``password``, ``ca``, ``cert``, ``key`` (paths of PEM files), and ``client``: an etcd
+    client of another library, whose ``channel`` is then used. Raises `ConfigurationError` if they do not fit together.
+    """
     refuse_eventlet()
     reject_unknown(options, (*TLS_FILES, *LOGIN, "client"), "etcd")
     return EtcdBackend(
@@ -58,6 +61,8 @@ def open_backend(url: str, options: Mapping[str, object]) -> EtcdBackend:
 
 
 class EtcdBackend:
+    """The `multilock.backend.Backend` for one etcd cluster."""
+
     scheme = "etcd"
     spi_version = 2
 
@@ -164,7 +169,9 @@ def _cluster(url: str, options: Mapping[str, object]) -> Cluster:
 
 def _handed_over(hosts: str, given: Mapping[str, str], client: object) -> Cluster:
     if hosts.rstrip("/") or given:
-        raise ConfigurationError("with client= the URL is etcd:// alone: that client knows its hosts and who we are")
+        raise ConfigurationError(
+            "with client= the URL is etcd:// alone: the client already has its hosts and its credentials"
+        )
     if not hasattr(getattr(client, "channel", None), "unary_unary"):
         raise ConfigurationError(
             f"client= takes an etcd client with a gRPC .channel, such as etcd3.client(), not {type(client).__name__}"

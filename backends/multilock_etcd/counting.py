@@ -1,16 +1,16 @@
-"""Who is ahead in the queue of a name, counted down by one watch of it: a proof that a claim is first, without a look.
+"""Prove that a claim is first in the queue of a name, by counting down the keys ahead of it in one watch.
 
-A request that puts a key, or looks at it, also reads the keys that are ahead, at its revision. The watch of the whole
-name tells of each deletion after that, in order and of each revision all or nothing; a key that was deleted since is no
-more ahead. With none of them left it has proved that at this revision nobody was ahead, and that the key had not been
-deleted up to it. `tests/models/etcd.cpp` is this rule, exhausted.
+A request that puts a key, or reads it again, also reads the keys that are ahead of it at the same revision. The watch
+of the whole name then reports each deletion after that revision: in order, and either all or none of one revision. A
+key that was deleted since is no longer ahead. Once none is left, the watch has proved two things: at this revision
+nobody was ahead, and our own key had not been deleted up to it. `tests/models/etcd.cpp` checks this rule exhaustively.
 
-A proof counts until the same watch contradicts it. A client that stood still reads at once what happened meanwhile: its
-claim was first, and after that its key was deleted. So the own key is listened to from the proof on.
+A proof counts until the same watch contradicts it. A client that was paused reads everything at once afterwards: that
+its claim became first, and later that its key was deleted. So the watch reports our own key from the proof on.
 
-Keys, and not how many: some servers tell a watch again, on the same stream, what they have told it before.
+We count keys, not events: some servers replay events on the same stream, and a replay must not count twice.
 
-Nothing here asks, waits or locks.
+Nothing in this module sends requests, waits or locks.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from multilock_etcd.sessions import Session
 
 __all__ = ["Countdown", "Deletion", "Outcome", "Standing", "Verdict"]
 
-REMEMBERED = 256  # deletions; who comes later than that has to look
+REMEMBERED = 256  # deletions; a claim whose read is older than all of them must query the server
 
 
 class Deletion(NamedTuple):
+    """One key that was deleted, at this revision."""
+
     key: bytes
     revision: int
 
 
 class Standing:
-    """A claim whose key was created at ``revision``, on the lease of ``session``; and whose keys, ``at`` a revision,
-    were ahead of it."""
+    """A waiting claim, whose key was created at ``revision`` on the lease of ``session``, and the keys that were ahead
+    of it at revision ``at``."""
 
     __slots__ = ("at", "claim", "like", "others", "own", "place", "revision", "room", "session")
 
@@ -56,8 +58,8 @@ class Standing:
         self.claim = claim
         self.place = place
         self.own = own
-        self.others = set(others)  # of who do not fit
-        self.like = set(like)  # of who hold the name together with it
+        self.others = set(others)  # keys ahead that exclude the claim
+        self.like = set(like)  # keys ahead that share the name with it, up to ``room``
         self.room = room
         self.at = at
         self.revision: int = place.revision
@@ -65,11 +67,15 @@ class Standing:
 
     @property
     def to_go(self) -> int:
-        """How many at least have to go before it is first."""
+        """Return the least number of keys that must be deleted before the claim is first."""
         return len(self.others) + max(0, len(self.like) - self.room + 1)
 
     def hear(self, deletions: Iterable[Deletion]) -> bool | None:
-        """Whether it is first at the last of them. False: that cannot be told. None: it is not first yet."""
+        """Count these deletions down.
+
+        Returns True if the claim is first after the last of them, None if it is not first yet, and False if the claim's
+        own key was deleted, so that it must query the server.
+        """
         for each in deletions:
             if each.revision <= self.at:
                 continue
@@ -81,34 +87,36 @@ class Standing:
 
 
 class Outcome(Enum):
-    FIRST = "first"  #: nobody is ahead of the claim: it holds the name
-    LOOK = "look"  #: the watch cannot tell: the claim has to ask
+    FIRST = "first"  #: no key is ahead of the claim: the claim holds the name
+    LOOK = "look"  #: the watch cannot decide: the claim must query the server
     GONE = "gone"  #: the claim was first, and its own key has been deleted since
 
 
 class Verdict(NamedTuple):
+    """The result of the countdown for one claim."""
+
     standing: Standing
     outcome: Outcome
-    revision: int  #: at which this was so
+    revision: int  #: the revision at which this was so
 
 
 class Countdown:
-    """Those of one client who wait for a name, and what the watch of that name has told."""
+    """The claims of one client that wait for one name, and the deletions that the watch of that name has reported."""
 
     def __init__(self, queue: Range) -> None:
         self.queue = queue
-        self.unheeded = 0  # answers in a row that nobody waited for
-        self._after: int | None = None  # the revision after which everything was told; None: not known yet
+        self.unheeded = 0  # answers in a row that came while no claim waited
+        self._after: int | None = None  # the watch reports all deletions after this revision
         self._told: deque[Deletion] = deque()
         self._waiting: dict[str, Standing] = {}
-        self._first: dict[str, Standing] = {}  # they hold by what the watch told: it may tell the opposite later
+        self._first: dict[str, Standing] = {}  # granted by the watch, which may contradict that later
 
     def __bool__(self) -> bool:
-        """Whether anybody needs the watch."""
+        """Return whether any claim still needs the watch."""
         return bool(self._waiting or self._first)
 
     def begins(self, after: int) -> list[Verdict]:
-        """The server has said after which revision the watch tells everything."""
+        """Start counting: the server has confirmed that the watch reports all deletions after this revision."""
         self._after = after
         return self._judge([(each, self._catch_up(each)) for each in self._waiting.values()])
 
@@ -122,19 +130,19 @@ class Countdown:
         self._first.pop(claim_id, None)
 
     def hear(self, deletions: Sequence[Deletion]) -> list[Verdict]:
-        """What one answer of the watch tells: whole revisions."""
+        """Count the deletions of one answer of the watch. An answer contains whole revisions only."""
         if not self:
             self.unheeded += 1
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
-                # What is told again is older than what was told before.
+                # Deletions after the revision of this one are still complete; up to it, they are not.
                 self._after = max(self._after or 0, self._told.popleft().revision)
         taken = self._taken_back(deletions)
         return taken + self._judge([(each, each.hear(deletions)) for each in self._waiting.values()])
 
     def _taken_back(self, deletions: Sequence[Deletion]) -> list[Verdict]:
-        """Of those that were first, the ones whose own keys are deleted here."""
+        """Return a verdict for each claim that was first and whose own key is among these deletions."""
         at = {each.key: each.revision for each in deletions}
         taken = [each for each in self._first.values() if at.get(each.own, 0) > each.revision]
         for each in taken:
@@ -142,7 +150,7 @@ class Countdown:
         return [Verdict(each, Outcome.GONE, at[each.own]) for each in taken]
 
     def _catch_up(self, standing: Standing) -> bool | None:
-        """With what was told since it counted."""
+        """Count down what the watch has reported since the claim read the keys ahead of it; returns as `hear` does."""
         if self._after is None:
             return None
         if standing.at < self._after:

@@ -1,4 +1,4 @@
-"""What of an etcd cluster weakens the lock, and what to do about it."""
+"""Report what weakens the lock on this etcd cluster, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from multilock_etcd.transport import Cluster, Transport, calls
 
 __all__ = ["diagnose"]
 
-NOBODYS = 1  # the id of a lease that does not exist: asked for, it is a question that changes nothing
+NOBODYS = 1  # the id of a lease that does not exist: a keep-alive of it changes nothing
 
 Version = tuple[int, int, int]
 
-# First good patch release of each line, from etcd's changelogs.
+# The first patch release of each line without the bug, from etcd's changelogs.
 _REVOKES_EARLY: dict[tuple[int, int], int] = {(3, 4): 31, (3, 5): 13}
 _RENEWS_REVOKED: dict[tuple[int, int], int] = {(3, 4): 38, (3, 5): 23, (3, 6): 5}
 
 
 def diagnose(transport: Transport, cluster: Cluster, within: float) -> list[Finding]:
-    """Ask every endpoint of the URL, and the cluster for its members. Raises if nobody answers."""
+    """Query every endpoint of the URL, and the list of members. Raises the first error if no endpoint replies."""
     findings: list[Finding] = []
     silent: list[Exception] = []
-    clusters: dict[int, str] = {}  # the first endpoint of each
+    clusters: dict[int, str] = {}  # cluster id -> the first endpoint of that cluster
     for target, said in transport.each(calls.STATUS, wire.StatusRequest(), within / 2):
         if isinstance(said, Exception):
             silent.append(said)
@@ -42,7 +42,7 @@ def diagnose(transport: Transport, cluster: Cluster, within: float) -> list[Find
         findings.append(_several_clusters(list(clusters.values())))
     try:
         members, _ = transport.call(calls.MEMBERS, wire.MemberListRequest(), within)
-    except MultilockError:  # with authentication only root may ask
+    except MultilockError:  # with authentication only root may list the members
         return findings
     return findings + list(_about_cluster(len(cluster.targets), members.members))
 
@@ -60,8 +60,8 @@ def _several_clusters(targets: list[str]) -> Finding:
     return Finding(
         "etcd-several-clusters",
         "error",
-        f"the URL names members of {len(targets)} clusters ({', '.join(targets)}): a client that goes on to another "
-        "finds each lock free there",
+        f"the URL names members of {len(targets)} different clusters ({', '.join(targets)}). If a client fails over to "
+        "another cluster, it finds each lock free there",
         "name the members of one cluster",
     )
 
@@ -82,7 +82,7 @@ def _about_member(target: str, status: object) -> Iterator[Finding]:
             "etcd-revokes-early",
             "error",
             f"{target} is etcd {_text(version)}: after a pause of its leader it may end leases that are still renewed, "
-            "and let a second holder in",
+            "so that a second holder gets the lock",
             "upgrade to 3.4.31, 3.5.13 or later",
         )
     if version and _older(version, _RENEWS_REVOKED):
@@ -104,7 +104,7 @@ def _about_cluster(endpoints: int, members: object) -> Iterator[Finding]:
         yield Finding(
             "etcd-single-member",
             "info",
-            "the cluster has one member: while that is down nobody gets a lock, and without its disk all are lost",
+            "the cluster has one member: nobody can acquire a lock while it is down, and all are lost with its disk",
             "run three or five members",
         )
     elif len(voters) % 2 == 0:

@@ -1,4 +1,4 @@
-"""What operators ask: who holds a name, which names are held; and to take one away."""
+"""The operators' requests: show who holds a name, list all held names, and take a name away."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from multilock_etcd.transport import Transport, calls
 __all__ = ["Inspection"]
 
 PAGE = 500  # keys read at once when all locks are listed
-SHOWN = 100  # holders that inspect() tells of one name
+SHOWN = 100  # holders of one name that inspect() returns
 
 
 class Inspection:
+    """The operators' requests of one client."""
+
     def __init__(
         self,
         keys: Keyspace,
@@ -47,7 +49,7 @@ class Inspection:
         return self._info(name, shown, all_, len(all_))
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # A name that is all dots is escaped otherwise than the beginning of a longer one.
+        # A name made only of dots is escaped in another way than the beginning of a longer name.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)).encode()
         for name, rows in groupby(self._rows(begin, within), lambda row: self._keys.name(row.key)):
             if name is None or not name.startswith(prefix):
@@ -71,7 +73,7 @@ class Inspection:
                 return bool(taken)
 
     def _take(self, rows: Sequence[Any], deadline: float) -> list[Any]:
-        """Delete these keys. Returns those of them that were still there as they were."""
+        """Delete these keys. Returns those that were unchanged until then."""
         taken: list[Any] = []
         while rows:
             count, still = self._transactions.steps.take(
@@ -96,13 +98,15 @@ class Inspection:
         return rows
 
     def _shared(self, queue: Sequence[Any]) -> bool:
-        """Whether who came first may hold the name together with others."""
+        """Return whether the first contender may hold the name together with others."""
         kind = self._keys.kind(queue[0]) if queue else None
         return kind is not None and kind[0] in SHARED
 
     def _info(self, name: str, shown: Sequence[Any], queue: Sequence[Any], count: int) -> LockInfo | None:
-        """Of the keys below a name in order of arrival: all others wait for the first, whatever it is. If it is no
-        contender, nobody holds the lock."""
+        """Return what to show of the keys of a name in order of arrival, or None if no contender is first.
+
+        All others wait for the first key, even if it is not a contender's: nobody holds the lock then.
+        """
         holders = len(self._keys.holders(queue))
         if not holders:
             return None
@@ -117,11 +121,11 @@ class Inspection:
     def _holder(self, name: str, row: Any) -> LockInfo:
         info = replace(decode_value(row.value), name=name, token=row.create_revision)
         kind, permits = self._keys.kind(row) or (None, 0)
-        # Another program's says nothing of its kind, but where it stands.
+        # A key of another program does not contain its kind. Only its place in the queue shows it.
         return info if kind == "lock" else replace(info, kind=kind, permits=permits or None)
 
     def _rows(self, begin: bytes, within: float) -> Iterator[Any]:
-        """All keys with this beginning, page by page in their order, which keeps the keys of one name together."""
+        """Yield all keys with this beginning, page by page, in an order that keeps the keys of one name together."""
         key, end = begin or b"\0", end_of(begin)
         while True:
             said, _ = self._transport.call(calls.RANGE, wire.RangeRequest(key=key, range_end=end, limit=PAGE), within)

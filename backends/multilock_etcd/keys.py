@@ -1,4 +1,4 @@
-"""Names and keys: the queue of a name, our own key in it, which others exclude it, and whose they are."""
+"""The keys of a name: its queue, our own key in it, the keys that exclude ours, and what a key says of its owner."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ from multilock.values import decode_value
 
 __all__ = ["SHARED", "Ahead", "Keyspace", "Range", "end_of", "rests"]
 
-SHARED = ("read", "permit")  # kinds of which several hold a name
+SHARED = ("read", "permit")  # the kinds of which several claims hold a name together
 
-# No number of permits has more than seven digits; one that has is somebody else's.
+# A number of permits has at most seven digits. A key with more belongs to another program.
 _CONTENDER = re.compile(rb"(?:(read|write)/|permit/(\d{1,7})/)?[^/]+", re.DOTALL)
 
 Range = tuple[bytes, bytes]
-"""From one key up to another, which is not in it; or one key and ``b""``."""
+"""A key and the end of a range, which is not part of it; or a single key and ``b""``."""
 
 
 class Ahead(NamedTuple):
-    """Whom a claim waits for, among the keys that are older than its own."""
+    """The ranges of keys that a claim waits for, as far as they are older than its own key."""
 
-    others: tuple[Range, ...]  #: whoever does not fit
-    like: tuple[Range, ...] = ()  #: those who hold the name together with it, where there may be too many
-    room: int = 1  #: … which they are from this number on
-    beside: Range | None = None  #: those who hold the name together with it, however many
-    strangers: tuple[Range, ...] = ()  #: permits of another number: the claim does not come in while there are any
+    others: tuple[Range, ...]  #: keys that exclude the claim
+    like: tuple[Range, ...] = ()  #: keys that share the name with the claim, up to a limit
+    room: int = 1  #: the limit: with so many older keys in ``like`` the claim has to wait
+    beside: Range | None = None  #: keys that share the name with the claim without a limit
+    strangers: tuple[Range, ...] = ()  #: permits of another number; while there are any, the claim is refused
 
 
 class Keyspace:
-    """Names and keys."""
+    """The mapping between names and keys, below one prefix."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.encode()
 
     def queue(self, name: str) -> Range:
-        """The keys of all contenders for this name."""
+        """Return the range that contains the keys of all contenders for this name."""
         return _below(self._folder(name))
 
     def own(self, claim: Claim) -> bytes:
         return self._folder(claim.name) + _kin(claim) + claim.id.encode()
 
     def ahead(self, claim: Claim) -> Ahead:
-        """Readers never look at readers, but for their number, so that thousands of them cost another nothing."""
+        """Return which keys this claim waits for.
+
+        A reader never reads the keys of other readers, only their number, so that thousands of readers cost it nothing.
+        """
         begin, end = self.queue(claim.name)
         if claim.mode == "x":
             return Ahead(((begin, end),))
@@ -58,21 +61,24 @@ class Keyspace:
         return Ahead(others, (like,), claim.permits, None, ((first, like[0]), (like[1], last)))
 
     def gone(self, claim: Claim) -> bytes:
-        """The tombstone of a cancelled claim. No escaped name begins with ``!``."""
+        """Return the key of the tombstone of a cancelled claim. No escaped name begins with ``!``."""
         return self.prefix + b"!gone/" + claim.id.encode()
 
     def name(self, key: bytes) -> str | None:
-        """The lock in whose queue this key stands; None for any other key."""
+        """Return the name of the lock in whose queue this key is, or None for any other key."""
         escaped, slash, _ = key.removeprefix(self.prefix).partition(b"/")
         if not slash or not escaped or escaped.startswith(b"!"):
             return None
         return unescape(escaped.decode(errors="replace"))
 
     def kind(self, row: Any) -> tuple[str, int] | None:
-        """As what the owner of this key, of a queue, contends for the name: ``read``, ``write``, ``permit`` and of how
-        many, or ``lock``. None: it is no contender's. One without a lease is an application's data. One with a further
-        slash belongs to a longer prefix or name, but for the readers, writers and permits of this one, which stand
-        below it as those of etcd's own recipe do. Neither is ours to show as a lock, or to take away."""
+        """Return the kind of contender that this key of a queue belongs to, and its number of permits.
+
+        The kind is ``read``, ``write``, ``permit`` or ``lock``. Returns None if no contender owns the key. A key
+        without a lease is an application's data. A key with a further slash belongs to a longer prefix or name, except
+        for the readers, writers and permits of this name, whose keys are below it as in etcd's own recipe. Neither may
+        be shown as a lock or taken away.
+        """
         _, _, contender = row.key.removeprefix(self.prefix).partition(b"/")
         found = _CONTENDER.fullmatch(contender) if row.lease else None
         if found is None:
@@ -80,7 +86,7 @@ class Keyspace:
         return ("permit", int(found[2])) if found[2] else ((found[1] or b"lock").decode(), 0)
 
     def holders(self, queue: Iterable[Any]) -> list[Any]:
-        """Those who hold the name, of the keys of its queue in order of arrival."""
+        """Return the keys that hold the name, given the keys of its queue in order of arrival."""
         rows = list(queue)
         first = self.kind(rows[0]) if rows else None
         if first is None:
@@ -94,13 +100,13 @@ class Keyspace:
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The key after all that begin with ``prefix``."""
+    """Return the end of the range of all keys that begin with ``prefix``."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
 
 
 def rests(row: Any) -> bool:
-    """Its claim was released, and left the name taken for a while."""
+    """Return whether this key's claim was released but keeps the name taken for a while."""
     return bool(row.lease) and decode_value(row.value).resting_until is not None
 
 
@@ -109,7 +115,7 @@ def _below(prefix: bytes) -> Range:
 
 
 def _kin(claim: Claim) -> bytes:
-    """What the keys of its kind begin with, below the name."""
+    """Return the part between the name and the id in the keys of claims of this kind."""
     if claim.permits:
         return b"permit/%d/" % claim.permits
     return {"read": b"read/", "write": b"write/"}.get(claim.kind, b"")

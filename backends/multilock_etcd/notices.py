@@ -1,13 +1,14 @@
-"""What etcd pushes: wake-ups for waiters, the loss of keys that are held, changes of names that are followed.
+"""Receive what etcd pushes: wake-ups for waiters, losses of keys that are held, changes of names that are followed.
 
-One watch stream per client, opened when it is first needed, read by a thread. A watch of one key begins at the revision
-at which that was last seen, so it also reports what happened before it was armed. What it tells is a hint and never
-proof: whoever is woken looks again. Only the watch of a whole name proves something (`multilock_etcd.counting`). After
-the stream broke, or etcd compacted what a watch had still to read, everything is looked at, in steps, and watched from
-there on.
+Each client has one watch stream, opened when it is first needed and read by a thread. The watch of one key starts at
+the revision at which the key was last seen, so it also reports what happened before the watch was created. Its events
+are hints, never proof: a waiter that is woken looks again. Only the watch of a whole name proves something
+(`multilock_etcd.counting`). If the stream breaks, or etcd compacts revisions that a watch has not read yet, this module
+looks at everything, in steps, and watches it from that revision on.
 
-The watch of a name begins now, and is kept for a while when nobody waits: one that begins in the past is read up to
-date by etcd ten times a second only, and in a crowd everything is past. The waiters of one client share it.
+The watch of a name starts at the present revision. A watch that starts in the past would lag: etcd brings such watches
+up to date only ten times a second, and in a crowd every revision is soon past. All waiters of one client share the
+watch of a name, and it is kept open for a while after the last of them has left.
 """
 
 from __future__ import annotations
@@ -32,18 +33,25 @@ __all__ = ["Watcher"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to open the stream again
 LOOK_WITHIN = 2.0  # seconds for one step of looking at everything
-DENIED_AGAIN = 5.0  # seconds; a watch that is denied with a token that is no older is refused …
-REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # … and asked for again after so many, with growing pauses
-CONNECTION = "watch stream"  # its name for people
-REASON_WITHIN = 0.1  # seconds that losses in a row may wait for their reasons, all together …
-IN_A_ROW = 1.0  # … which is what comes within so many seconds
-KEPT_COUNTDOWNS = 8  # names that are watched although nobody waits for them …
-KEPT_FOR = 32  # … and for so many answers in a row
+# Seconds. The first denied watch may be the fault of an old token, so a new token is requested. A watch that is denied
+# again within this time is refused.
+DENIED_AGAIN = 5.0
+REFUSED_FOR, LONGEST_REFUSED = 5.0, 60.0  # seconds until a refused watch is requested again; the pauses grow
+CONNECTION = "watch stream"  # the name of the connection in messages
+# Losses within IN_A_ROW seconds of each other wait together at most REASON_WITHIN seconds for their reasons.
+REASON_WITHIN = 0.1
+IN_A_ROW = 1.0
+# The watches of names that no claim waits for any longer: so many are kept, each for so many answers in a row.
+KEPT_COUNTDOWNS = 8
+KEPT_FOR = 32
 
 
 class _Watch:
-    """``tell`` is called with each event; with ``once`` the first deletion ends the watch, and nothing else counts.
-    A ``countdown`` is told whole answers, of deletions."""
+    """One watch of the stream.
+
+    ``tell`` is called with each event. With ``once`` only deletions are reported, and the first one ends the watch. A
+    ``countdown`` receives the deletions of whole answers instead.
+    """
 
     __slots__ = ("confirmed", "countdown", "id", "once", "start", "tell", "what")
 
@@ -74,7 +82,7 @@ class _Watch:
 
 
 class _Holder:
-    """A key that is held. ``seen``: its watch begins at a revision at which the key was there."""
+    """A key that is held. ``seen`` is True if its watch starts at a revision at which the key was there."""
 
     __slots__ = ("key", "lease", "revision", "seen", "watch")
 
@@ -87,6 +95,8 @@ class _Holder:
 
 
 class Watcher:
+    """The watch stream of one client, and the thread that reads it."""
+
     def __init__(self, transport: Transport, transactions: Transactions, sessions: Sessions, notices: Notices) -> None:
         self._transport = transport
         self._transactions = transactions
@@ -96,30 +106,29 @@ class Watcher:
         self._numbers = itertools.count(1)
         self._waiting: dict[str, list[_Watch]] = {}
         self._countdowns: dict[Range, _Watch] = {}
-        self._unused: dict[
-            Range, _Watch
-        ] = {}  # those of them that nobody waits in, in the order in which they were left
-        self._counting: dict[str, _Watch] = {}  # by claim id
+        # Those of the countdowns that no claim waits in, in the order in which the last claim left them.
+        self._unused: dict[Range, _Watch] = {}
+        self._counting: dict[str, _Watch] = {}  # claim id -> the watch of a name that counts down for it
         self._holding: dict[str, _Holder] = {}
         self._followed: dict[str, Range] = {}
         self._following: dict[str, _Watch] = {}
-        self._watches: dict[int, _Watch] = {}  # those that the present stream has, or the next one begins with
+        self._watches: dict[int, _Watch] = {}  # watches of the present stream, or those the next stream will start with
         self._outbox: system.SimpleQueue[Any] | None = None
         self._call: Any = None
         self._started = False
-        self._denied_at = -math.inf  # when a watch was, and the token thrown away for it
+        self._denied_at = -math.inf  # when a watch was last denied and the token dropped because of it
         self._is_down = False
         self._awaited: set[int] = set()  # watches that the server has not confirmed since the stream was opened
         self._refused = False  # the present stream lacks a watch that the server refused
         self._refused_for = REFUSED_FOR
-        self._explained_at = -math.inf  # when the reason of a loss was asked for last
-        self._patience = 0.0  # for further ones
+        self._explained_at = -math.inf  # when the reason of a loss was last queried
+        self._patience = 0.0  # seconds that further queries may take
         self._closed = system.Event()
 
     # ---- what is watched
 
     def wait(self, claim_id: str, ranges: Collection[Range], start: int) -> None:
-        """Wake this claim when a key in one of these is deleted, at ``start`` or later."""
+        """Wake this claim when a key in one of these ranges is deleted at revision ``start`` or later."""
         wake = partial(self._notices.wake, claim_id)
         with self._lock:
             watched = {watch.what: watch for watch in self._waiting.get(claim_id, []) if watch.id in self._watches}
@@ -130,10 +139,10 @@ class Watcher:
         self._start()
 
     def count(self, queue: Range, standing: Standing) -> None:
-        """Have this claim granted when all who are ahead of it have gone, or woken if that can no more be told."""
+        """Grant this claim once all keys ahead of it are deleted, or wake it if the watch cannot decide that."""
         claim_id = standing.claim.id
         if standing.place.revision != standing.revision:
-            return  # another attempt has put another key
+            return  # another attempt has put another key for this claim
         with self._lock:
             self._drop(self._waiting.pop(claim_id, []))
             watch = self._countdowns.get(queue)
@@ -147,7 +156,7 @@ class Watcher:
         self._start()
 
     def count_no_more(self, claim_id: str) -> None:
-        """It asks, or its key has a watch of its own: this claim is told nothing by the watch of the name."""
+        """Stop counting for this claim: it is about to query the server, or it watches a single key instead."""
         with self._lock:
             if watch := self._counting.pop(claim_id, None):
                 assert watch.countdown is not None
@@ -155,7 +164,7 @@ class Watcher:
                 self._judged(watch, [])
 
     def hold(self, claim_id: str, key: bytes, revision: int, lease: Hashable) -> None:
-        """Report this claim lost when its key, made at ``revision``, is deleted, also if that has happened."""
+        """Report this claim lost when its key, created at ``revision``, is deleted or has already been deleted."""
         with self._lock:
             self.stop(claim_id)
             holder = self._holding[claim_id] = _Holder(key, revision, lease)
@@ -164,7 +173,7 @@ class Watcher:
 
     def stop(self, claim_id: str) -> None:
         if claim_id not in self._waiting and claim_id not in self._holding and claim_id not in self._counting:
-            return  # most never are; one that is being added right now comes after this stop
+            return  # most claims were never added; adding one concurrently counts as coming after this stop
         with self._lock:
             self.count_no_more(claim_id)
             watches = self._waiting.pop(claim_id, [])
@@ -173,14 +182,14 @@ class Watcher:
             self._drop(watches)
 
     def covers(self, claim_id: str) -> bool:
-        """Whether the server has confirmed that it reports the loss of this claim's key."""
+        """Return whether the server has confirmed the watch that reports the loss of this claim's key."""
         with self._lock:
             holder = self._holding.get(claim_id)
             watch = holder.watch if holder and holder.seen else None
             return watch is not None and watch.confirmed and watch.id in self._watches
 
     def follow(self, ranges: Mapping[str, Range], start: int) -> None:
-        """Report each change in these ranges of keys, from ``start`` on; in no others."""
+        """Report each change in these ranges from revision ``start`` on, and stop following all others."""
         with self._lock:
             for name in self._followed.keys() - ranges.keys():
                 del self._followed[name]
@@ -226,10 +235,10 @@ class Watcher:
             if self._watches.pop(watch.id, None) and self._outbox:
                 self._outbox.put(wire.WatchRequest(cancel_request=wire.WatchCancelRequest(watch_id=watch.id)))
 
-    # ---- who counts
+    # ---- countdowns
 
     def _judged(self, watch: _Watch, verdicts: list[Verdict]) -> list[Verdict]:
-        """With the lock held, after each change in a countdown."""
+        """Update the records of claims and watches after a change in a countdown. The caller holds the lock."""
         for standing, outcome, _ in verdicts:
             if outcome is Outcome.FIRST:
                 standing.place.pushed = True
@@ -254,7 +263,7 @@ class Watcher:
             if outcome is Outcome.FIRST and claim.renew and self._sessions.is_alive(session.lease):
                 self._notices.granted(claim.id, session.granted(standing.revision))
                 continue
-            self._notices.wake(claim.id)  # which also drops what was pushed, if nobody has taken it yet
+            self._notices.wake(claim.id)  # this also drops an earlier grant, if the claim has not taken it yet
             if outcome is Outcome.GONE:
                 self._gone(claim.id, session.lease, revision)
 
@@ -275,7 +284,7 @@ class Watcher:
                 self._listen()
             except MultilockError as error:
                 trouble = str(error)
-            except Exception as error:  # of whatever kind: without this thread nobody is told anything
+            except Exception as error:  # of any kind: without this thread no claim would be notified any longer
                 trouble = repr(error)
                 logger.exception("the watch stream is given up")
             failures = 0 if self._notices.now() - began > LONGEST_PAUSE else failures + 1
@@ -290,7 +299,7 @@ class Watcher:
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 10)) * system.uniform(0.5, 1.0)
 
     def _listen(self) -> None:
-        """Open the stream with all watches, and hand on what it says until it ends."""
+        """Open the stream with all watches, and pass its answers on until it ends."""
         outbox: system.SimpleQueue[Any] = system.SimpleQueue()
         try:
             with self._transport.watch(iter(outbox.get, None)) as stream:
@@ -307,10 +316,10 @@ class Watcher:
                 for answer in stream:
                     self._hear(answer)
         finally:
-            outbox.put(None)  # ends the thread in which gRPC waits for our next request
+            outbox.put(None)  # ends gRPC's thread that waits for our next request
 
     def _up_if_complete(self) -> None:
-        """Report the stream as up once the server has confirmed each watch that it was opened with."""
+        """Report the stream as up once the server has confirmed every watch that it was opened with."""
         if self._is_down and not (self._awaited or self._refused):
             self._is_down = False
             self._refused_for = REFUSED_FOR
@@ -322,8 +331,9 @@ class Watcher:
             self._notices.pushes(CONNECTION, trouble, refused=refused)
 
     def _down(self, trouble: str) -> None:
-        """Nothing is watched now; what keeps our leases alive may be broken as well."""
-        if not self._refused:  # else what was refused is told, and how the stream ended then is of no interest
+        """Record that the stream has ended, and report it. All leases are renewed now: their connection may be broken
+        as well."""
+        if not self._refused:  # a refusal was reported already, and how the stream ended after it does not matter
             self._report(trouble)
         with self._lock:
             self._outbox = self._call = None
@@ -334,9 +344,10 @@ class Watcher:
                 self._notices.silent(lease)
 
     def _look_at_everything(self) -> bool:
-        """Whether the server has told how things are now. They are watched from there on.
+        """Query the present state, and watch from its revision on. Returns whether the server has replied to
+        everything.
 
-        Thousands of keys take many requests. What was looked at stays so when a later one has no answer.
+        Thousands of keys take many requests. Keys that were looked at keep their watches if a later request fails.
         """
         try:
             revision = present_revision(self._transport, LOOK_WITHIN)
@@ -345,8 +356,8 @@ class Watcher:
                     if self._following[name].id not in self._watches:
                         self._arm_followed(name, revision + 1)
             self._notices.changed(None)
-            self._notices.wake(None)  # they look again, and so say what they wait for
-            for lease in self._sessions.leases():  # of a lease that has ended no key need be looked at
+            self._notices.wake(None)  # every waiter looks again, and that creates its watch again
+            for lease in self._sessions.leases():  # first: the keys of a lease that has ended need no look
                 self._sessions.look(lease, revision, LOOK_WITHIN)
             self._look_at_held(revision)
         except MultilockError as error:
@@ -359,8 +370,11 @@ class Watcher:
         return True
 
     def _look_at_held(self, revision: int) -> None:
-        """Look at the keys that are held. If the server refuses that, asking again does not help: they are watched from
-        this revision on, and renewals go on looking at them."""
+        """Look at the keys that are held, and watch them.
+
+        If the server refuses the look, repeating it does not help. The keys are then watched from this revision on, and
+        each renewal looks at them as well.
+        """
         try:
             while step := self._unwatched():
                 self._look_at(step)
@@ -372,7 +386,7 @@ class Watcher:
                         self._arm(claim_id, holder, revision + 1, seen=False)
 
     def _unwatched(self) -> dict[str, _Holder]:
-        """Some of the keys that are held and that no stream watches, nor the next one will."""
+        """Return some of the held keys that neither the present stream nor the next one watches."""
         with self._lock:
             unwatched = (
                 (claim_id, holder)
@@ -382,7 +396,7 @@ class Watcher:
             return dict(itertools.islice(unwatched, AT_ONCE))
 
     def _look_at(self, holders: Mapping[str, _Holder]) -> None:
-        """Of the first of them, watch those that are there; tell of the others."""
+        """Watch those of the first of these keys that still exist, and report the others as lost."""
         keys = [(holder.key, holder.revision, holder.lease) for holder in holders.values()]
         looked = self._transactions.missing(keys, self._notices.now() + LOOK_WITHIN)
         first = list(holders.items())[: looked.many]
@@ -421,7 +435,10 @@ class Watcher:
         self._tell(verdicts)
 
     def _cancelled(self, watch: _Watch | None, answer: Any) -> None:
-        """What is refused from the first carries no number of ours: it may be any that is not confirmed."""
+        """Deal with the end of a watch.
+
+        If etcd refuses to create a watch, its answer does not carry our number. So it may mean any unconfirmed watch.
+        """
         if watch:
             with self._lock:
                 self._watches.pop(watch.id, None)
@@ -429,7 +446,7 @@ class Watcher:
             raise BackendUnavailable(f"what happened before revision {answer.compact_revision} was compacted")
         now = self._notices.now()
         if now >= self._denied_at + DENIED_AGAIN:
-            # A stream keeps the token that it was opened with, and that may have expired since.
+            # A stream keeps the token that it was opened with, and that token may have expired since.
             self._denied_at = now
             self._transport.token_over()
             raise BackendUnavailable(f"a watch was denied: {answer.cancel_reason}")
@@ -442,7 +459,7 @@ class Watcher:
             self._ask_again_later()
 
     def _ask_again_later(self) -> None:
-        """What is refused may be allowed later. The stream is opened anew then, with all watches."""
+        """Open the stream again later, with all watches: etcd may allow by then what it refuses now."""
         stream, pause = self._call, self._refused_for
         self._refused_for = min(LONGEST_REFUSED, 2 * pause)
 
@@ -453,7 +470,10 @@ class Watcher:
         start_worker(ask_again, "multilock-etcd-again", once=True)
 
     def _drop_unconfirmed_countdowns(self) -> None:
-        """Whoever waits in one hears of nothing before its timer. Who counts next asks for a new one."""
+        """Drop every countdown whose watch may be the refused one.
+
+        Its waiters are notified of nothing until their safety timers. The next claim to count creates a new watch.
+        """
         for queue, watch in list(self._countdowns.items()):
             if not watch.confirmed:
                 self._drop([watch])
@@ -461,14 +481,14 @@ class Watcher:
                 self._unused.pop(queue, None)
 
     def _lost(self, claim_id: str, revision: int) -> None:
-        """The key of a holder was gone at this revision."""
+        """Report the claim that held a key which was gone at this revision."""
         with self._lock:
             holder = self._holding.pop(claim_id, None)
         if holder is not None:
             self._gone(claim_id, holder.lease, revision)
 
     def _gone(self, claim_id: str, lease: Hashable, revision: int) -> None:
-        """The reason of a loss is worth one question, and a moment."""
+        """Report a lost claim. One query for the reason is worth a moment's delay, but losses in a row share that."""
         began = self._notices.now()
         if began > self._explained_at + IN_A_ROW:
             self._patience = REASON_WITHIN

@@ -1,4 +1,4 @@
-"""Where each claim of this client stands, and which were given up."""
+"""The state of each claim of this client: its lease, its key, and whether it was cancelled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from multilock_etcd.sessions import Session
 
 __all__ = ["REMEMBERED", "Place", "Places"]
 
-REMEMBERED = 600.0  # seconds for which a cancel counts; no request lies longer in a buffer of a connection now closed
+# Seconds for which a cancel is remembered. No request survives longer in the buffers of a connection that is closed.
+REMEMBERED = 600.0
 
 
 class Place:
-    """Where a claim stands. ``lease``: a request that puts its key there may have been executed. ``revision``: of its
-    key, once seen. ``pushed``: its claim was told that it is first, and may believe so at any moment."""
+    """The state of one claim.
+
+    ``lease`` is set once a request that puts the claim's key on that lease may have been executed. ``revision`` is the
+    revision of the key, once a reply has shown it. ``pushed`` is set once the watch has granted the claim: its owner
+    may believe so from then on.
+    """
 
     __slots__ = ("cancelled", "claim", "lease", "pushed", "revision", "session")
 
@@ -29,24 +34,31 @@ class Place:
 
 
 class Places:
-    """``lock`` is held while a `Place` changes: whoever cancels its claim then knows on which lease a request that
-    names the claim may be, and that none will be sent."""
+    """All claims of this client that may have something at the server.
+
+    A `Place` changes only with ``lock`` held. So a thread that cancels a claim finds out which lease a request of that
+    claim may have named, and can be sure that no other such request will be sent.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.lock = system.Lock()
         self._now = now
         self._places: dict[str, Place] = {}  # by claim id
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
-        self._rests: dict[str, Hashable] = {}  # of those the claims that are to rest, and their lease until they do
+        # Cancelled claims whose name must stay taken -> the lease of their key, or None once the server has moved it.
+        self._rests: dict[str, Hashable] = {}
 
     def enter(self, claim: Claim) -> Place | None:
-        """None: it was cancelled, and this very attempt comes late."""
+        """Return the claim's place, or None if the claim was cancelled before this attempt began."""
         with self.lock:
             return None if claim.id in self._cancelled else self._places.setdefault(claim.id, Place(claim))
 
     def cancel(self, claim: Claim, unsure: bool) -> Place:
-        """With ``lock`` held. An attempt that runs now in another thread sends nothing more; if ``unsure``, none that
-        begins later does."""
+        """Mark the claim as cancelled. The caller holds ``lock``.
+
+        An attempt that runs in another thread sends nothing more. With ``unsure``, attempts that begin later send
+        nothing either.
+        """
         place = self._places.get(claim.id) or Place(claim)
         place.cancelled = True
         if unsure:
@@ -55,7 +67,8 @@ class Places:
         return place
 
     def will_rest(self, claim: Claim, lease: Hashable) -> None:
-        """With ``lock`` held. It is cancelled, and its key on this lease is to keep the name."""
+        """Record that this cancelled claim's key, on this lease, must keep the name taken. The caller holds
+        ``lock``."""
         self._rests[claim.id] = lease
 
     def may_rest(self, claim: Claim) -> bool:
@@ -68,13 +81,13 @@ class Places:
                 self._rests[claim.id] = None
 
     def forget(self, claim: Claim, place: Place) -> None:
-        """Nothing of it is at the server, nor will be."""
+        """Drop the place of a claim that has nothing at the server and sends nothing any longer."""
         with self.lock:
             if self._places.get(claim.id) is place and not place.cancelled:
                 del self._places[claim.id]
 
     def left(self) -> tuple[list[Place], set[Hashable]]:
-        """What was not given back, and the leases of claims that could not be told to rest."""
+        """Return the places not given back, and the leases of claims whose request to rest had no reply."""
         unheard = {claim_id: lease for claim_id, lease in self._rests.copy().items() if lease}
         places = [place for id_, place in self._places.copy().items() if id_ not in unheard]
         return places, set(unheard.values())

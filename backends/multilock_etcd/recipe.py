@@ -1,27 +1,30 @@
-"""The lock on etcd: what is written and compared in one transaction, and what the answers mean.
+"""The lock on etcd: what each transaction compares and writes, and what its reply means.
 
 The queue is that of etcd's own concurrency recipes (client/v3/concurrency, `etcdctl lock` and `elect`, the v3lock
-service): a contender is a key ``<prefix><name>/<id>`` on a lease, and the one with the lowest create_revision under
-``<prefix><name>/`` holds the lock. That revision is the fencing token.
+service). A contender is a key ``<prefix><name>/<id>`` on a lease, and the contender with the lowest create_revision
+under ``<prefix><name>/`` holds the lock. That revision is the fencing token.
 
-1. put our key; 2. if no key there was created before it, we hold the lock; 3. else watch the one created just before
-ours; 4. when that is deleted, go to 2. To release is to delete the key.
+1. Put our key. 2. If no key of the name was created before it, we hold the lock. 3. Otherwise watch the key created
+just before ours. 4. When that key is deleted, go to 2. A release deletes our key.
 
-Who is near enough does not go to 2 again: 1 and 2 have read who is ahead, and one watch of the whole name counts
-them down (`multilock_etcd.counting`). At nobody ahead our claim is told that it holds.
+A waiter near the front does not repeat step 2. Steps 1 and 2 have read which keys are ahead, and one watch of the whole
+name counts these down (`multilock_etcd.counting`). Once no key is ahead, the watcher grants the claim.
 
-Readers, writers and permits stand in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name, the
-first two as in etcd's own read-write lock. For a reader only those count who do not read, for a permit those who have
-none of the same number; and where n of its like are before it, the n newest of these are watched.
+Readers, writers and permits wait in the same queue, below ``read/``, ``write/`` and ``permit/<n>/`` of the name. The
+first two are those of etcd's own read-write lock. A reader waits for every older key that is not a reader's. A permit
+waits for every older key that is not a permit of the same number n. If n permits of that number are ahead, it also
+watches the n newest of them.
 
-What those recipes lack and is done here:
+Compared with those recipes, this one adds:
 
-* one request joins, or takes a free lock, and shows the predecessor;
-* nobody holds before its own key was put or seen, at its own revision, in the transaction that saw no predecessor;
-* a cancel is final: it leaves ``<prefix>!gone/<id>`` on the same lease, and a join compares that to be absent, so a
-  request that a stopped server executes after its cancel finds that it is too late;
-* validity is that of the lease, from the sending of its last acknowledged keep-alive: a put moves nothing;
-* a name that is to rest has its key put on a lease of its own: it stays first in the queue until that has ended.
+* One request joins the queue or takes a free lock, and its reply shows the predecessor.
+* A claim holds the lock only on proof: a transaction put or read its own key, at its own revision, and saw no
+  predecessor; or the countdown has ended.
+* A cancel is final. It leaves the tombstone ``<prefix>!gone/<id>`` on the same lease, and a join requires that this key
+  is absent. So a join that a paused server executes after its cancel changes nothing.
+* A grant is valid for the lease's ttl, counted from when the last acknowledged keep-alive was sent. A put extends
+  nothing.
+* The key of a name that rests is put on a separate lease. It stays first in the queue until that lease has ended.
 """
 
 from __future__ import annotations
@@ -60,16 +63,19 @@ from multilock_etcd.transport import LeaseMissing, Transport
 __all__ = ["Recipe"]
 
 CLOSE_WITHIN = 0.5  # seconds for all leases and keys that are left when a client is closed
-NEAR = (
-    32  # with more to go, or to enter, before it a claim watches one key only: not each release is told to all who wait
-)
-FRESH = 0.05  # of the ttl: an own lease older than that is renewed before its claim looks again
-TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
-WATCHED = 16  # keys that one permit waits for, each by itself; more of them are watched as one range
-SAFETY_TIMER = 5.0  # seconds, or the ttl if that is more: a waiter looks again although no watch fired
+# A claim with more keys than this ahead of it, or beside them, watches a single key: most waiters then receive nothing
+# when some other claim is released.
+NEAR = 32
+# fraction of the ttl: an older lease of a lock that is not renewed is extended before its claim looks again
+FRESH = 0.05
+TRIES = 3  # an operator who writes our key again and again must not block a release forever
+WATCHED = 16  # keys that a waiting permit watches one by one; more are watched as one range
+SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again although no watch fired
 
 
 class Recipe:
+    """The algorithm of the module's docstring, for all claims of one client."""
+
     def __init__(
         self,
         keys: Keyspace,
@@ -109,14 +115,15 @@ class Recipe:
         return answer
 
     def _enter(self, claim: Claim, place: Place, join: bool, deadline: float) -> Granted | Busy | None:
-        """Ask once, on a lease that is alive. None: it was not, or our key vanished; nothing is written, ask again."""
+        """Send one request, on a lease that is alive. Returns None if the lease had ended or our key had vanished:
+        nothing was written then, and the caller tries again."""
         session = place.session
         if session is None or not self._sessions.is_alive(session.lease):
             session = self._sessions.of(claim, self._left(deadline))
         before = place.lease
         with self._places.lock:
             place.session = session
-            if place.cancelled:  # meanwhile: no request that names the claim has been sent, nor will be
+            if place.cancelled:  # since this attempt began; no request naming this lease was sent, nor will be
                 return _busy(claim)
             place.lease = session.lease
         try:
@@ -133,9 +140,12 @@ class Recipe:
             raise
 
     def _join(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy | None:
-        """1 and 2: see whom our key will stand behind, and put it at the end of the queue. Sent again, it finds what it
-        did. Who is refused for its number of permits is never in the queue: it would be the first of all permits, and
-        refuse those with the right number, as soon as those before it have left."""
+        """Steps 1 and 2: read which keys ours will be behind, and put our key at the end of the queue.
+
+        Idempotent: if it is sent again, the reply shows the key that the first one put. A claim with another number of
+        permits never enters the queue. Once the keys before it were gone it would be the first permit, and claims with
+        the right number would be refused because of it.
+        """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)
         said = self._transactions.execute(
             [absent(own), absent(self._keys.gone(claim)), *map(nobody, ahead.strangers)],
@@ -149,14 +159,14 @@ class Recipe:
         found = said.responses[-1].response_range.kvs
         if not found:
             self._refuse_another_number(claim, said.responses[:-1])
-            return _busy(claim)  # it was cancelled
+            return _busy(claim)  # the claim was cancelled: its tombstone refused the join
         place.revision = found[0].create_revision
         return self._stand(claim, place, deadline)
 
     def _stand(self, claim: Claim, place: Place, deadline: float) -> Granted | Busy | None:
-        """2: with our key still there at its revision, whom does it stand behind? None: it is not there.
+        """Step 2: read which keys ours is behind, if ours still exists at its revision. Returns None if it is missing.
 
-        What it may have been told before that is not to be believed then, and so the id is given up.
+        If the watch had already granted the claim, that grant must not be believed now, so the id is given up.
         """
         assert place.revision is not None
         said = self._transactions.execute(
@@ -171,8 +181,11 @@ class Recipe:
         return self._hold_or_wait(claim, place, said, said.responses)
 
     def _take_if_free(self, claim: Claim, place: Place, session: Session, deadline: float) -> Granted | Busy:
-        """1 without a queue: put our key only where nobody stands who does not fit. Refused, it leaves nothing. Whether
-        there is room among its like no comparison tells: a permit puts its key, and takes it back."""
+        """Step 1 without a queue: put our key only if no key excludes it. A refused claim leaves nothing behind.
+
+        For a permit, no comparison can check that there is room among its like. So a permit puts its key, and deletes
+        it again if there is none.
+        """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)
         look = _last_of(ahead) if ahead.like else []
         said = self._transactions.execute(
@@ -185,7 +198,7 @@ class Recipe:
             place.revision = said.header.revision
             behind = self._behind(claim, said.responses[:-1])
             answer: Granted | Busy | None = _busy(claim) if behind else _granted(place)
-        elif found := said.responses[-1].response_range.kvs:  # sent again: it was free the first time
+        elif found := said.responses[-1].response_range.kvs:  # sent again: the first request had put our key
             place.revision = found[0].create_revision
             answer = self._stand(claim, place, deadline)
         else:
@@ -196,7 +209,8 @@ class Recipe:
         return answer or _busy(claim)
 
     def _hold_or_wait(self, claim: Claim, place: Place, said: Any, last: Sequence[Any]) -> Granted | Busy:
-        """2 and 3: wait from the revision on at which they were seen, or their end in between would be missed."""
+        """Steps 2 and 3: hold the lock, or watch the keys ahead from the revision at which they were read. A later
+        start could miss a deletion in between."""
         behind = self._behind(claim, last)
         if not behind:
             return _granted(place)
@@ -208,10 +222,10 @@ class Recipe:
         return _busy(claim)
 
     def _behind(self, claim: Claim, last: Sequence[Any]) -> list[Range]:
-        """What to watch of those whom our key stands behind: the ``last`` who came before it. Nothing: it holds.
+        """Return which keys to watch, given the newest keys ahead of ours (``last``). Returns [] if the claim holds.
 
-        Of those who do not fit it is the newest. Of its like, who leave in any order, as many as hold the name
-        together: while all of them are there, there is no room, and it comes with the first of them that goes.
+        If any key excludes the claim, watch the newest of these. Otherwise watch as many of its like as can hold the
+        name together: the claim has room as soon as one of them is deleted, whichever it is.
         """
         ahead = self._keys.ahead(claim)
         found = [answer.response_range.kvs for answer in last]
@@ -224,15 +238,18 @@ class Recipe:
         return like if len(like) <= WATCHED else list(ahead.like)
 
     def _standing(self, claim: Claim, place: Place, last: Sequence[Any], at: int) -> Standing:
-        """As far as ``last`` tells, which is exact if no more than `NEAR` are to go."""
+        """Return the state for the countdown, as far as ``last`` shows it: exact with at most `NEAR` keys ahead."""
         ahead = self._keys.ahead(claim)
         found = [[row.key for row in answer.response_range.kvs] for answer in last]
         others, like = found[: len(ahead.others)], found[len(ahead.others) :][: len(ahead.like)]
         return Standing(claim, place, self._keys.own(claim), chain(*others), chain(*like), ahead.room, at)
 
     def _crowd(self, claim: Claim, standing: Standing, last: Sequence[Any]) -> int:
-        """How many at most, in its way or of its like, wait before it, as far as that matters: they count as well.
-        Never less than have to go."""
+        """Return the size of the crowd before this claim, never less than the number of keys that must be deleted.
+
+        If a key excludes the claim, the crowd also contains the keys of its like, whose deletions are reported to it
+        too.
+        """
         if not standing.others:
             return standing.to_go
         ahead = self._keys.ahead(claim)
@@ -247,32 +264,35 @@ class Recipe:
                     raise other_number(claim, permits, "etcd")
 
     def _take_back(self, claim: Claim, place: Place, deadline: float) -> None:
-        """Our key is not to wait."""
+        """Delete our key after a refused try: it must not wait in the queue."""
         if not place.revision:
             return
         self._watcher.stop(claim.id)
         try:
             self._transactions.delete(self._keys.own(claim), self._left(deadline))
-        except MultilockError as error:  # it was put: a cancel has to delete it
+        except MultilockError as error:  # the key was put: only a cancel can delete it now
             raise BackendUnavailable(f"a refused claim may be left behind: {error}") from error
         place.revision = None
 
     def _attempted(self, claim: Claim, place: Place, answer: Granted | Busy | None, deadline: float) -> None:
         if place.cancelled:
             self._watcher.stop(claim.id)
-            # Its release ended the own lease that there was then; a later one is nobody's.
+            # The release revoked the separate lease that existed then. One made since then must be revoked here.
             self._end_own_session(claim, place, self._now() + REVOKE_WITHIN)
         elif isinstance(answer, Granted):
             self._watcher.stop(claim.id)
         elif place.lease is None or (answer and not answer.spent and not place.revision):
-            # Nothing of this claim is at the server, nor will be: its release is not asked for. That of a spent one is:
-            # a join of it that had no answer may still come.
+            # Nothing of this claim is at the server, nor will be, so the kernel asks for no release. For a spent claim
+            # it does ask: a join of that claim whose reply was lost may still be executed.
             self._places.forget(claim, place)
             self._end_own_session(claim, place, deadline)
 
     def _keep_own_session(self, claim: Claim, place: Place, deadline: float) -> None:
-        """The ttl of a lock that is not renewed counts from its grant: while it waits, its lease is kept, and whoever
-        is woken looks with a new one."""
+        """Extend the separate lease of a lock that is not renewed, if it is not fresh.
+
+        The ttl of such a lock must count from its grant. So its lease is kept alive while the claim waits, and a waiter
+        that was woken extends it before it looks.
+        """
         session = place.session
         if session is not None and not claim.renew and self._now() > session.sent_at + FRESH * session.ttl:
             self._sessions.keep_alive(session.lease, self._left(deadline))
@@ -284,10 +304,10 @@ class Recipe:
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """One keep-alive for all, which is the proof for all. Keys that no watch covers are looked at as well."""
+        """Send one keep-alive: its reply is the proof for all these claims. Look at keys that no watch covers, too."""
         deadline = self._now() + within
         session = self._sessions.keep_alive(group, within)
-        one = len(held) == 1  # it may be `Lease.renew()`, which asks whether the lock is still ours
+        one = len(held) == 1  # it may be `Lease.renew()`, whose caller asks whether the lock is still held
         doubtful = [pair for pair in held if one or not self._watcher.covers(pair[0].id)]
         gone, at = self._sweep.missing(session, doubtful, deadline, within) if session else (set(), 0)
         if session is None or (gone and self._sessions.look(group, at, self._left(deadline))):
@@ -305,7 +325,7 @@ class Recipe:
             place = self._places.cancel(claim, unsure)
             lease = place.lease if granted is None else granted.group
         self._watcher.stop(claim.id)
-        if lease is None or not self._sessions.is_alive(lease):  # never sent, or the server has deleted all of it
+        if lease is None or not self._sessions.is_alive(lease):  # no key was ever sent, or the server deleted it
             deleted = False
         elif self._places.may_rest(claim):
             deleted = self._delete_unless_it_rests(claim, lease, unsure, deadline)
@@ -317,14 +337,15 @@ class Recipe:
         return deleted
 
     def _cancel(self, claim: Claim, lease: Any, deadline: float) -> bool:
-        """Delete our key, and leave a tombstone for the join that may still come."""
+        """Delete our key, and leave a tombstone against a join that may be executed later."""
         key, tombstone = delete(self._keys.own(claim)), self._tombstone(claim, lease)
         try:
             said = self._transactions.execute([], [tombstone, key], [], deadline)
-        except LeaseMissing:  # what comes later names a lease that does not exist
+        except LeaseMissing:  # the key went with the lease, and a later join names a lease that does not exist
             self._sessions.end(lease)
             return False
-        except BackendRejected:  # etcd is out of space, and takes no tombstone. But the lock can be free.
+        except BackendRejected:
+            # etcd is out of space and refuses the tombstone. Deleting the key still frees the lock.
             self._transactions.execute([], [key], [], deadline)
             raise
         self._sweep.remember_tombstone(self._keys.gone(claim))
@@ -347,17 +368,17 @@ class Recipe:
         self._watcher.stop(claim.id)
         if self._sessions.is_alive(granted.group):
             ours = self._rest(claim, granted, unsure, seconds, deadline)
-        else:  # it moved before, or was lost
+        else:  # an earlier request moved the key, or the lock was lost
             row = self._transactions.row(self._keys.own(claim), deadline)
             ours = row is not None and rests(row)
         self._given_back(claim, place, deadline)
         return ours
 
     def _rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, deadline: float) -> bool:
-        """Put the key on a lease that only the server's clock ends.
+        """Put the key on a lease of its own, which only the server's clock ends.
 
-        If the answer to that is lost, the lease is left alone: the key may still be put there, and whoever asks again
-        finds that it was.
+        If the reply to that put is lost, the new lease is left alone: the key may be on it, and a repeated request
+        finds it there.
         """
         lease, seconds = self._sessions.new_rest(seconds, self._left(deadline))
         try:
@@ -366,10 +387,10 @@ class Recipe:
             except LeaseMissing:
                 if not unsure:
                     raise
-                # It may be the tombstone's, which needs none then.
+                # The missing lease may be the tombstone's. Without that lease no tombstone is needed.
                 found = self._move(claim, granted, False, lease, seconds, deadline)
-        except LeaseMissing as error:  # this process stood still for longer than it lived
-            raise BackendUnavailable("it was to rest, too late", unknown=False) from error
+        except LeaseMissing as error:  # this process was paused for longer than the new lease lived
+            raise BackendUnavailable("the key was moved too late: its new lease has expired", unknown=False) from error
         except BackendRejected:
             self._sessions.end_rest(lease, self._left(deadline))
             raise
@@ -380,7 +401,8 @@ class Recipe:
     def _move(
         self, claim: Claim, granted: Granted, unsure: bool, lease: int, seconds: float, deadline: float
     ) -> int | None:
-        """On which lease the key rests now: this one, or an earlier one. None: it was not this claim's any more."""
+        """Return the lease on which the key rests now: this one, or that of an earlier request. Returns None if the key
+        was no longer this claim's."""
         own = self._keys.own(claim)
         move = {"request_put": {"key": own, "value": encode_resting(claim, granted.token, seconds), "lease": lease}}
         tombstone = [self._tombstone(claim, granted.group)] if unsure else []
@@ -403,7 +425,7 @@ class Recipe:
         raise self._restless(claim)
 
     def _delete_unless_it_rests(self, claim: Claim, lease: Any, unsure: bool, deadline: float) -> bool:
-        """A rest that was asked for had no answer, and its time is over; or it came before."""
+        """Release a claim that was asked to rest, unless its key rests: the reply to that request was lost."""
         own = self._keys.own(claim)
         row = self._transactions.row(own, deadline)
         ours = row is not None and not rests(row)
@@ -411,7 +433,7 @@ class Recipe:
         tombstone = [self._tombstone(claim, lease)] if unsure else []
         try:
             said = self._transactions.execute(still, [*gone, *tombstone], [], deadline)
-        except LeaseMissing:  # and with it the key, meanwhile
+        except LeaseMissing:  # the lease ended meanwhile, and the key with it
             self._sessions.end(lease)
             return False
         if not said.succeeded:
@@ -426,9 +448,11 @@ class Recipe:
     # ---- close
 
     def close(self) -> None:
-        """Nothing is held any more: what there was no time to release goes with its lease. A lock that is not renewed
-        has one of its own, and a thousand are not revoked in a moment; so their keys are deleted before that. What
-        could not be told to rest keeps its name for what is left of its ttl."""
+        """Revoke the leases that are left, so that locks which there was no time to release become free at once.
+
+        Each lock that is not renewed has a separate lease. A thousand of these cannot be revoked in half a second, so
+        their keys are deleted first. A name whose request to rest had no reply stays taken for what is left of its ttl.
+        """
         if self._transport.silent:
             return
         deadline = self._now() + CLOSE_WITHIN
@@ -450,8 +474,8 @@ def _busy(claim: Claim) -> Busy:
 
 
 def _last_of(ahead: Ahead, before: int = 0) -> list[Part]:
-    """Those who came last, of all for whom a claim may have to wait, one more than `NEAR` are; for a reader how many
-    readers there are."""
+    """Read the newest keys that a claim may have to wait for, one more than `NEAR` allows. A reader also reads the
+    number of readers."""
     others = [last_of(each, NEAR + 1, before) for each in ahead.others]
     like = [last_of(each, ahead.room + NEAR, before) for each in ahead.like]
     like += [number_of(ahead.beside)] if ahead.beside else []

@@ -1,10 +1,10 @@
-"""The leases of one client: one for all locks of the same ttl, and one of its own for each ``renew=False`` lock.
+"""The leases of one client: one for all locks of the same ttl, and a separate one for each ``renew=False`` lock.
 
-A lease is asked for under a new id each time, never again under one whose answer was lost: so a lease that has ended
-cannot come back by a late grant, and whatever names it later is refused. An unanswered grant leaves a lease without
-keys, which ends by itself.
+Each request for a lease uses a new id, never one whose reply was lost. So a lease that has ended cannot come back by a
+grant that is executed late, and a request that names the ended lease is refused. A grant without a reply leaves a lease
+without keys, which expires.
 
-The lease of a name that rests is not among them: nobody renews it, and no end of ours revokes it.
+The lease of a name that rests is not among them: nobody renews it, and `revoke_all` leaves it alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from multilock_etcd.transport import LeaseMissing, Transport, calls
 __all__ = ["ACKNOWLEDGES_NOTHING", "ENDED", "RENEWALS", "REVOKE_WITHIN", "Session", "Sessions"]
 
 ENDED = "its etcd lease expired or was revoked"
-RENEWALS = 3  # in one ttl
+RENEWALS = 3  # per ttl
 ACKNOWLEDGES_NOTHING = "UNKNOWN: context canceled"  # as an etcd grpc-proxy answers a renewal
 REVOKE_WITHIN = 0.5  # seconds for one lease
 
 
 class Session:
-    """One lease. ``sent_at`` is when the newest request that was acknowledged to keep it alive was sent."""
+    """One lease. ``sent_at`` is when the newest acknowledged grant or keep-alive was sent."""
 
     __slots__ = ("lease", "seen_at", "sent_at", "ttl", "turn")
 
@@ -36,15 +36,17 @@ class Session:
         self.lease = lease
         self.ttl = ttl
         self.sent_at = sent_at
-        self.seen_at = 0  # a revision at which it was alive
-        self.turn = 0  # of its keys that no watch covers, the one to begin the next look with
+        self.seen_at = 0  # the newest revision at which the server reported the lease alive
+        self.turn = 0  # index of the key where the next look at unwatched keys begins
 
     def granted(self, revision: int | None) -> Granted:
-        """What a key of this revision on this lease is worth now."""
+        """Return the grant for a key of this revision on this lease, valid as long as the lease is known to live."""
         return Granted(revision, self.ttl, self.sent_at, self.ttl, self.ttl / RENEWALS, self.lease, revision)
 
 
 class Sessions:
+    """The leases of one client. See the module's docstring for why no id is used twice."""
+
     def __init__(self, transport: Transport, notices: Notices) -> None:
         self._transport = transport
         self._notices = notices
@@ -54,10 +56,10 @@ class Sessions:
         self._unwanted: deque[int] = deque()  # leases without keys whose revocation had no answer
         self._lock = system.Lock()
         self._granting = system.Lock()
-        self._acknowledges = False  # the server, renewals: it has
+        self._acknowledges = False  # whether the server has acknowledged a renewal yet
 
     def of(self, claim: Claim, within: float) -> Session:
-        """The lease for this claim's key; made where there is none. Raises as a request does."""
+        """Return the lease for this claim's key, and make it if there is none. Raises what a request raises."""
         if not claim.renew:
             return self._grant(claim.ttl, within)
         session = self._shared.get(claim.ttl)
@@ -72,7 +74,7 @@ class Sessions:
             self._granting.release()
 
     def keep_alive(self, lease: Hashable, within: float) -> Session | None:
-        """Extend this lease. None: the server said that it has ended."""
+        """Extend this lease. Returns None if the server has reported that it ended."""
         session = self._alive.get(lease)
         if session is None:
             return None
@@ -86,15 +88,18 @@ class Sessions:
         return session
 
     def is_alive(self, lease: Hashable) -> bool:
-        """False only if the server said so."""
+        """Return False only if the server has reported that the lease ended."""
         return lease in self._alive
 
     def leases(self) -> list[Hashable]:
-        """Those that are renewed."""
+        """Return the ids of the leases that are renewed."""
         return [session.lease for session in list(self._shared.values())]
 
     def look(self, lease: Hashable, revision: int, within: float) -> bool:
-        """A key on this lease was deleted at ``revision``. Was it because the lease ended? Then it is ended here."""
+        """Return whether the lease has ended, after a key on it was deleted at ``revision``.
+
+        If the server confirms the end, the lease is ended here too. Returns False if the server does not reply.
+        """
         session = self._alive.get(lease)
         if session is None:
             return True
@@ -111,35 +116,36 @@ class Sessions:
         return False
 
     def end(self, lease: Hashable) -> None:
-        """The server said that this lease has ended, and with it every key on it."""
+        """Drop a lease that the server has ended, and with it every key on it, and report that to the kernel."""
         shared = any(session.lease == lease for session in list(self._shared.values()))
         if self._forget(lease) and shared:
             self._notices.group_gone(lease, ENDED)
 
     def revoke(self, session: Session, within: float) -> None:
-        """End a lease that nothing needs any more. Without an answer it is done with the next one."""
+        """Revoke a lease that nothing needs any longer. If the reply is lost, a later call tries again."""
         if not self._forget(session.lease):
             return
         deadline = self._now() + min(within, REVOKE_WITHIN)
         if not self._try_revoke(session.lease, deadline):
             self._unwanted.append(session.lease)
         elif self._unwanted:
-            with suppress(IndexError):  # another thread may have taken it
+            with suppress(IndexError):  # another thread may have taken the last one
                 old = self._unwanted.popleft()
                 if not self._try_revoke(old, deadline):
                     self._unwanted.append(old)
 
     def new_rest(self, seconds: float, within: float) -> tuple[int, float]:
-        """A lease that keeps a name for so long, and for how long it really does, at least."""
+        """Grant a lease that keeps a name taken for ``seconds``. Returns its id and the ttl that the server granted."""
         said, _ = self._transport.call(calls.GRANT, wire.LeaseGrantRequest(TTL=math.ceil(seconds)), within)
         return said.ID, float(said.TTL)
 
     def end_rest(self, lease: int, within: float) -> None:
-        """If it cannot be told, the server ends it in its time."""
+        """Revoke the lease of a name that rests. If the request fails, the lease expires in its time."""
         self._try_revoke(lease, self._now() + min(within, REVOKE_WITHIN))
 
     def revoke_all(self, deadline: float, keep: Container[Hashable] = ()) -> None:
-        """Those first that many locks live on. What there is no time for ends by itself, and so does ``keep``."""
+        """Revoke all leases until the deadline, except ``keep``; the rest expires. Shared ones come first, because many
+        locks depend on them."""
         shared = list(self._shared.values())
         leases = [session.lease for session in [*shared, *self._alive.copy().values()]]
         self._shared.clear()
@@ -151,7 +157,7 @@ class Sessions:
     def _renewed_or_new(self, ttl: float, deadline: float) -> Session:
         session = self._shared.get(ttl)
         if session and self._is_over(session):
-            # We did not run for a while. The server may have kept it, or not: it is the one to ask.
+            # This process was paused. Only the server can tell whether it has kept the lease.
             session = self.keep_alive(session.lease, deadline - self._now())
         if session is None:
             session = self._grant(ttl, deadline - self._now())
@@ -171,14 +177,17 @@ class Sessions:
         return session
 
     def _check(self, session: Session, deadline: float) -> None:
-        """Once, before anything is held: an etcd grpc-proxy ends the stream of a renewal unanswered, and so every lock
-        would be lost after its first ttl. (Where it answers, the answer may be to an earlier renewal of its own.) At
-        most half of the time is used: the request to come needs the rest."""
+        """Check once, before any lock is held, that renewals are acknowledged.
+
+        An etcd grpc-proxy ends the stream of a renewal without a reply, so every lock would be lost after its first
+        ttl. (Where a proxy does reply, the reply may belong to an earlier renewal of its own.) The check takes at most
+        half of the time: the request that follows needs the rest.
+        """
         try:
             self.keep_alive(session.lease, (deadline - self._now()) / 2)
         except BackendUnavailable as silence:
             if ACKNOWLEDGES_NOTHING not in str(silence):
-                return  # silence is the business of the request to come, and of the renewals
+                return  # the next request and the renewals deal with a server that does not reply
             self.revoke(session, deadline - self._now())
             raise BackendRejected(
                 f"{self._transport.name} acknowledges no renewal, as an etcd grpc-proxy does not: "

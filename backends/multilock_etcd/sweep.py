@@ -1,4 +1,4 @@
-"""What a renewal does besides: it looks at keys that no watch covers, and deletes old tombstones."""
+"""The side work of a renewal: it looks at keys that no watch covers, and deletes old tombstones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ __all__ = ["Sweep"]
 
 
 class _Tombstone(NamedTuple):
+    """The key of a tombstone, and until when it must stay."""
+
     key: bytes
     until: float
 
 
 class Sweep:
+    """The side work of the renewals of one client."""
+
     def __init__(self, keys: Keyspace, transactions: Transactions, now: Callable[[], float]) -> None:
         self._keys = keys
         self._transactions = transactions
@@ -32,9 +36,11 @@ class Sweep:
     def missing(
         self, session: Session, doubtful: Sequence[Held], deadline: float, within: float
     ) -> tuple[set[bytes], int]:
-        """Those of these keys that are gone, as far as there was time to look at them; and a revision at which they
-        were. A single one is looked at, or this raises; of many the others are looked at the next time: they need no
-        look to be ours, and an answer that comes too late is no proof of any."""
+        """Return which of these keys are gone, as far as there was time to look, and the revision of the last look.
+
+        A single key is looked at, or this raises. If some of many keys are left over, the next renewal begins with
+        them. No claim is lost without that look, and a reply that came too late would be no proof for any of them.
+        """
         gone: set[bytes] = set()
         at = 0
         longest = 0.0
@@ -46,7 +52,7 @@ class Sweep:
         looked = 0
         while looked < len(keys):
             began = self._now()
-            if looked and deadline - began < 2 * longest:  # cut short, it would say that the server is silent
+            if looked and deadline - began < 2 * longest:  # a request cut short would make the server look silent
                 break
             try:
                 step = self._transactions.missing(keys[looked : looked + AT_ONCE], deadline)

@@ -1,6 +1,6 @@
-"""What is asked about keys: transactions, of which all is executed or nothing, and reads.
+"""Requests about keys: reads, and transactions, of which either every step is executed or none.
 
-The parts of a transaction are the fields of a `Compare` or a `RequestOp`: made as messages of their own, they would be
+The parts of a transaction are passed as the fields of a `Compare` or a `RequestOp`. Messages of their own would be
 copied into the request, which takes twice as long.
 """
 
@@ -37,20 +37,21 @@ __all__ = [
     "read_key",
 ]
 
-AT_ONCE = 100  # operations in a transaction; etcd takes 128 by default …
-BYTES = 1_000_000  # … and 1.5 MiB
+# The limits of one transaction. etcd takes 128 operations and 1.5 MiB by default.
+AT_ONCE = 100  # operations
+BYTES = 1_000_000
 PER_KEY = 64  # bytes around a key
 
 Part = dict[str, Any]
 Key = tuple[bytes, int | None, Hashable]
-"""A key, the create_revision and the lease that it should have."""
+"""A key, with the create_revision and the lease that it should have."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Looked(NamedTuple):
-    """Of some keys the first so ``many``: those that are ``gone``, at this ``revision``."""
+    """The result of a look at the first ``many`` of some keys: those that are ``gone``, at this ``revision``."""
 
     many: int
     gone: set[bytes]
@@ -58,10 +59,10 @@ class Looked(NamedTuple):
 
 
 class Steps:
-    """How many keys one transaction names.
+    """The number of keys that one transaction may name.
 
-    The limits of a server are its settings, and no request tells them. So a step that the server refuses is halved, and
-    no later one of this client is larger.
+    The limits of a server are part of its configuration, and no request returns them. So if the server refuses a step,
+    the step is halved, and this client sends no larger one later.
     """
 
     def __init__(self) -> None:
@@ -71,8 +72,10 @@ class Steps:
     def take(
         self, items: Sequence[T], key: Callable[[T], bytes], ask: Callable[[Sequence[T]], R], *, times: int = 1
     ) -> tuple[int, R]:
-        """Ask about as many of the first items as one transaction can name by their keys, each ``times`` times.
-        Returns how many these are, and the answer."""
+        """Send a request about the first items, as many as one transaction can name. Each needs ``times`` operations.
+
+        Returns how many items that was, and the reply.
+        """
         while True:
             count, size = self._first([key(item) for item in items[: self._operations]], times)
             try:
@@ -86,7 +89,7 @@ class Steps:
                     self._operations = min(self._operations, count // 2)
 
     def _first(self, keys: Sequence[bytes], times: int) -> tuple[int, int]:
-        """How many of them fit, one at least, and how many bytes these have."""
+        """Return how many of these keys fit, which is at least one, and their size in bytes."""
         count = size = 0
         for key in keys:
             more = times * (len(key) + PER_KEY)
@@ -97,6 +100,8 @@ class Steps:
 
 
 class Transactions:
+    """Requests about keys, sent through one transport."""
+
     def __init__(self, transport: Transport, now: Callable[[], float]) -> None:
         self._transport = transport
         self._now = now
@@ -105,17 +110,17 @@ class Transactions:
     def execute(
         self, compare: Sequence[Part], success: Sequence[Part], failure: Sequence[Part], deadline: float
     ) -> Any:
-        """If all that is compared is true, all of ``success``; else all of ``failure``."""
+        """Execute all of ``success`` if every comparison holds, else all of ``failure``; return the reply."""
         request = wire.TxnRequest(compare=compare, success=success, failure=failure)
         return self._transport.call(calls.TXN, request, deadline - self._now())[0]
 
     def row(self, key: bytes, deadline: float) -> Any:
-        """This key; None: it is not there."""
+        """Return the row of this key, or None if the key is missing."""
         said, _ = self._transport.call(calls.RANGE, wire.RangeRequest(key=key), deadline - self._now())
         return said.kvs[0] if said.kvs else None
 
     def delete(self, key: bytes, within: float) -> bool:
-        """Delete this key, whatever it says. False: it was not there."""
+        """Delete this key, whatever its value. Returns False if it was missing."""
         said, _ = self._transport.call(calls.DELETE, wire.DeleteRangeRequest(key=key), within)
         return bool(said.deleted)
 
@@ -126,35 +131,38 @@ class Transactions:
             keys = keys[count:]
 
     def missing(self, keys: Sequence[Key], deadline: float) -> Looked:
-        """Of the first of these keys, as many as one request can name: those that do not exist any more at their
-        create_revision, or have moved from their lease to another; and the present revision: a watch from there on
-        misses nothing."""
+        """Look at the first of these keys, as many as one request can name, and return which are gone.
+
+        A key is gone if it does not exist at its create_revision, or has moved to another lease. The reply's revision
+        is returned as well: a watch that starts after it misses nothing.
+        """
         count, said = self.steps.take(
             keys, itemgetter(0), lambda some: self.execute([], [read_key(key) for key, _, _ in some], [], deadline)
         )
         gone: set[bytes] = set()
         for (key, made, lease), answer in zip(keys[:count], said.responses, strict=True):
             found = answer.response_range.kvs
-            # An operator's put leaves it without a lease, and takes it from nobody.
+            # A key that an operator put again has no lease, but its claim still holds the name.
             if not found or found[0].create_revision != made or found[0].lease not in (lease, 0):
                 gone.add(key)
         return Looked(count, gone, said.header.revision)
 
     def first_of(self, queue: Range, limit: int, deadline: float) -> tuple[Sequence[Any], int]:
-        """Who came first there, in order of arrival, ``limit`` of them (0: all); and how many keys there are."""
+        """Return the oldest ``limit`` keys of this range (0: all) in order of arrival, and the number of all its
+        keys."""
         request = wire.RangeRequest(**_sorted(queue, wire.ASCEND, limit))
         said, _ = self._transport.call(calls.RANGE, request, deadline - self._now())
         return said.kvs, said.count
 
 
 def present_revision(transport: Transport, within: float) -> int:
-    """As a majority agrees."""
+    """Return the cluster's present revision, confirmed by a majority."""
     said, _ = transport.call(calls.TXN, wire.TxnRequest(), within)
     now: int = said.header.revision
     return now
 
 
-# ---- what is compared
+# ---- comparisons
 
 
 def absent(key: bytes) -> Part:
@@ -162,7 +170,7 @@ def absent(key: bytes) -> Part:
 
 
 def nobody(there: Range) -> Part:
-    """No key is in this range."""
+    """Compare that no key is in this range."""
     return {**absent(there[0]), "range_end": there[1]}
 
 
@@ -174,7 +182,7 @@ def modified(key: bytes, at: int | None) -> Part:
     return {"target": wire.MODIFY, "key": key, "mod_revision": at}
 
 
-# ---- what is done
+# ---- operations
 
 
 def put(key: bytes, claim: Claim, lease: int) -> Part:
@@ -186,7 +194,7 @@ def delete(key: bytes) -> Part:
 
 
 def read_key(key: bytes) -> Part:
-    """Without its value."""
+    """Read a key without its value."""
     return {"request_range": {"key": key, "keys_only": True}}
 
 
@@ -195,24 +203,24 @@ def read(key: bytes) -> Part:
 
 
 def in_order(queue: Range, limit: int = 0, keys_only: bool = False) -> Part:
-    """The contenders in order of arrival."""
+    """Read the contenders in order of arrival."""
     return {"request_range": {**_sorted(queue, wire.ASCEND, limit), "keys_only": keys_only}}
 
 
 def last_of(there: Range, limit: int, before: int = 0) -> Part:
-    """The contenders who came last, those who came ``before`` a revision; without their values."""
+    """Read the newest contenders that came ``before`` this revision (0: of all), without their values."""
     ahead = {"keys_only": True, "max_create_revision": before - 1 if before else 0}
     return {"request_range": {**_sorted(there, wire.DESCEND, limit), **ahead}}
 
 
 def number_of(there: Range) -> Part:
-    """How many contenders there are, and nothing else."""
+    """Read the number of contenders, and nothing else."""
     begin, end = there
     return {"request_range": {"key": begin, "range_end": end, "count_only": True}}
 
 
 def oldest_of(there: Range) -> Part:
-    """The contender who came first; without its value."""
+    """Read the contender that came first, without its value."""
     return in_order(there, 1, keys_only=True)
 
 

@@ -1,9 +1,9 @@
-"""Requests to an etcd cluster: blocking, bounded in time, never repeated once they may have been executed.
+"""Requests to an etcd cluster: blocking, bounded in time, and never repeated once they may have been executed.
 
-One gRPC channel per endpoint, and our own choice among them: one endpoint is used until it is silent, then the next,
-by a new connection. gRPC's own balancing and retries are off: its ``pick_first`` stays with a frozen member. Every
-request says ``hasleader``, so a member that is cut off from its leader says so at once. grpc's exceptions become ours
-here.
+Each endpoint has one gRPC channel, and this module chooses among them. It uses one endpoint until that does not reply,
+then the next one over a new connection. gRPC's own balancing and retries are off, because its ``pick_first`` stays with
+a frozen member. Every request says ``hasleader``, so a member that is cut off from its leader refuses at once. This
+module also translates grpc's exceptions into multilock's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from multilock import system
 
-# gRPC reads it once, when it is first imported: without it a forked child hangs in gRPC's threads that it lacks.
+# gRPC reads this when it is first imported. Without it a forked child hangs, waiting for gRPC threads it does not have.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
 
 import grpc
@@ -36,26 +36,26 @@ __all__ = ["Cluster", "LeaseMissing", "Method", "TooMuch", "Transport", "calls",
 
 Code = grpc.StatusCode
 
-SILENT_AFTER = 0.1  # seconds; a request that had less says nothing about the endpoint by its silence
-SILENCE_COUNTS = 5.0  # seconds; for so long nobody waits for a silent endpoint only to say goodbye
-OURS = "Locally cancelled by application"  # what gRPC says of a stream that this client ended
+SILENT_AFTER = 0.1  # seconds; an endpoint is not called silent because a request with less time had no reply
+SILENCE_COUNTS = 5.0  # seconds after a silence in which close() does not wait for that endpoint
+OURS = "Locally cancelled by application"  # gRPC's message for a stream that this client ended
 READER = "_run_channel_spin_thread"  # gRPC's function that starts the thread which reads a channel's events
-READER_AGAIN = 0.1  # seconds between two tries to start it
-PREPARE_WITHIN = 5.0  # seconds for a login where the request itself has no limit
+READER_AGAIN = 0.1  # seconds between two tries to start that thread
+PREPARE_WITHIN = 5.0  # seconds for the login, if the request itself has no time limit
 
 _OPTIONS = (
     ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),  # a proxy for web pages must not carry, buffer and time out a lock's requests
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, shared with nobody
-    ("grpc.max_receive_message_length", -1),  # thousands of names in one page
+    ("grpc.enable_http_proxy", 0),  # a web proxy must not carry lock requests: it may buffer them or time out
+    ("grpc.use_local_subchannel_pool", 1),  # so that a new channel is a new connection, shared with no other channel
+    ("grpc.max_receive_message_length", -1),  # a page of names can be large
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long one try to connect may take
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # the time limit for one try to connect
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Finds a watch stream whose connection died silently; etcd ends connections that ping more often than every 5 s.
+    # Pings find a watch stream whose connection died silently. etcd ends connections that ping more than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 )
-# What says that the request was never sent, for which gRPC has no code of its own, or that a learner sent it back.
+# Messages of requests that were never sent, for which gRPC has no separate code, or that a learner refused.
 _NOT_SENT = (
     "failed to connect to all addresses",
     "dns resolution failed",
@@ -68,7 +68,7 @@ _UNTRUSTED = (
     "Hostname Verification Check failed",
     "Unwrap failed",
 )
-# The token is not known any more (it expired, the members restarted, auth was switched on). Nothing was executed.
+# The server no longer accepts the token: it expired, members restarted, or auth was switched on. Nothing was executed.
 _TOKEN_OVER = ("invalid auth token", "revision of auth store is old", "user name is empty")
 _LEASE_MISSING = "requested lease not found"
 _TOO_MANY = "too many operations in txn request"
@@ -76,9 +76,9 @@ _TOO_LARGE = ("request is too large", "received message larger than max")
 _REFUSED = {
     Code.UNAUTHENTICATED: "give username= and password=, or cert= and key=",
     Code.PERMISSION_DENIED: "give this user read and write access to the keys below prefix=",
-    Code.INVALID_ARGUMENT: "see the server's message; who is not known gives username= and password=",
+    Code.INVALID_ARGUMENT: "see the server's message; if it asks for a login, give username= and password=",
     Code.FAILED_PRECONDITION: "see the server's message",
-    Code.RESOURCE_EXHAUSTED: "see the server's message: an etcd out of space is compacted, defragmented and disarmed",
+    Code.RESOURCE_EXHAUSTED: "see the server's message; if etcd is out of space, compact, defragment and disarm it",
     Code.UNIMPLEMENTED: "is it an etcd of version 3.4 or later?",
     Code.DATA_LOSS: "see the server's log",
 }
@@ -86,15 +86,18 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Method:
-    """One kind of request; there is one object for each."""
+    """One kind of request. Each has exactly one object."""
 
     path: str
     answer: Any
 
 
 class calls:
-    """The requests that a lock needs. A keep-alive is a stream that is closed after one request: for gRPC that is the
-    same as a call with one answer, and needs no thread."""
+    """The requests that a lock needs.
+
+    A keep-alive is a stream that is closed after one request. gRPC treats that like a call with one answer, which needs
+    no thread.
+    """
 
     RANGE = Method("/etcdserverpb.KV/Range", wire.RangeResponse)
     TXN = Method("/etcdserverpb.KV/Txn", wire.TxnResponse)
@@ -110,9 +113,12 @@ class calls:
 
 
 class _Traffic:
-    """Calls into gRPC that are under way. A child survives a fork only if no thread is inside gRPC at that moment, nor
-    inside the imports of its functions; so a fork waits for them, for a moment, and then ends them: their answers are
-    unknown, and the kernel asks again."""
+    """Counts the calls into gRPC that are under way, and lets a fork wait for them.
+
+    A child survives a fork only if no thread was inside gRPC at that moment, nor inside an import that gRPC's functions
+    do. So a fork waits briefly for the calls and then ends them. The outcome of an ended call is unknown, and the
+    kernel asks again.
+    """
 
     PATIENCE = 0.25  # seconds; most calls end sooner
 
@@ -137,10 +143,11 @@ class _Traffic:
                 self._changed.notify_all()
 
     def _begin(self) -> None:
-        self._lock = system.RLock()  # taken without its Condition, which would double what a call costs here
+        # The lock is taken directly, not through its Condition, which would double the cost of a call here.
+        self._lock = system.RLock()
         self._changed = system.Condition(self._lock)
         self._calls = 0
-        self._stopped = 0  # threads that fork
+        self._stopped = 0  # threads that are about to fork
 
     def _stop(self) -> None:
         with self._changed:
@@ -162,25 +169,25 @@ class _Traffic:
 
 
 class _NoThread(BackendUnavailable):
-    """The process could have no thread for a stream."""
+    """The process could not start the thread that a stream needs."""
 
 
 class _BehindALogin(BackendUnavailable):
-    """Another thread's login took all the time that this request had."""
+    """The login of another thread used up the time of this request."""
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-_libc = ctypes.PyDLL(None)  # which keeps the interpreter's lock: letting go of it can take 5 ms
+_libc = ctypes.PyDLL(None)  # PyDLL keeps the interpreter's lock: releasing it can cost 5 ms
 CLOCK_REALTIME = 0
 
 
 class Within(float):
-    """A timeout for gRPC, which adds it to ``time.time()`` for a deadline by the system's own clock.
+    """A timeout for gRPC, which adds it to ``time.time()`` to get a deadline on the system's clock.
 
-    A test may have frozen ``time.time()``, or moved it. So the sum is made with the system's own clock.
+    A test may have frozen or moved ``time.time()``. So the addition ignores that and reads the system's clock itself.
     """
 
     def __radd__(self, wall: float) -> float:
@@ -193,9 +200,9 @@ class Within(float):
 
 
 def suit_gevent() -> None:
-    """Have gRPC give way to other greenlets, where gevent has patched this interpreter.
+    """Let gRPC run other greenlets while it waits, if gevent has patched this interpreter.
 
-    A call of gRPC waits outside Python. Without this it would stop every greenlet of the process, for ever.
+    A call of gRPC waits outside Python. Without this it would stop every greenlet of the process forever.
     """
     if system.patched_by() == "gevent":
         import grpc.experimental.gevent as support
@@ -204,7 +211,7 @@ def suit_gevent() -> None:
 
 
 def refuse_eventlet() -> None:
-    """Raise ConfigurationError where eventlet has patched this interpreter: gRPC has no support for it."""
+    """Raise `ConfigurationError` if eventlet has patched this interpreter, since gRPC does not support it."""
     if system.patched_by() == "eventlet":
         raise ConfigurationError(
             "etcd:// does not work under eventlet: gRPC would stop every green thread of this process. "
@@ -213,7 +220,7 @@ def refuse_eventlet() -> None:
 
 
 class TooMuch(BackendRejected):
-    """A transaction with more operations, or ``by_bytes``: a larger one, than the server takes; nothing was done."""
+    """The server refused a transaction as too large: in bytes if ``by_bytes``, else in operations. Nothing was done."""
 
     def __init__(self, message: str, *, by_bytes: bool) -> None:
         super().__init__(message)
@@ -221,13 +228,13 @@ class TooMuch(BackendRejected):
 
 
 class LeaseMissing(Exception):
-    """The lease that a put names does not exist; nothing was written."""
+    """The lease that a put names does not exist. Nothing was written."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cluster:
-    """Where etcd is and who we are: endpoints ``host:port`` with what TLS and login need, or a client handed over,
-    which only the process ``pid`` can use."""
+    """How to reach etcd and log in there: endpoints ``host:port`` with TLS files and credentials, or a client that was
+    handed over and can be used only in the process ``pid``."""
 
     targets: Sequence[str]
     tls: bool = False
@@ -241,7 +248,7 @@ class Cluster:
 
 
 class Transport:
-    """One client's connections to one cluster. Every call ends within its time, or raises as `Backend` says."""
+    """One client's connections to one cluster. Every call ends within its time, or raises as `Backend` specifies."""
 
     def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -255,23 +262,25 @@ class Transport:
 
     @property
     def name(self) -> str:
-        """The endpoint in use, for messages."""
+        """The endpoint in use, as messages call it."""
         return f"etcd {self._cluster.targets[self._current]}"
 
     @property
     def silent(self) -> bool:
-        """Whether the endpoint in use has just left a question open, ours or that of another client of this process,
-        and told us nothing since."""
+        """Whether the endpoint in use has just left a request without a reply, and has sent this client nothing since.
+
+        The request may be that of another client of this process.
+        """
         number = self._current
         connection = self._connections[number]
         heard_at = connection.answered_at if connection and connection.answered_at else -math.inf
         return _silent_at.get(self._cluster.targets[number], -math.inf) > max(heard_at, self._now() - SILENCE_COUNTS)
 
     def call(self, method: Method, request: Any, within: float) -> tuple[Any, float]:
-        """The answer, and when the request was sent that was answered.
+        """Send a request; return the reply, and when the request was sent.
 
-        Goes on to the next endpoint, and asks for a new token, as long as the request was certainly not executed.
-        Raises also `LeaseMissing`.
+        If the request was certainly not executed, this tries the next endpoint or logs in again. Raises `LeaseMissing`
+        besides what `Backend` specifies.
         """
         deadline = self._now() + within
         tries = len(self._cluster.targets)
@@ -282,12 +291,12 @@ class Transport:
             connection = self._use()
             try:
                 metadata = self._prepared(connection, deadline)
-                if (sent_at := self._now()) >= deadline:  # it stood still, and may have been called off
+                if (sent_at := self._now()) >= deadline:  # a pause: the claim may be cancelled by now
                     continue
                 answer = connection.invoke(method, request, deadline - sent_at, metadata)
                 connection.answered_at = self._now()
                 return answer, sent_at
-            except _BehindALogin as error:  # which says nothing about the endpoint
+            except _BehindALogin as error:  # the endpoint itself may be healthy
                 raise BackendUnavailable(str(error), unknown=False) from None
             except (grpc.RpcError, BackendUnavailable) as error:
                 if relogin and self._login.is_over(error):
@@ -304,7 +313,8 @@ class Transport:
                 self._leave(connection)
 
     def each(self, method: Method, request: Any, within: float) -> Iterator[tuple[str, Any]]:
-        """Ask every endpoint, for an equal share of the time: its name, and its answer or the error."""
+        """Send a request to every endpoint, each with an equal share of the time. Yields the endpoint, and its reply or
+        the error."""
         share = within / len(self._connections)
         for number, target in enumerate(self._cluster.targets):
             connection = self._use(number)
@@ -322,8 +332,10 @@ class Transport:
 
     @contextmanager
     def watch(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """The answers of a watch stream, without a limit in time: ``cancel()`` ends it, and so does giving up its
-        endpoint."""
+        """Open a watch stream, and yield its answers without a time limit.
+
+        ``cancel()`` ends the stream. So does the decision to give up its endpoint.
+        """
         connection = self._use()
         sent_at = self._now()
         try:
@@ -335,7 +347,7 @@ class Transport:
                 stream.cancel()
         except (grpc.RpcError, BackendUnavailable) as error:
             if isinstance(error, grpc.RpcError):
-                if OURS in _details(error):  # which says nothing about the endpoint
+                if OURS in _details(error):  # the endpoint itself may be healthy
                     raise BackendUnavailable("this client ended its stream", unknown=False) from error
                 self._login.is_over(error)
                 raise self._failed(connection, error, sent_at) from error
@@ -346,7 +358,7 @@ class Transport:
             self._leave(connection)
 
     def token_over(self) -> None:
-        """A watch was denied: the token may be the reason."""
+        """Log in again before the next request: a watch was denied, perhaps because of an old token."""
         self._login.forget()
 
     def close(self) -> None:
@@ -365,10 +377,12 @@ class Transport:
                 connection.abort()
 
     def _prepared(self, connection: _Connection, deadline: float) -> Sequence[tuple[str, str]]:
-        """See to it that this endpoint is alive and knows us; then what to send with each request. Whatever goes wrong
-        here, the request itself was not sent."""
+        """Make sure that this endpoint is alive and that we are logged in; return the metadata of each request.
+
+        If this fails, the request itself was not sent.
+        """
         if len(self._connections) > 1 and connection.answered_at is None:
-            # A frozen member takes connections and says nothing. One of several gets only its share of the time.
+            # A frozen member accepts connections but never replies. One of several endpoints gets a share of the time.
             share = (deadline - self._now()) / len(self._connections)
             self._first(connection, calls.STATUS, wire.StatusRequest(), share)
         known = self._login.known
@@ -416,21 +430,24 @@ class Transport:
             connection.close()
 
     def _failed(self, connection: _Connection, error: Exception, sent_at: float) -> Exception:
-        """The exception to raise; an endpoint that is silent is given up for the next."""
+        """Return the exception to raise. If the endpoint is silent, give it up for the next one."""
         silence = _translate(error, connection.name)
         late = _code(error) is Code.DEADLINE_EXCEEDED
         heard = connection.answered_at is not None and connection.answered_at > sent_at
-        # Late is not silent: others were answered meanwhile, or there was hardly any time.
+        # A late reply is not silence if other requests were answered meanwhile, or if there was hardly any time.
         busy = late and error is not silence and (heard or self._now() - sent_at < SILENT_AFTER)
         if isinstance(silence, BackendUnavailable) and not busy:
             if late:
                 _silent_at[connection.target] = self._now()
-            # One that is still connecting may be a slow one: the next request finds it further on.
+            # A new connection may only be slow: keep it, so that the next request finds it further on.
             self._give_up(connection, connecting=late and connection.answered_at is None)
         return silence
 
     def _give_up(self, connection: _Connection, *, connecting: bool = False) -> None:
-        """The next request goes to the next endpoint, and one to this endpoint over a new connection."""
+        """Direct the next request to the next endpoint, and later ones to this endpoint over a new connection.
+
+        If it is still ``connecting``, its connection is kept.
+        """
         with self._lock:
             if connection not in self._connections:
                 return
@@ -446,7 +463,7 @@ class Transport:
 
 
 class _Connection:
-    """One endpoint's channel. It is closed when it was given up and nobody uses it any more."""
+    """The channel of one endpoint. It is closed when it was given up and no call uses it any longer."""
 
     def __init__(self, cluster: Cluster, target: str) -> None:
         self.target = target
@@ -455,7 +472,7 @@ class _Connection:
         self.answered_at: float | None = None
         self.users = 0
         self.retired = False
-        self._deaf = False  # nobody reads its events
+        self._deaf = False  # no thread reads the channel's events
         self._ended = False
         self._closing = system.Lock()
         self.streams: set[Any] = set()
@@ -491,15 +508,15 @@ class _Connection:
             self._refused_a_thread(error)
             raise _NoThread(f"{self.name}: {error}", unknown=False) from error
         self.streams.add(call)
-        if self.retired:  # given up meanwhile
+        if self.retired:  # given up in the meantime
             call.cancel()
         return call
 
     def _refused_a_thread(self, error: BaseException) -> None:
-        """If that was the thread that reads this channel's events, start it as soon as the process can have one.
+        """If the refused thread was the one that reads this channel's events, start it once the process can.
 
-        gRPC itself never tries again: nobody would hear what is streamed over this channel, and closing it would wait
-        forever.
+        gRPC itself does not try again. Without that thread nothing that is streamed over this channel arrives, and
+        closing the channel waits forever.
         """
         for frame, _ in walk_tb(error.__traceback__):
             if frame.f_code.co_name == READER:
@@ -524,14 +541,14 @@ class _Connection:
             self.abort()
 
     def abort(self) -> None:
-        """End whatever is under way; from inside a fork, too."""
+        """End what is under way. This may be called from inside a fork."""
         if not self.ours:
             return
         with self._closing:
             if self._ended:
                 return
             self._ended = True
-            if self._deaf:  # its reader closes it
+            if self._deaf:  # _start_reader closes the channel
                 return
         self._channel.close()
 
@@ -547,8 +564,10 @@ def _channel(cluster: Cluster, target: str) -> Any:
 
 
 class _Login:
-    """What says who we are: nothing, a handed-over client's metadata, or a token for user and password, which is asked
-    for once, and again when the server does not know it any more."""
+    """The login: nothing, the metadata of a client that was handed over, or a token for user and password.
+
+    The token is requested once, and again when the server no longer accepts it.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._user = cluster.username
@@ -557,7 +576,7 @@ class _Login:
         self._asking = system.Lock()
         self.base = (("hasleader", "true"),)
         nobody = cluster.username is None and cluster.client is None
-        #: What to send with each request; None where `metadata` must see first.
+        #: The metadata of each request; None if `metadata` must find it out first.
         self.known: tuple[tuple[str, str], ...] | None = self.base if nobody else None
 
     def metadata(self, ask: Callable[[Method, Any], Any], within: float) -> Sequence[tuple[str, str]]:
@@ -570,7 +589,7 @@ class _Login:
             self.known = None
 
     def is_over(self, error: Exception) -> bool:
-        """Whether a new token helps against this error; it is then asked for before the next request."""
+        """Return whether a new token can mend this error. The next request then gets one first."""
         if self._user is None or not any(text in _details(error) for text in _TOKEN_OVER):
             return False
         self.forget()
@@ -578,7 +597,7 @@ class _Login:
 
     def _authenticate(self, ask: Callable[[Method, Any], Any], within: float) -> Sequence[tuple[str, str]]:
         if not self._asking.acquire(timeout=max(within, 0.0)):
-            raise _BehindALogin("another thread waits for etcd to tell us our token", unknown=False)
+            raise _BehindALogin("another thread still waits for etcd to issue a token", unknown=False)
         try:
             if (known := self.known) is None:
                 known = self.known = self.base + self._token(ask)
@@ -598,7 +617,7 @@ class _Login:
 
 suit_gevent()
 _traffic = _Traffic()
-_silent_at: dict[str, float] = {}  # endpoint -> when it last left a question of this process open
+_silent_at: dict[str, float] = {}  # endpoint -> when it last left a request of this process without a reply
 
 
 def _code(error: Exception) -> Any:
@@ -610,17 +629,20 @@ def _details(error: Exception) -> str:
     return (error.details() or "") if isinstance(error, grpc.RpcError) else ""
 
 
-# What grpc says of other servers: the fourth byte of their first answer, which is a frame's type in HTTP/2.
+# What grpc reports about servers that are not etcd: the fourth byte of their first answer, a frame's type in HTTP/2.
 _STRANGERS = {
-    "http1.x server": "an HTTP server listens there, no etcd",
-    f"frame type {ord('R')}": "a Redis listens there, no etcd",
-    NO_TLS: "what listens there does not speak TLS: the URL is etcd://",
-    "Handshake read failed": "is it TLS that is spoken there? Else the URL is etcd://",
+    "http1.x server": "an HTTP server listens there, not etcd",
+    f"frame type {ord('R')}": "a Redis listens there, not etcd",
+    NO_TLS: "this server does not use TLS: write etcd:// in the URL",
+    "Handshake read failed": "does this server use TLS? If not, write etcd:// in the URL",
 }
 
 
 def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
-    """The exception that leaves this backend for one of grpc's. ``sent`` is False for what only prepares a request."""
+    """Return the exception that this backend raises for one of grpc's.
+
+    ``sent`` is False if the failed call only prepared the request.
+    """
     if not isinstance(error, grpc.RpcError):
         return error
     code, said = error.code(), error.details() or ""
@@ -630,7 +652,7 @@ def _translate(error: Exception, where: str, sent: bool = True) -> Exception:
         return BackendRejected(f"{where} is not trusted, or does not trust us: {said} (see ca=, cert=, key=)")
     if (by_bytes := any(text in said for text in _TOO_LARGE)) or _TOO_MANY in said:
         return TooMuch(f"{where} refused: {said} (see etcd's --max-txn-ops, --max-request-bytes)", by_bytes=by_bytes)
-    # A proxy may limit what passes, before or after etcd has executed it: only etcd's own word is a refusal.
+    # A proxy may throttle before or after etcd has executed the request. Only etcd's own message is a refusal.
     throttled = code is Code.RESOURCE_EXHAUSTED and "etcdserver" not in said
     if code in _REFUSED and "too many requests" not in said and not throttled:
         return BackendRejected(f"{where} refused: {said} ({_REFUSED[code]})")

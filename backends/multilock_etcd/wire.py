@@ -1,8 +1,8 @@
-"""The few messages of etcd's v3 API that a lock needs, in a descriptor pool of their own.
+"""The few messages of etcd's v3 API that a lock needs, in a separate descriptor pool.
 
-Written from the field numbers of the public API (rpc.proto, kv.proto): only these go over the wire, so any protobuf
-from 3.20 on will do, and no other etcd package of the process can clash with us over a file or a type name. Enums are
-written as int32 and oneofs as plain fields, which look the same on the wire.
+They are written from the field numbers of the public API (rpc.proto, kv.proto), since only those go over the wire. So
+any protobuf from 3.20 on works, and file or type names cannot clash with another etcd package of the process. Enums are
+declared as int32 and oneofs as plain fields, which look the same on the wire.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _FIELDS = {
 
 
 def _classes() -> dict[str, Any]:
-    """The message classes by name."""
+    """Return the message classes by name."""
     file = descriptor_pb2.FileDescriptorProto(name="etcd.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _FIELDS.items():
         message = file.message_type.add(name=name)

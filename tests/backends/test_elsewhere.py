@@ -68,9 +68,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
         ("consul", "redis with TLS", "One that speaks TLS has a URL with consuls://"),
         ("consul", "etcd", "an HTTP server that is not Consul made no session"),
         ("consuls", "consul", "does not speak TLS: the URL is consul://"),
-        ("etcd", "redis", "a Redis listens there, no etcd"),
-        ("etcd", "consul", "an HTTP server listens there, no etcd"),
-        ("etcds", "consul", "does not speak TLS: the URL is etcd://"),
+        ("etcd", "redis", "a Redis listens there, not etcd"),
+        ("etcd", "consul", "an HTTP server listens there, not etcd"),
+        ("etcds", "consul", "this server does not use TLS: write etcd:// in the URL"),
     ],
 )
 def test_a_url_that_leads_elsewhere_is_told_where(places: dict[str, str], scheme: str, place: str, says: str) -> None:

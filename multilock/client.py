@@ -1,4 +1,4 @@
-"""The blocking face: `connect` and `Client`."""
+"""The blocking face: `connect` and `Client`. `multilock.aio.client` is the asyncio face."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multilock import system, telling
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
 from multilock.election import Election, Leadership
-from multilock.foreign import ForWith, refuse
+from multilock.foreign import ForWith, hides_foreign, refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.face import BlockingFace, run
 from multilock.kernel.process import OfThisProcess, notice_fork
@@ -45,30 +45,43 @@ def connect(
     requires: Iterable[str] = (),
     **options: Any,
 ) -> Client:
-    """A client of the backend that ``url``, a profile, the environment or ``multilock.toml`` names. No I/O.
+    """Return a `Client` of a backend. Sends no request: the first call that needs the server connects.
 
-    ``client`` is a client object of the field (``redis.Redis``), used and never closed. ``requires`` names
-    capabilities without which the backend is refused. ``options`` go before those of the URL and of the profile:
-    ``ttl`` (30 s), ``prefix`` (``multilock/``), ``identity`` (host and pid), ``outage_timeout`` (30 s; None:
-    unlimited), ``request_timeout`` (ttl/5, at most 5 s), and the backend's own.
+    ``url``: Where the backend is, such as ``redis://host:6379/0``, or a mapping with ``url`` and options. Without it,
+    the profile, then ``$MULTILOCK_URL``, ``$MULTILOCK_PROFILE`` and the default profile of the config file decide.
 
-    Raises ConfigurationError, CapabilityMissing, TypeError.
+    ``profile``: The name of a profile in the config file.
+
+    ``config``: The path of the config file. Without it, ``$MULTILOCK_CONFIG``, then ``multilock.toml``.
+
+    ``client``: An existing client object such as ``redis.Redis``. It is used, and never closed.
+
+    ``requires``: Names of capabilities. A backend that lacks one of them is refused with CapabilityMissing.
+
+    ``options``: They override the URL and the profile. Every backend has ``ttl`` (30 seconds), ``prefix``
+    (``multilock/``), ``identity`` (host and pid), ``outage_timeout`` (30 seconds, None for no limit) and
+    ``request_timeout`` (a fifth of the ttl, at most 5 seconds). The page of each backend lists its own options.
+
+    Raises ConfigurationError if nothing is configured or an option is wrong, CapabilityMissing, and TypeError.
     """
     settings = resolve(url, profile=profile, config=config, client=client, requires=requires, options=options)
     return Client._of(open_configured(settings), settings)
 
 
 class Client(ForWith, OfThisProcess):
-    """One backend and what is held in it. Threads may share it; a forked child gets its own connections and identity.
+    """A connection to one backend, and the locks held through it. `connect` makes one from a URL.
+
+    Threads may share a client and everything made with it. In a forked child it opens its own connections and has its
+    own identity. A client is a context manager whose end calls `close`.
 
     ``Client(backend, **options)`` takes a backend object and the options ``ttl``, ``identity``, ``outage_timeout`` and
-    ``request_timeout``; `connect` finds the backend by its URL.
+    ``request_timeout``.
     """
 
     def __init__(self, backend: Backend, **options: Any) -> None:
         if not hasattr(backend, "scheme"):
             what = f"Client() takes a backend object, not {type(backend).__name__}"
-            raise TypeError(f"{what}: multilock.connect(url) makes a client of a URL")
+            raise TypeError(f"{what}: use multilock.connect(url) to make a client from a URL")
         self._begin(backend, settings_for(backend.scheme, options))
 
     @classmethod
@@ -82,7 +95,7 @@ class Client(ForWith, OfThisProcess):
         self._scopes = system.local()
 
     def _scope(self) -> Scope[HeldLease]:
-        """The leases of this thread; none of the parent's after a fork."""
+        """Return the leases of this thread. A forked child has none of its parent's."""
         notice_fork()
         scopes: dict[str, Scope[HeldLease]] = self._scopes.__dict__
         scope = scopes.get(self._kernel.client)
@@ -91,6 +104,7 @@ class Client(ForWith, OfThisProcess):
             scope = scopes[self._kernel.client] = Scope()
         return scope
 
+    @hides_foreign
     def lock(
         self,
         name: str,
@@ -104,20 +118,32 @@ class Client(ForWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> DistributedLock:
-        """A lock with this name. No I/O; everything that can be wrong with the arguments is said here.
+        """Return a lock with this name. Sends no request, but checks every argument.
 
-        ``ttl`` (seconds; default: the client's) is how long the lock outlives a holder that died. ``renew=True`` keeps
-        it alive until it is released, lost or closed; ``renew=False`` lets it end at ``ttl``. ``reentrant``: the thread
-        that holds it may acquire it again, and gets the same lease, as the first acquire made it. ``fair``: in order of
-        arrival among those that ask for it. ``hold_at_least`` (seconds; may exceed the ttl): a release before that time
-        since the grant leaves the name taken until then, by the server's own clock and whatever becomes of this
-        process, so that a short job does not run again on a host whose clock is behind; not after a loss.
-        ``on_lost(loss)`` is called once for each lease that is lost. ``hard_fence`` (Linux): the operating system kills
-        this process (SIGKILL) when the validity of a lease passes without a renewal, even while it is stopped or its
-        interpreter is stuck; so too after a loss, unless `release` or the end of ``with`` says before that the work has
-        ended.
+        ``name``: 1 to 1,000 characters, without control characters. Every backend accepts the same names.
 
-        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        ``ttl``: Seconds for which the lock outlives a holder that died. Default: the client's ttl.
+
+        ``renew``: True renews the lease until it is released or lost, or the client is closed. With False the lease
+        ends ``ttl`` seconds after the grant.
+
+        ``reentrant``: The thread that holds the lock may acquire it again and gets the same lease, with the options of
+        the first acquire. Every release counts down, and the last one gives the lock back.
+
+        ``fair``: Serve the waiters that ask for it in order of arrival. False promises no order.
+
+        ``hold_at_least``: Seconds from the grant. A lock released earlier stays taken until then, so that a short job
+        does not run again on a host whose clock is behind. The server keeps this time, whatever becomes of this
+        process. It may exceed the ttl, and it does not apply after a loss.
+
+        ``on_lost``: ``on_lost(loss)`` is called once for each lease that is lost. See `Lease.on_lost`.
+
+        ``hard_fence``: Linux only. The operating system kills this process (SIGKILL) if the validity of a lease passes
+        without a renewal, even if the process is stopped or the interpreter is stuck. After a loss it does so too,
+        unless `release` or the end of ``with`` reports before that the work has ended.
+
+        Raises ValueError or TypeError if an argument is wrong, CapabilityMissing if the backend cannot do what an
+        option asks, and ClientClosed.
         """
         if theirs:
             raise refuse("lock", theirs)
@@ -133,6 +159,7 @@ class Client(ForWith, OfThisProcess):
             hard_fence=hard_fence,
         )
 
+    @hides_foreign
     def read_write_lock(
         self,
         name: str,
@@ -145,15 +172,18 @@ class Client(ForWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> ReadWriteLock:
-        """Many readers, or one writer. No I/O. The options are those of `lock`, for both.
+        """Return a lock for many readers or one writer. Sends no request. The options of `lock` apply to both sides.
 
-        Nobody overtakes a waiter whom it would keep out, so that neither readers nor writers starve (Consul: later
-        readers wait for a writer). ``fair`` therefore changes no order: True refuses a backend that keeps none, False
-        lets one writer of this client at a time ask. Every other lock of that name excludes both. A thread that reads
-        waits for itself if it reads again behind a waiting writer: use ``reentrant=True``; to write it must give its
-        reading back first, else CapabilityMissing.
+        Later waiters do not overtake a waiter that they would keep out, so neither readers nor writers starve. (With
+        Consul, only later readers wait for a writer.) ``fair`` therefore changes no order: True refuses a backend that
+        keeps no order of arrival, False lets one waiting writer of this client at a time ask the server, and None
+        takes what the backend offers. Every other kind of lock with this name excludes readers and writers.
 
-        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        A thread that reads and asks to read again would wait for itself if a writer waits in between: use
+        ``reentrant=True``. A reader that asks to write must release its read lease first, otherwise acquire() raises
+        CapabilityMissing. The same holds for a writer that asks to read.
+
+        Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
         if theirs:
             raise refuse("read_write_lock", theirs)
@@ -161,6 +191,7 @@ class Client(ForWith, OfThisProcess):
             self, name, ttl=ttl, renew=renew, reentrant=reentrant, fair=fair, on_lost=on_lost, hard_fence=hard_fence
         )
 
+    @hides_foreign
     def semaphore(
         self,
         name: str,
@@ -175,12 +206,15 @@ class Client(ForWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> Semaphore:
-        """A lock that up to ``permits`` (1 to 1,000,000) may hold, each with a lease of its own. No I/O.
+        """Return a lock that up to ``permits`` holders have at a time, each with its own lease. Sends no request.
 
-        All must name the same number: acquire() raises BackendRejected beside a holder with another one. The options
-        are those of `lock`; ``fair`` as of `read_write_lock`. Every other lock of that name excludes it.
+        ``permits``: 1 to 1,000,000. Every program must use the same number for this name: acquire() raises
+        BackendRejected while somebody holds it with another number.
 
-        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        The other options are those of `lock`, and ``fair`` is that of `read_write_lock`. Every other kind of lock with
+        this name excludes the semaphore.
+
+        Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
         if theirs:
             raise refuse("semaphore", theirs)
@@ -198,6 +232,7 @@ class Client(ForWith, OfThisProcess):
             hard_fence=hard_fence,
         )
 
+    @hides_foreign
     def lock_all(
         self,
         names: Iterable[str],
@@ -211,15 +246,16 @@ class Client(ForWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> DistributedLock:
-        """All locks of these names, or none. No I/O. The options are those of `lock`, for each.
+        """Return a lock that holds all of these names, or none. Sends no request. Each name gets the options of `lock`.
 
-        They are taken one after the other in an order that is the same for everybody, so that two callers never wait
-        for each other; ``timeout`` is for all of them. The lease is held as long as each of its ``leases`` is. When one
-        is lost, ``on_lost`` is called once; the others are kept until the release or the end of ``with``, one ttl at
-        most, since the work under them may go on until then. Its ``token`` is None: ``lease.leases[i].fence()``, in the
-        order of their keys.
+        The locks are taken one after the other, in an order that is the same for every caller. So two callers never
+        wait for each other. The ``timeout`` of acquire() covers all of them.
 
-        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        The lease is held as long as each of its ``leases`` is. If one of them is lost, ``on_lost`` is called once. The
+        others are kept until the release or the end of ``with``, for one ttl at most, because the work may go on until
+        then. The lease has no token of its own: use ``lease.leases[i].fence()``, sorted by key.
+
+        Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
         if theirs:
             raise refuse("lock_all", theirs)
@@ -248,12 +284,18 @@ class Client(ForWith, OfThisProcess):
     def locked(
         self, name: str, *, timeout: float | None = None, skip: bool = False, **options: Any
     ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-        """Decorate a function so that it runs while the lock is held; it raises LockLost if it was lost meanwhile.
+        """Decorate a function, so that each call holds the lock while the function runs.
 
-        ``name`` may use the function's parameters: ``"order/{order_id}"`` (``{{`` for a brace). ``skip=True`` returns
-        None where the lock is taken, after one try or after ``timeout``, instead of LockTimeout. ``options`` are those
-        of `lock`; with ``shared=True`` the function runs as a reader (`read_write_lock`), with ``permits=n`` as one of
-        n (`semaphore`).
+        ``name``: May use the function's parameters, as in ``"order/{order_id}"``. Write ``{{`` for a brace.
+
+        ``timeout``: Seconds that a call waits for the lock. Default: no limit, or one try with ``skip=True``.
+
+        ``skip``: True returns None instead of raising LockTimeout if the lock is still taken.
+
+        ``options``: Those of `lock`. With ``shared=True`` the function runs as a reader of `read_write_lock`, with
+        ``permits=n`` as one of n holders of `semaphore`.
+
+        A call raises what `DistributedLock.acquire` raises, and LockLost at its end if the lock was lost meanwhile.
         """
         return decorator(partial(lock_for, self), name, timeout, skip, options, asynchronous=False)
 
@@ -269,41 +311,65 @@ class Client(ForWith, OfThisProcess):
         grace: float | None = None,
         hold_at_least: float = 0.0,
     ) -> Election:
-        """A candidate in the election ``name``. No I/O yet. ``identity`` (default: the client's) is what others see.
-        ``grace`` (default: one ttl; math.inf allowed): seconds for which an orderly end waits for work and callbacks.
-        ``hold_at_least``: as of `lock`, where the work of `run` ends by itself; nobody is elected before that.
+        """Return a candidate in the election ``name``. Sends no request, and does not stand for election yet.
 
-        Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+        ``identity``: The text by which other nodes know this one. Default: the client's identity.
+
+        ``ttl``: Seconds until another node can lead after this one died. Default: the client's ttl.
+
+        ``on_elected``: ``on_elected(leadership)`` is called each time this node is elected.
+
+        ``on_lost``: ``on_lost(loss)`` is called once for each ``on_elected``, on a loss or a resignation.
+
+        ``on_leader_changed``: Called with the new `LeaderInfo`, or None for nobody, while this node stands or leads.
+
+        ``grace``: Seconds for which an orderly end waits for work and callbacks. Default: one ttl. ``math.inf`` waits
+        without limit.
+
+        ``hold_at_least``: As in `lock`, for a ``work`` of `Election.run` that ends by itself: nobody is elected
+        earlier.
+
+        Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """
         return Election(
             self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed, grace, hold_at_least
         )
 
     def current_lease(self, name: str | None = None) -> Lease:
-        """The innermost lease of this thread, of ``name`` if given. Raises NotHeld if there is none."""
+        """Return the innermost lease of this thread, or the innermost with this ``name``.
+
+        Raises NotHeld if this thread has none, as in a forked child.
+        """
         lease = self._scope().newest(lambda lease: name is None or lease.name == name)
         if lease is None:
             raise self._kernel.none_current(name)
         return lease
 
-    # What the backend knows
+    # Questions to the backend
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this backend promises with its options; no I/O."""
+        """The promises of this backend with its options. Known without a request."""
         return self._kernel.backend.capabilities
 
     @property
     def events(self) -> Events:
-        """``events.subscribe(callback) -> unsubscribe``."""
+        """The events of this client: ``unsubscribe = client.events.subscribe(callback)``."""
         return self._kernel.events
 
     def inspect(self, name: str) -> LockInfo | None:
-        """Who holds ``name``; None if nobody does. For display: it may be over when you read it."""
+        """Return who holds ``name``, or None if nobody does.
+
+        For display only, because the holder may have changed when the answer arrives. Raises BackendUnavailable,
+        BackendRejected or ClientClosed.
+        """
         return run(self._kernel.ask(self._kernel.backend.inspect, check_name(name), name=name))
 
     def inspect_all(self, prefix: str = "") -> Iterator[LockInfo]:
-        """All names held that begin with ``prefix``; not a snapshot of one moment."""
+        """Return an iterator over the held names that begin with ``prefix`` (default: all names).
+
+        It is not a snapshot of one moment. Each step raises what `inspect` raises.
+        """
         self._kernel.check_open()
         check_prefix(prefix)
         return self._inspect_all(prefix)
@@ -314,36 +380,45 @@ class Client(ForWith, OfThisProcess):
             yield from infos
 
     def force_release(self, name: str) -> bool:
-        """Take the lock from whoever holds it: an operator's act. The holder's callback gets TAKEN.
+        """Take the lock away from its holder. Meant for operators. The holder's callback gets the reason TAKEN.
 
-        False if nobody held it. It does not stop what the holder is doing: only a fencing token does.
+        Returns False if nobody held it. The holder's work is not stopped: only a fencing token protects the resource.
+        Raises BackendUnavailable, BackendRejected or ClientClosed.
         """
         return run(self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name))
 
     def diagnose(self) -> list[Finding]:
-        """Return what weakens the lock, each with a remedy: versions and settings of the server, push connections that
-        are down, threads that this process was refused."""
+        """Return everything that weakens the locks of this client, each with a remedy.
+
+        Covers versions and settings of the server, push connections that are down, and threads that the operating
+        system refused. Raises BackendUnavailable, BackendRejected or ClientClosed.
+        """
         return run(self._kernel.diagnose())
 
     def ping(self) -> float:
-        """Seconds of one round trip. Raises BackendUnavailable, BackendRejected."""
+        """Send one request and return the seconds until its reply. Raises BackendUnavailable, BackendRejected."""
         before = self._kernel.now()
         run(self._kernel.ask(self._kernel.backend.ping))
         return self._kernel.now() - before
 
     def is_healthy(self) -> bool:
-        """Return whether the renewing thread runs on time, and no thread of multilock is missing. No I/O: for a
-        liveness probe."""
+        """Return whether renewals run on time, and every thread of multilock runs. For a liveness probe.
+
+        Sends no request, so it says nothing about the server. Returns False after `close`.
+        """
         return self._kernel.is_healthy()
 
     # The end
 
     def close(self) -> None:
-        """Stop elections, in order; another lease still held is LOST (CLOSED; its callback first) and then given back.
+        """End elections in order, give back every lock, and end all threads and connections of this client.
 
-        Waiters and later calls get ClientClosed. Waits for the work and callbacks of elections, for their ``grace`` at
-        most, and for other callbacks and answers, one ``request_timeout`` each at most; what is unanswered then ends by
-        its ttl. Called by work or a callback of an election, it does the rest in the background. Twice is harmless.
+        A lease that is still held is lost (reason CLOSED): its callback starts first, then the lock is given back.
+        Waiters and later calls get ClientClosed.
+
+        Waits for the work and callbacks of elections for their ``grace``, and for other callbacks and for answers for
+        one ``request_timeout`` each. A lock whose release is not answered by then ends with its ttl. Called from the
+        work or a callback of an election, the rest happens in the background. A second call does nothing.
         """
         self._kernel.end.close()
 
@@ -356,7 +431,7 @@ class Client(ForWith, OfThisProcess):
         self.close()
 
     def __del__(self) -> None:
-        kernel: Kernel | None = getattr(self, "_kernel", None)  # none where the arguments were wrong
+        kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
         if kernel and not kernel.closed:
             telling.defer(kernel.end.drop)
 

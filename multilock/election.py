@@ -1,4 +1,4 @@
-"""The blocking face of leader election."""
+"""The blocking face of leader election: `Election` and `Leadership`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["Election", "Leadership"]
 
 R = TypeVar("R")
-HEAD_START = 0.01  # seconds that on_elected, on its own thread, has to begin before on_lost begins on another
+HEAD_START = 0.01  # seconds that on_elected, on its own thread, has to begin before on_lost begins on another thread
 
 
 class Leadership(Leading, HeldLease):
-    """A lease on being the leader. ``release()`` is ``Election.resign()``.
+    """The lease of a leader. ``release()`` does the same as `Election.resign`.
 
-    ``is_held()`` is False from the moment this node begins to step down, although the lease is still kept from others
-    until its work, ``on_elected`` and ``on_lost`` have all ended.
+    ``is_held()`` is False from the moment at which this node begins to step down. The lease is still kept then, so no
+    other node leads until its work, ``on_elected`` and ``on_lost`` have all ended.
     """
 
     __slots__ = ("_term",)
@@ -50,12 +50,12 @@ class Leadership(Leading, HeldLease):
         return run(self._term.resign())
 
     def _release_after_interrupt(self, count: int) -> None:
-        """See `HeldLease`: but it is given back only at its orderly end."""
+        """Resign after an interrupt. Unlike other leases, a leadership is given back only at its orderly end."""
         self._term.abdicate(INTERRUPTED)
 
 
 class ThreadTerm(Term[Leadership]):
-    """A term whose work runs in the thread of ``run()``, and each callback in one of its own."""
+    """A term whose work runs in the thread of ``run()``. Each callback runs on a thread of its own."""
 
     def run_elected(self) -> None:
         if not self.elected_begins():
@@ -64,9 +64,9 @@ class ThreadTerm(Term[Leadership]):
             if self.office.on_elected:
                 with inside(self.elected):
                     refuse_awaitable(self.office.on_elected, self.office.on_elected(self.leadership))
-        except BaseException:  # sys.exit() too: this thread is ours
+        except BaseException:  # sys.exit() too, because this thread is ours
             self.failed = True
-            logger.exception("on_elected of the election %r raised: this node resigns", self.office.name)
+            logger.exception("on_elected of the election %r raised, so this node resigns", self.office.name)
         self.part_ended(self.elected)
         if self.failed and not self.over():
             self.abdicate("its on_elected raised")
@@ -99,9 +99,9 @@ class ThreadTerm(Term[Leadership]):
 
 
 class Leaders:
-    """What `Election.observe` returns. An interrupted ``next()`` misses nothing: the next one goes on.
+    """The iterator that `Election.observe` returns. An interrupted ``next()`` loses nothing: the next call goes on.
 
-    No generator, which would end at the first interrupt, and never notice that it is dropped before its first step.
+    It is not a generator. A generator ends at the first interrupt, and ``__del__`` is not called if it never ran.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -117,7 +117,7 @@ class Leaders:
             raise StopIteration from None
 
     def close(self) -> None:
-        """Observe no more."""
+        """End the iteration. A ``next()`` that waits in another thread raises StopIteration."""
         self._observer.close()
 
     def __del__(self) -> None:
@@ -125,24 +125,35 @@ class Leaders:
 
 
 class Election(ForWith, Candidacy[Leadership]):
-    """A contest for the lock of a name. Never gives up during an outage. See docs/leader-election.md."""
+    """A candidate for leadership of a name. Made by `Client.election`.
+
+    An election is a contest for the lock of its name, so it also excludes other locks with that name. It never gives up
+    during an outage. ``with election:`` calls `start` and `stop`. docs/leader-election.md lists what is promised.
+    """
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Leadership:
         return Leadership(kernel, want, claim, granted, unsure, self._office)
 
     def campaign(self, timeout: float | None = None) -> Leadership:
-        """Stand until elected, ``timeout`` seconds at most (None: for ever). One leadership, with the callbacks.
+        """Wait until this node is elected, and return the `Leadership`. The callbacks run for it.
 
-        The callbacks of its last leadership end first. Raises LockTimeout (also if `stop` is called meanwhile),
-        BackendUnavailable (at the end of ``timeout``), BackendRejected, ClientClosed.
+        ``timeout``: Seconds for the whole wait. Default: no limit. It includes the wait until the callbacks of the last
+        leadership have ended.
+
+        Raises LockTimeout if the election was not won in time, or if `stop` was called meanwhile. Raises
+        BackendUnavailable if the backend did not answer at the end of ``timeout``, BackendRejected if it refuses the
+        request, and ClientClosed. When the leadership is lost or resigned, this node does not stand again by itself.
         """
         return run(self._campaign_once(timeout, None))
 
     def run(self, work: Callable[[Leadership], R]) -> R | None:
-        """Lead again and again: campaign → ``work(leadership)`` in this thread → lost → work ends → campaign.
+        """Stand for election, run ``work(leadership)`` in this thread while leading, and stand again after a loss.
 
-        ``work`` should watch ``leadership.is_held()``: nothing else stops it. When it ends by itself this node resigns,
-        and its result or exception is passed on. None after `stop`.
+        ``work``: A function that should check ``leadership.is_held()`` often, because nothing else stops it. If it ends
+        while this node leads, this node resigns, and `run` returns its result or raises its exception.
+
+        Returns None after `stop`, and when the client is closed. Raises RuntimeError if this election runs already,
+        BackendRejected if the backend refuses the request, and TypeError if ``work`` is a coroutine function.
         """
         if not callable(work):
             raise TypeError(f"run takes a function of one argument, not {work!r:.60}")
@@ -154,15 +165,14 @@ class Election(ForWith, Candidacy[Leadership]):
             result: R | None = run(self._stand(work, stop))
             return result
         finally:
-            if self._stop is stop and self._term:  # an interrupt may have come before; what this thread did has ended
+            if self._stop is stop and self._term:  # an interrupt may have come before do_work reported the end
                 self._term.part_ended(self._term.work)
             self._end_standing(stop)
 
     def start(self) -> None:
-        """Stand in the background, with the callbacks, until `stop`. Started already: nothing happens.
+        """Stand for election in the background until `stop`, and call the callbacks. A second call does nothing.
 
-        Raises RuntimeError after a `stop` that could not wait until all had ended, and BackendUnavailable where the
-        process can have no more threads.
+        Raises ClientClosed, and RuntimeError if a `stop` before it has returned although work or callbacks still run.
         """
         stop = Stop()
 
@@ -178,18 +188,22 @@ class Election(ForWith, Candidacy[Leadership]):
             self._kernel.check_open()
             if self._begin_unless_standing(stop):
                 self._kernel.spawn(stand, "multilock-election")
-        except BaseException:  # interrupted: whether it began or not, it must not go on
+        except BaseException:  # interrupted: the thread may have begun, and must not go on
             if self._stop is stop:
                 self._end_interrupted()
             self._end_standing(stop)
             raise
 
     def stop(self, grace: float | None = None) -> None:
-        """Stand no more, and end a leadership in order: see docs/leader-election.md.
+        """Stop standing for election, and end a leadership in order.
 
-        ``is_held()`` is False and ``on_lost`` (RESIGNED) begins at once; the lease is kept until work, ``on_elected``
-        and ``on_lost`` have all ended, ``grace`` seconds at most (None: the election's); this returns after that. Work
-        and callbacks that call it do not wait. Not for a signal handler, which interrupts whatever holds a lock.
+        ``is_held()`` is False and ``on_lost`` (reason RESIGNED) begins at once. The lease is kept until work,
+        ``on_elected`` and ``on_lost`` have all ended, and `stop` returns after that.
+
+        ``grace``: Seconds after which the lease is given back even if something still runs. Default: the election's.
+
+        Work and callbacks of this election may call it, and do not wait then. Do not call it in a signal handler, which
+        may have interrupted a thread that holds a lock of multilock.
         """
         seconds = check_grace(grace)
         try:
@@ -199,27 +213,36 @@ class Election(ForWith, Candidacy[Leadership]):
             raise
 
     def _end_interrupted(self, grace: float | None = None) -> None:
-        """Nobody waits for the end any more. A grant that is on its way is resigned when it comes."""
+        """End the candidacy without waiting, after an interrupt. A grant that is on its way is resigned on arrival."""
         self._call_off()
         if self._term:
             self._term.abdicate(INTERRUPTED, grace)
 
     def resign(self, grace: float | None = None) -> bool:
-        """Step down now, as `stop` does; another candidate need not wait for a ttl. False if this node did not lead.
+        """End a leadership in order, as `stop` does. Another candidate can then be elected without waiting for a ttl.
 
-        Under `run` and `start` this node stands again, behind those waiting.
+        ``grace``: Seconds after which the lease is given back even if something still runs. Default: the election's.
+
+        Returns True if this call ended the leadership, False if this node did not lead. Under `run` and `start` this
+        node stands again, behind the candidates that wait.
         """
         return run(self._step_down(check_grace(grace)))
 
     def leader(self) -> LeaderInfo | None:
-        """Who leads, as the backend knows it; None for nobody."""
+        """Ask the backend who leads. Returns None if nobody does. The leader may have changed when the answer arrives.
+
+        Raises BackendUnavailable, BackendRejected or ClientClosed.
+        """
         kernel = self._kernel
         return leader_info(run(kernel.ask(kernel.backend.inspect, self.name, name=self.name)))
 
     def observe(self) -> Iterator[LeaderInfo | None]:
-        """The present leader, then each change, without end: blocks for the next. An outage yields nothing.
+        """Return an iterator over the leaders: the present one at once, then each change. None stands for no leader.
 
-        Pushed where the backend can, else within 0.5 s. Ends when the client is closed.
+        ``next()`` blocks until the next change. A change arrives as soon as the backend pushes it, otherwise within
+        0.5 s. Quick changes may be merged, but the last one always arrives. An outage yields nothing. The iterator ends
+        when the client is closed. If the backend refuses to tell, ``next()`` raises BackendRejected and may be called
+        again.
         """
         self._kernel.check_open()
         return Leaders(Observer(self._kernel, self.name))

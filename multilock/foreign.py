@@ -1,11 +1,14 @@
-"""For those who come from redis-py, or from the other face: their words are errors that name ours."""
+"""Help for users of redis-py, and of the other face: a name that only exists there raises an error that names ours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["ForAsyncWith", "ForWith", "NamesOurs", "refuse"]
+__all__ = ["ForAsyncWith", "ForWith", "NamesOurs", "hides_foreign", "refuse"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _ARGUMENTS = {
     "timeout": "how long the lock outlives a dead holder is ttl=; how long to wait for it is acquire(timeout=…)",
@@ -25,8 +28,16 @@ _MEMBERS = {
 }
 
 
+def hides_foreign(function: F) -> F:
+    """Leave ``**theirs`` out of the signature that ``help()`` and editors show. Calls are not affected."""
+    signature = inspect.signature(function)
+    shown = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return function
+
+
 def refuse(function: str, arguments: Mapping[str, object]) -> TypeError:
-    """Why this function takes no such keyword arguments."""
+    """Return the error for a keyword argument that this function does not take."""
     name = next(iter(arguments))
     if remedy := _ARGUMENTS.get(name):
         return TypeError(f"{function}() takes no {name}= (redis-py's): {remedy}")
@@ -34,7 +45,7 @@ def refuse(function: str, arguments: Mapping[str, object]) -> TypeError:
 
 
 class NamesOurs:
-    """A lock or a lease that has no ``extend()``, and says what it has."""
+    """A lock or a lease. Its AttributeError for redis-py's ``extend()`` and the like names our method instead."""
 
     __slots__ = ()
 
@@ -48,12 +59,17 @@ class NamesOurs:
 
 
 class WrongWith(AttributeError, TypeError):
-    """TypeError, as Python's own; AttributeError, so that ``hasattr()`` is False."""
+    """The error for ``with`` where ``async with`` is needed, and the other way round.
+
+    Python raises TypeError there. It is also an AttributeError, so that ``hasattr()`` returns False.
+    """
 
 
 class _NotHere:
-    """Stands for the first method that a kind of ``with`` looks for. The second is missing, so that nothing passes for
-    a context manager of that kind."""
+    """Stand-in for the first method that a kind of ``with`` looks up, so that its error can say what to use.
+
+    The second method is missing, so that the object is not mistaken for a context manager of that kind.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -65,7 +81,7 @@ class _NotHere:
 
 
 class ForWith:
-    """What ``async with`` does not enter."""
+    """Base of objects for ``with``. Using one in ``async with`` raises an error that names `connect_async`."""
 
     __slots__ = ()
 
@@ -74,7 +90,7 @@ class ForWith:
 
 
 class ForAsyncWith:
-    """What ``with`` does not enter."""
+    """Base of objects for ``async with``. Using one in ``with`` raises an error that names `connect`."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""What a lease is for its user: `Lease` of the blocking face, `AsyncLease` of the asyncio face.
+"""The public interface of a lease: `Lease` for the blocking face, `AsyncLease` for the asyncio face.
 
-Both are protocols: a function that takes one is given the lease of any kind of lock, or a stand-in of a test. Their
-text is what ``help()`` of a lease shows.
+Both are protocols, so a function annotated with one accepts the lease of any kind of lock, or a test double. ``help()``
+of a lease shows the docstrings of this file.
 """
 
 from __future__ import annotations
@@ -17,89 +17,107 @@ __all__ = ["AnyLease", "AsyncLease", "Lease"]
 
 
 class AnyLease(Protocol):
-    """What the leases of both faces have in common. Nothing of it asks the backend."""
+    """The members that the leases of both faces share. None of them sends a request."""
 
     __slots__ = ()
 
     @property
     def name(self) -> str:
-        """Of the lock."""
+        """The name of the lock, without the client's prefix."""
 
     @property
     def ttl(self) -> float:
-        """Seconds granted by the backend."""
+        """The lifetime in seconds that the backend granted. It may be longer than requested: see `Capabilities`."""
 
     @property
     def owner(self) -> str:
-        """The random id of this acquisition, followed by who holds it, as ``inspect()`` shows it."""
+        """The random id of this acquisition, followed by host, pid and identity. ``inspect()`` shows the same text."""
 
     @property
     def token(self) -> int | None:
-        """Fencing token: greater for every later holder of the name. None where the backend cannot give one."""
+        """The fencing token, which is greater for every later holder of the name.
+
+        None if the backend has no fencing tokens, and for a lease of several locks.
+        """
 
     @property
     def state(self) -> LeaseState:
-        """HELD, AT_RISK (a renewal failed or is late; still held), LOST or RELEASED."""
+        """The state by the clock: HELD, AT_RISK (a renewal failed or is late, still held), LOST or RELEASED."""
 
     @property
     def leases(self) -> tuple[AnyLease, ...]:
-        """Of a single lock: itself."""
+        """The leases of the single locks: one for each name of `Client.lock_all`, otherwise only this lease."""
 
     def is_held(self) -> bool:
-        """From the clock at every call: False from the moment at which no proof is left, also after a pause."""
+        """Return whether the lock is still proven to be ours. Compares the clock with the newest proof at every call.
+
+        Also False after a pause of this process that outlived the lease, after a release, and in a forked child. It
+        promises nothing about what happens after it has returned: send `fence` with every write for that.
+        """
 
     def remaining(self) -> float:
-        """Seconds of proven validity left, or 0.0."""
+        """Return the seconds until the lease is lost unless a renewal succeeds before, or 0.0 if it is not held."""
 
     def check(self) -> None:
-        """Raise LockLost if the lease was lost, NotHeld if it was released; else return at once."""
+        """Return at once if the lease is held. Raises LockLost if it was lost, NotHeld if it was released."""
 
     def fence(self) -> int:
-        """The token, after `check`; send it with every write so that the resource can refuse an older one.
+        """Return the fencing token. Send it with every write, so that the resource can refuse an older one.
 
-        Raises CapabilityMissing where the backend has no tokens, and for a permit of which there are several.
+        Raises LockLost or NotHeld as `check` does. Raises CapabilityMissing if the backend has no tokens, for a
+        semaphore with more than one permit, and for a lease of several locks (use the `leases` one by one there).
         """
 
     def on_lost(self, callback: Callable[[Loss[Self]], object]) -> None:
-        """Call ``callback(loss)`` exactly once if this lease is lost; at once if it already is; never after a release.
+        """Have ``callback(loss)`` called exactly once if this lease is lost, at once if it was lost already.
 
-        It starts before the backend could let another holder in (see docs/guarantees.md), on a thread of its own
-        (asyncio: on the loop; there it may be ``async def``). One that raises is logged and harms nothing else.
+        The callback starts before the backend can let another holder in (docs/guarantees.md names the limits). It runs
+        on a thread of its own. With asyncio it runs on the event loop and may be ``async def``. It is never called
+        after a release. If it raises, the error is logged and nothing else is affected.
+
+        Raises TypeError if ``callback`` cannot be called, or is a coroutine function of a blocking client.
         """
 
 
 @runtime_checkable
 class Lease(AnyLease, Protocol):
-    """One holding of a lock; what ``acquire()`` returns. It is never held again after it was released or lost.
+    """One holding of a lock, returned by ``acquire()``. After it was released or lost it is never held again.
 
-    A context manager: it is released at the end, and raises LockLost there if it was lost. ``is_held()``,
-    ``remaining()``, ``state`` and ``check()`` compare the clock with the newest proof at every call, without I/O. None
-    of them promises anything about actions already under way when the lease ends.
+    A lease is a context manager: the end of ``with`` releases it, and raises LockLost if it was lost. Any thread may
+    use and release it. ``is_held()``, ``remaining()``, ``state`` and ``check()`` compare the clock with the newest
+    proof at every call, and send no request. None of them promises anything about actions that are already under way
+    when the lease ends.
     """
 
     __slots__ = ()
 
     @property
-    def leases(self) -> tuple[Lease, ...]: ...
+    def leases(self) -> tuple[Lease, ...]:
+        """The leases of the single locks: one for each name of `Client.lock_all`, otherwise only this lease."""
 
     def release(self) -> bool:
-        """Give it back. True: it was ours until we began to release; False: lost before, or released already.
+        """Give the lock back.
 
-        Never raises. Waits for one ``request_timeout`` at most; unanswered, it goes on in the background (True). A loss
-        that is discovered here is a loss: ``on_lost`` runs and ``with`` raises LockLost. Of a reentrant lock every
-        release counts down, and the last gives it back.
+        Returns True if the lock was ours until this call, False if it was lost before or released already. Never
+        raises. Waits for the answer for one ``request_timeout`` at most. Without an answer the release goes on in the
+        background, and this call returns True. If the release finds that the lock was gone, that is a loss: ``on_lost``
+        runs and the end of ``with`` raises LockLost. For a reentrant lock every release counts down, and the last one
+        gives the lock back.
         """
 
     def renew(self) -> None:
-        """One renewal now, which also asks whether the lock is still ours.
+        """Send one renewal now, which also asks the backend whether the lock is still ours.
 
-        Raises LockLost if it is not, NotHeld after a release, BackendUnavailable without an answer; the lease then
-        goes on until its deadline. Of several locks (`Client.lock_all`) each is renewed, one after the other, and what
-        one of them was not answered is raised at the end.
+        Raises LockLost if it is not, and NotHeld after a release. Raises BackendUnavailable if the backend does not
+        answer: the lease is then held until its deadline. A lease of several locks (`Client.lock_all`) renews one lock
+        after the other, and raises the first error after all of them.
         """
 
     def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
-        """Block until the lease is lost; None when ``timeout`` seconds are over or it was released."""
+        """Block until the lease is lost, and return the `Loss`.
+
+        Returns None if the lease is released, or if ``timeout`` seconds have passed (default: wait without limit).
+        """
 
     def __enter__(self) -> Self: ...
 
@@ -110,21 +128,37 @@ class Lease(AnyLease, Protocol):
 
 @runtime_checkable
 class AsyncLease(AnyLease, Protocol):
-    """See `multilock.Lease`. An asynchronous context manager, whose body is cancelled at the moment of a loss."""
+    """One holding of a lock, returned by ``await lock.acquire()``. The asyncio twin of `multilock.Lease`.
+
+    A lease is an asynchronous context manager. If the lease is lost, the body of ``async with`` is cancelled at that
+    moment (unless the lock was made with ``cancel_on_lost=False``), and the end raises LockLost.
+    """
 
     __slots__ = ()
 
     @property
-    def leases(self) -> tuple[AsyncLease, ...]: ...
+    def leases(self) -> tuple[AsyncLease, ...]:
+        """The leases of the single locks: one for each name of `AsyncClient.lock_all`, otherwise only this lease."""
 
     async def release(self) -> bool:
-        """See `multilock.Lease.release`. Cancelled, it goes on in the background."""
+        """Give the lock back. If this call is cancelled, the release goes on in the background.
+
+        Returns True if the lock was ours until this call, False if it was lost before or released already. Never
+        raises, and waits for one ``request_timeout`` at most: see `multilock.Lease.release`.
+        """
 
     async def renew(self) -> None:
-        """See `multilock.Lease.renew`."""
+        """Send one renewal now, which also asks the backend whether the lock is still ours.
+
+        Raises LockLost if it is not, NotHeld after a release, and BackendUnavailable if the backend does not answer.
+        The lease is then held until its deadline: see `multilock.Lease.renew`.
+        """
 
     async def wait_lost(self, timeout: float | None = None) -> Loss[Self] | None:
-        """Wait until the lease is lost; None when ``timeout`` seconds are over or it was released."""
+        """Wait until the lease is lost, and return the `Loss`.
+
+        Returns None if the lease is released, or if ``timeout`` seconds have passed (default: wait without limit).
+        """
 
     async def __aenter__(self) -> Self: ...
 

@@ -1,4 +1,4 @@
-"""The blocking face of one lock: `DistributedLock`, and what `Client.lock` makes of it."""
+"""The blocking face of one lock: the interface `DistributedLock`, and `Lock`, the class behind `Client.lock`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from multilock.errors import MultilockError
-from multilock.foreign import ForWith, NamesOurs, refuse
+from multilock.foreign import ForWith, NamesOurs, hides_foreign, refuse
 from multilock.kernel.acquire import acquire
 from multilock.kernel.face import run
 from multilock.kernel.handing import Handing
@@ -32,7 +32,7 @@ L = TypeVar("L", bound=AnyHeld)
 
 
 class Waits(ForWith, AnyHeld, Lease):
-    """What a blocking lease does, of one lock or of several."""
+    """The blocking methods of a lease, whether it is a lease of one lock or of several."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class Waits(ForWith, AnyHeld, Lease):
             self._check_at_entry()
         except MultilockError:
             raise
-        except BaseException:  # interrupted: there will be no end of this `with`
+        except BaseException:  # interrupted: Python will not call __exit__ for this `with`
             self._release_after_interrupt(self._count)
             raise
         return self
@@ -75,14 +75,17 @@ class Waits(ForWith, AnyHeld, Lease):
             self._raise_lost(error)
 
     def _take_back(self) -> None:
-        """Its acquire was interrupted before it could be handed out: nobody else would release it."""
+        """Release the lease, whose acquire was interrupted before the caller had it. Nothing else would release it."""
         if self._count > 1:
             self.release()  # only counts down
         else:
             self._kernel.giving_back.take_back(self)
 
     def _release_after_interrupt(self, count: int) -> None:
-        """``count``: how often it had been acquired before a release that may not have begun."""
+        """Release the lease in the background, unless the interrupted release has counted it down already.
+
+        ``count`` is the number of acquires before that release, which may not even have begun.
+        """
         if self._count != count:
             return
         if count > 1:
@@ -92,61 +95,79 @@ class Waits(ForWith, AnyHeld, Lease):
 
 
 class HeldLease(Holding, Waits):
-    """The `Lease` of one lock: what `Lock` gives."""
+    """The `Lease` of one lock, as `Lock` returns it."""
 
     __slots__ = ()
 
 
 class AnyLock(Protocol):
-    """What the locks of both faces have in common. Nothing of it asks the backend."""
+    """The members that the locks of both faces share. None of them sends a request."""
 
     @property
     def name(self) -> str:
-        """As given, without the client's prefix."""
+        """The name as given to the client, without the client's prefix."""
 
     @property
     def ttl(self) -> float:
-        """Seconds, as given or the client's default; a lease tells what was granted."""
+        """The lifetime in seconds as requested, or the client's default. ``lease.ttl`` is what was granted."""
 
     def is_held(self) -> bool:
-        """From the clock: does this object hold a lease that is still valid, in whatever thread or task?"""
+        """Return whether any thread or task holds a valid lease through this lock object, by the clock.
+
+        `is_locked` asks the backend whether anybody holds the lock.
+        """
 
 
 @runtime_checkable
 class DistributedLock(AnyLock, Protocol):
-    """A name in a place: the interface of every lock, whatever its kind and backend.
+    """A lock with a name, shared by every program that uses the same backend and prefix. Made by `Client.lock`.
 
-    Making one does no I/O; ``with lock as lease:`` waits for it and releases it at the end. Each ``with lock`` ends the
-    lease that it began, in whatever thread its end runs (that of a generator may run in another). An exit stack that
-    was given the lock object, or an ``__exit__`` called by hand, can only guess: what its thread entered last, else a
-    lost lease, else the only one; NotHeld where there are several. Give it a lease:
-    ``stack.enter_context(lock.acquire())``.
+    This is the interface of every lock, whatever its kind and backend. Making a lock object sends no request.
+    ``with lock as lease:`` waits for the lock and releases it at the end.
+
+    Each ``with lock`` ends the lease that it began, even if its end runs in another thread, as the end of a generator
+    may. An exit stack that was given the lock object, or an ``__exit__`` called by hand, has to guess which lease to
+    end: the newest of its thread, otherwise a lost one, otherwise the only one. It raises NotHeld if there are several.
+    Give the stack a lease instead: ``stack.enter_context(lock.acquire())``.
     """
 
     def acquire(self, timeout: float | None = None) -> Lease:
-        """Wait for the lock, ``timeout`` seconds in all (None or inf: for ever; 0: one try).
+        """Wait until the lock is ours, and return the `Lease`, which ``with`` can release.
 
-        Raises LockTimeout if it was still taken then; BackendUnavailable if the backend was silent for the client's
-        ``outage_timeout`` or at the end of ``timeout``; BackendRejected; ClientClosed.
+        ``timeout``: Seconds for the whole wait. Without it, or with ``math.inf``, the wait has no limit. 0 tries once.
+
+        Raises LockTimeout if the lock was still taken at the end of ``timeout``. Raises BackendUnavailable if the
+        backend did not answer for the client's ``outage_timeout``, or at the end of ``timeout``: what may have been
+        taken is then given back in the background. Raises BackendRejected if the backend refuses the request, and
+        ClientClosed. A negative or NaN ``timeout`` is a ValueError, and anything but a number is a TypeError.
+
+        Waiters are served in order of arrival only if the lock was made with ``fair=True``.
         """
 
     def try_acquire(self, timeout: float = 0) -> Lease | None:
-        """Like `acquire`, with None instead of LockTimeout."""
+        """Try once to acquire the lock, or for ``timeout`` seconds. Returns None if the lock is still taken.
+
+        Raises what `acquire` raises, except LockTimeout.
+        """
 
     def release(self) -> bool:
-        """Release the newest lease that this thread took through this object and has not given back.
+        """Release the newest lease that this thread took through this lock object and has not released.
 
-        False if that was lost. Raises NotHeld if there is none.
+        Returns True if the lock was ours until this call, False if the lease was lost. Raises NotHeld if this thread
+        has no such lease: only ``lease.release()`` works from any thread.
         """
 
     def is_locked(self) -> bool:
-        """Ask the backend: does anyone hold it?"""
+        """Ask the backend whether anybody holds the lock. The answer may be outdated when it arrives.
+
+        Raises BackendUnavailable, BackendRejected or ClientClosed.
+        """
 
     def as_threading_lock(self) -> ThreadingLock:
-        """A drop-in for `threading.Lock` (`threading.RLock` when reentrant): for code that takes one.
+        """Return a stand-in for `threading.Lock`, for code that takes one (`threading.RLock` if reentrant).
 
-        Type checkers refuse it where an annotation says ``threading.Lock``, which is final, as that of
-        ``threading.Condition(lock)`` does: write ``cast("threading.Lock", lock.as_threading_lock())``.
+        Type checkers refuse it if an annotation says ``threading.Lock``, which is a final class, as
+        ``threading.Condition(lock)`` does. Write ``cast("threading.Lock", lock.as_threading_lock())`` there.
         """
 
     def __enter__(self) -> Lease: ...
@@ -157,7 +178,7 @@ class DistributedLock(AnyLock, Protocol):
 
 
 class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
-    """What the locks of both faces are made of: what they want, and the leases had through them."""
+    """The state that the locks of both faces share: their options, and the leases acquired through them."""
 
     def __init__(self, kernel: Kernel, name: str, **options: Any) -> None:
         self._begin(kernel, want(kernel, name, cast("Make", self._make), **options))
@@ -183,12 +204,12 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
         return self._newest is not None and self._newest.is_held()
 
     def _wait_for(self, timeout: float | None, scope: Scope[L]) -> Coroutine[Any, Any, Any]:
-        """Await a new lease, or None if the lock was still taken when ``timeout`` seconds were over."""
+        """Await a new lease. Returns None if the lock was still taken after ``timeout`` seconds."""
         return acquire(self._kernel, self._want, timeout, scope=scope)
 
     def _reentered(self, held: L) -> None:
-        """Note what was acquired once more, perhaps through another lock object before."""
-        if not self.is_held():  # else it holds this one, or a newer one of another thread or task
+        """Record a lease that was acquired once more. It may have been taken through another lock object."""
+        if not self.is_held():  # otherwise `_newest` is this lease, or a newer one of another thread or task
             self._newest = held
 
     def __repr__(self) -> str:
@@ -197,7 +218,7 @@ class LockOfAFace(OfThisProcess, NamesOurs, AnyLock, Generic[L]):
 
 
 class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
-    """The `DistributedLock` that is a mutex; what `Client.lock` returns."""
+    """The `DistributedLock` that is a mutex, as `Client.lock` returns it."""
 
     def __init__(self, client: Client, name: str, **options: Any) -> None:
         self._client = client
@@ -207,6 +228,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
         self._newest = lease = HeldLease(kernel, want, claim, granted, unsure)
         return lease
 
+    @hides_foreign
     def acquire(self, timeout: float | None = None, **theirs: Never) -> Lease:
         if theirs:
             raise refuse("acquire", theirs)
@@ -217,6 +239,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
             return lease
         raise self._kernel.still_taken(self.name, timeout, self._client._scope().keeps_out(self._want))
 
+    @hides_foreign
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Lease | None:
         if theirs:
             raise refuse("try_acquire", theirs)
@@ -253,7 +276,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
         try:
             entry = Entry(lease, frame)
             self._entered.add(entry)
-        except BaseException:  # interrupted: a `with` that has not begun releases nothing
+        except BaseException:  # interrupted: Python calls no __exit__ for a `with` that has not begun
             if entry:
                 self._entered.discard(entry)
             lease._take_back()
@@ -274,7 +297,7 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
             entry.lease.__exit__(kind, error, trace)
         except MultilockError:
             raise
-        except BaseException:  # interrupted, perhaps before the release has begun: nobody else would do it
+        except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
             entry = entry or self._entered.begun_by(sys._getframe(1))
             if entry:
                 entry.lease._release_after_interrupt(count or entry.lease._count)

@@ -1,12 +1,12 @@
-"""The blocking face of several locks at once: `Client.lock_all`.
+"""Locks of several names: `Client.lock_all`, and the parts that both faces share.
 
-Its parts are ordinary locks, taken one after the other in an order that is the same for everybody, so that no two who
-want the same names wait for each other. Whoever holds a later name never waits for an earlier one: when a part is lost
-meanwhile, all are given back, and it begins again with the first.
+Such a lock takes one ordinary lock after the other, its parts. The order is the same for every caller, so two callers
+with the same names never wait for each other. A caller that holds a later name never waits for an earlier one: if a
+part is lost while others are still missing, all parts are given back, and the caller begins again with the first.
 
-Until all parts are held nobody works under them: a part has no callback, no fence and no rest. The lease of all of them
-has these. What it does as any lease does stands in `multilock.kernel`; here is what is special: it is held as long as
-each part is, and when one is lost the others are kept until the work under them has ended.
+Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence and no
+``hold_at_least`` of its own: the lease of the whole set has them. That lease is held as long as each part is held. If
+one part is lost, the others are kept until the work has ended. Everything else about leases is in `multilock.kernel`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ S = TypeVar("S", bound="HeldSet")
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Each once, by the bytes of its key. Raises ValueError, TypeError."""
+    """Return the names without duplicates, in the order of the bytes of their keys. Raises ValueError, TypeError."""
     if isinstance(names, str):
         raise TypeError(f"lock_all takes several names, not the text {names!r:.60}: write lock_all([…])")
     found = sorted({check_name(name) for name in names}, key=lambda name: escape(name).encode())
@@ -49,23 +49,23 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def want_all(kernel: Kernel, names: Iterable[str], make: Make, **options: Any) -> Want:
-    """What a lock of all these names wants, and of each of them. Raises as `want`."""
+    """Return the `Want` of a lock of all these names. Its ``parts`` are one want for each name. Raises as `want`."""
     wants = [want(kernel, name, make, **options) for name in in_order(names)]
     parts = tuple(replace(part, on_lost=None, hard_fence=False, hold_at_least=0.0) for part in wants)
     return replace(wants[0], name=", ".join(part.name for part in parts), kind="set", parts=parts)
 
 
 async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: Scope[Any]) -> list[Holding] | None:
-    """All of its parts, in their order, or None if one was still taken when ``timeout`` seconds were over.
+    """Acquire all parts in their order. Returns None if one was still taken after ``timeout`` seconds.
 
-    Raises as `acquire`; every way out leaves nothing behind. What was held only to wait for others is given back in the
-    time that is left, and goes on in the background then.
+    Raises what `acquire` raises, and leaves nothing behind in any case. Parts that were held while waiting for the rest
+    are given back within the remaining time. A release that takes longer goes on in the background.
     """
     deadline = math.inf if timeout is None else kernel.now() + timeout
-    held: list[tuple[Holding, int]] = []  # and how often it was acquired then, us included
+    held: list[tuple[Holding, int]] = []  # each part, and its acquire count with this call included
     try:
         while True:
-            stop = Stop()  # called by the end of a part, so that nobody waits for a later one any more
+            stop = Stop()  # called when a part ends, so that we stop waiting for later parts
             try:
                 for part in want.parts:
                     if not await _acquire_part(kernel, part, deadline, stop, scope, held):
@@ -84,9 +84,9 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
                 held.pop()
             if not (complete or stop.called()) or kernel.now() >= deadline:
                 return None
-    except BaseException:  # nothing is awaited while it unwinds
+    except BaseException:  # nothing may be awaited while the coroutine unwinds
         for holding, count in reversed(held):
-            if holding._count == count:  # else it was counted down as we were interrupted
+            if holding._count == count:  # otherwise it was counted down before the interrupt
                 give_back_soon(kernel, holding)
         raise
 
@@ -94,7 +94,7 @@ async def acquire_all(kernel: Kernel, want: Want, timeout: float | None, scope: 
 async def _acquire_part(
     kernel: Kernel, want: Want, deadline: float, stop: Stop, scope: Scope[Any], held: list[tuple[Holding, int]]
 ) -> bool:
-    """False: it was still taken at the deadline, or is lost already."""
+    """Acquire one part and append it to ``held``. Returns False if it was taken at the deadline, or is lost already."""
     handing: Handing[Any] = Handing(kernel)
     noted = len(held)
     try:
@@ -116,21 +116,21 @@ async def _acquire_part(
 
 
 def give_back_soon(kernel: Kernel, part: Holding) -> None:
-    """In the background; one that was acquired more than once is counted down."""
+    """Give a part back in the background. A part that was acquired more than once is only counted down."""
     if part._count > 1:
-        run(kernel.giving_back.release(part))  # asks nobody
+        run(kernel.giving_back.release(part))  # counts down, without a request
     else:
         kernel.giving_back.later(part)
 
 
 class HeldSet(AnyHeld):
-    """What the leases of `lock_all` of both faces share. Each of its parts is a holding, and has its claim."""
+    """A lease of several locks, for both faces. Each of its parts is a `Holding` with a claim of its own."""
 
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding]) -> None:
         super().__init__(kernel, want)
         self._parts = tuple(parts)
-        self._counts: list[int] | None = None  # how often each part was acquired when the work under them ended
-        self._kept: list[HeldSet] = []  # itself, while a timer is to give back what a loss left of it
+        self._counts: list[int] | None = None  # the acquire count of each part when the work ended
+        self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
         with kernel.lock:
             kernel.apart.add(self)
             self._adopt()
@@ -155,7 +155,7 @@ class HeldSet(AnyHeld):
 
     @property
     def token(self) -> int | None:
-        """None: each part has its own."""
+        """None, because each part has a token of its own: use ``leases[i].token``."""
         return None
 
     @property
@@ -165,7 +165,7 @@ class HeldSet(AnyHeld):
     def fence(self) -> int:
         self.check()
         raise CapabilityMissing(
-            f"{self.name!r} are several locks, each with a token of its own: use leases[i].fence()",
+            f"{self.name!r} is a lease of several locks, each with a token of its own: use leases[i].fence()",
             name=self.name,
             backend=self._kernel.scheme,
         )
@@ -190,7 +190,10 @@ class HeldSet(AnyHeld):
         return any(part._at_risk() for part in self._parts)
 
     def _look(self) -> None:
-        """By whoever ended a part, or notices that one is over. One that was released by hand is no loss."""
+        """End this lease if a part has ended. Called by the thread that ended a part, or that notices it.
+
+        A part that was released by hand does not count as lost.
+        """
         if self._state != HELD:
             return
         for part in self._parts:
@@ -204,9 +207,12 @@ class HeldSet(AnyHeld):
             self._call_hooks()
 
     def _lose_with(self, part: Holding, *, released: bool = False) -> None:
-        """Twice is harmless."""
+        """Lose this lease because ``part`` was lost. A second call changes nothing.
+
+        The other parts are kept for one ttl at most, while the work ends.
+        """
         kernel = self._kernel
-        if part._loss is None:  # forked meanwhile
+        if part._loss is None:  # the process was forked meanwhile
             return
         if not released:
             self._kept.append(self)
@@ -231,15 +237,15 @@ class HeldSet(AnyHeld):
                 part._begin_work(want)
 
     def _lift_fence(self) -> None:
-        pass  # each part's own is lifted when it is let go
+        pass  # each part lifts its own fence in `_let_go`
 
     def _let_go(self) -> None:
         if self._counts is None:
             self._counts = [part._count for part in self._parts]
         for part, count in zip(self._parts, self._counts, strict=True):
-            if part._count != count:  # an interrupt came after that one
+            if part._count != count:  # an interrupted call before this one has done this part
                 continue
-            if part._count_down():  # another lease has it too
+            if part._count_down():  # another lease holds this part too
                 part._not_at_end(self._look)
             elif not part._begin_release():
                 part._end_of_work()
@@ -252,7 +258,7 @@ class HeldSet(AnyHeld):
         self._leave_scope()
 
     def _give_back_parts(self) -> None:
-        """In the background. Twice is harmless."""
+        """Give every part back in the background. A second call changes nothing."""
         with self._kernel.lock:
             self._let_go()
         for part in self._going_back():
@@ -272,13 +278,16 @@ class HeldSet(AnyHeld):
 
 
 def _give_rest_back(kept: list[HeldSet]) -> None:
-    """After a loss and the longest ttl of the parts: nobody may be left holding what its owner forgot."""
+    """Give back the other parts after a loss and one ttl, even if their owner forgot to release the lease.
+
+    The ttl is the longest of the parts.
+    """
     for lease in kept[:1]:
         lease._give_back_parts()
 
 
 class LeaseSet(HeldSet, Waits):
-    """The `Lease` of several locks: held as long as all of them are, and lost when one is."""
+    """The `Lease` of several locks. It is held as long as all of them are, and lost when one of them is lost."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:
@@ -286,7 +295,7 @@ class LeaseSet(HeldSet, Waits):
 
 
 class SetOfAFace(LockOfAFace[S]):
-    """What the locks that `lock_all` of both faces returns share. They have no name of their own at the backend."""
+    """A lock of several names, for both faces. The backend only knows the single names."""
 
     def _make_set(self, kernel: Kernel, want: Want, parts: list[Holding]) -> S:
         raise NotImplementedError
@@ -297,7 +306,7 @@ class SetOfAFace(LockOfAFace[S]):
             return None
         try:
             self._newest = lease = self._make_set(self._kernel, self._want, parts)
-        except BaseException:  # interrupted, or closed: nobody has it to release it
+        except BaseException:  # interrupted or closed before the caller has a lease that it could release
             for part in reversed(parts):
                 give_back_soon(self._kernel, part)
             raise
@@ -305,7 +314,7 @@ class SetOfAFace(LockOfAFace[S]):
 
 
 class LockSet(SetOfAFace[LeaseSet], Lock):
-    """What `Client.lock_all` returns."""
+    """The `DistributedLock` of several names, as `Client.lock_all` returns it."""
 
     def __init__(self, client: Client, names: Iterable[str], **options: Any) -> None:
         self._client = client

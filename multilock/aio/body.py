@@ -1,4 +1,4 @@
-"""The body of an ``async with``, which a loss cancels."""
+"""The body of an ``async with``, which is cancelled when the lease is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Body"]
 
 
 class Body:
-    """The body of one ``async with``: its task is cancelled when the lease is lost, as `asyncio.timeout` does."""
+    """The body of one ``async with``. Its task is cancelled when the lease is lost, in the way of `asyncio.timeout`."""
 
     __slots__ = ("_before", "_cancelled", "_lease", "_loop", "_task")
 
@@ -27,11 +27,11 @@ class Body:
 
     def watch(self) -> None:
         if not self._lease._at_end(self._tell):
-            self._tell()  # not at once: a running task keeps a cancellation for its next wait, maybe after the body
+            self._tell()  # later: a task cancelled while it runs gets it at its next await, perhaps after the body
 
     def _tell(self) -> None:
-        """By whatever thread ended the lease."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: there is no body any more
+        """Have the loop cancel the body. Called by the thread that ended the lease, whichever that is."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so the body has ended
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -40,7 +40,7 @@ class Body:
             self._task.cancel()
 
     def end(self, error: BaseException | None) -> bool:
-        """Whether it ended by our cancellation and nobody else's."""
+        """Return True if ``error`` is the cancellation by this class, and nobody else cancelled the task as well."""
         self._lease._not_at_end(self._tell)
         task, self._task = self._task, None
         if not self._cancelled or task is None:

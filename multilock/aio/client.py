@@ -1,4 +1,4 @@
-"""The asyncio face: `connect_async` and `AsyncClient`. See `multilock.client`, whose members it has."""
+"""The asyncio face: `connect_async` and `AsyncClient`, with the members of `multilock.client`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from multilock.aio.many import AsyncLockSet
 from multilock.aio.shared import AsyncReadWriteLock, AsyncSemaphore, AsyncSemaphoreLock
 from multilock.config import open_configured, resolve, settings_for
 from multilock.decorate import decorator, lock_for
-from multilock.foreign import ForAsyncWith, refuse
+from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.core import Kernel
 from multilock.kernel.process import OfThisProcess, notice_fork
 from multilock.kernel.runtime import Threads
@@ -49,18 +49,26 @@ def connect_async(
     requires: Iterable[str] = (),
     **options: Any,
 ) -> AsyncClient:
-    """The asyncio client of a backend; the arguments of `multilock.connect`. No I/O; it may be awaited as well."""
+    """Return an `AsyncClient` of a backend. Sends no request: the first call that needs the server connects.
+
+    The arguments and errors are those of `multilock.connect`. ``await connect_async(…)`` returns the same client.
+    """
     settings = resolve(url, profile=profile, config=config, client=client, requires=requires, options=options)
     return AsyncClient._of(open_configured(settings), settings)
 
 
 class AsyncClient(ForAsyncWith, OfThisProcess):
-    """One backend and what is held in it, for the tasks of one event loop. See `multilock.Client`."""
+    """A connection to one backend, and the locks held through it, for the tasks of one event loop.
+
+    `connect_async` makes one from a URL. Methods that send a request or wait are awaited, the others are plain. A
+    client is an asynchronous context manager whose end calls `close`. See `multilock.Client`, which has the same
+    members.
+    """
 
     def __init__(self, backend: Backend, **options: Any) -> None:
         if not hasattr(backend, "scheme"):
             what = f"AsyncClient() takes a backend object, not {type(backend).__name__}"
-            raise TypeError(f"{what}: multilock.connect_async(url) makes one of a URL")
+            raise TypeError(f"{what}: use multilock.connect_async(url) to make a client from a URL")
         self._begin(backend, settings_for(backend.scheme, options))
 
     @classmethod
@@ -75,7 +83,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         self._scopes = weakref.WeakKeyDictionary()
 
     def _scope(self) -> Scope[HeldAsyncLease] | None:
-        """The leases of this task, if it is a task that asks; none of the parent's after a fork."""
+        """Return the leases of this task, or None if no task is running. A forked child has none of its parent's."""
         notice_fork()
         try:
             task = asyncio.current_task()
@@ -89,6 +97,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
             self._scopes[task] = (self._kernel.client, scope)
         return scope
 
+    @hides_foreign
     def lock(
         self,
         name: str,
@@ -103,8 +112,18 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncDistributedLock:
-        """See `multilock.Client.lock`. ``on_lost`` may be ``async def``. ``cancel_on_lost``: the body of ``async with``
-        is cancelled when the lease is lost; False: LockLost is raised only at its end."""
+        """Return a lock with this name. Sends no request, but checks every argument.
+
+        The options are those of `multilock.Client.lock`, with "task" for "thread".
+
+        ``on_lost``: May be ``async def``. It runs on the event loop.
+
+        ``cancel_on_lost``: True cancels the body of ``async with`` when the lease is lost. With False, LockLost is
+        raised only at the end of the body.
+
+        Raises ValueError or TypeError if an argument is wrong, CapabilityMissing if the backend cannot do what an
+        option asks, and ClientClosed.
+        """
         if theirs:
             raise refuse("lock", theirs)
         return AsyncLock(
@@ -120,6 +139,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
             hard_fence=hard_fence,
         )
 
+    @hides_foreign
     def read_write_lock(
         self,
         name: str,
@@ -133,7 +153,10 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncReadWriteLock:
-        """See `multilock.Client.read_write_lock`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
+        """Return a lock for many readers or one writer. Sends no request.
+
+        See `multilock.Client.read_write_lock` for the order of waiters and the errors, and `lock` for the options.
+        """
         if theirs:
             raise refuse("read_write_lock", theirs)
         return AsyncReadWriteLock(
@@ -148,6 +171,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
             hard_fence=hard_fence,
         )
 
+    @hides_foreign
     def semaphore(
         self,
         name: str,
@@ -163,7 +187,11 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncSemaphore:
-        """See `multilock.Client.semaphore`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
+        """Return a lock that up to ``permits`` (1 to 1,000,000) holders have at a time. Sends no request.
+
+        Every program must use the same number for this name. See `multilock.Client.semaphore` for the errors, and
+        `lock` for the options.
+        """
         if theirs:
             raise refuse("semaphore", theirs)
         return AsyncSemaphoreLock(
@@ -181,6 +209,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
             hard_fence=hard_fence,
         )
 
+    @hides_foreign
     def lock_all(
         self,
         names: Iterable[str],
@@ -195,7 +224,10 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         hard_fence: bool = False,
         **theirs: Never,
     ) -> AsyncDistributedLock:
-        """See `multilock.Client.lock_all`; ``on_lost`` and ``cancel_on_lost`` as of `lock`."""
+        """Return a lock that holds all of these names, or none. Sends no request.
+
+        See `multilock.Client.lock_all` for what a loss of one name means, and `lock` for the options.
+        """
         if theirs:
             raise refuse("lock_all", theirs)
         return AsyncLockSet(
@@ -224,7 +256,10 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
     def locked(
         self, name: str, *, timeout: float | None = None, skip: bool = False, **options: Any
     ) -> Callable[[Callable[P, Coroutine[Any, Any, Any]]], Callable[P, Coroutine[Any, Any, Any]]]:
-        """See `multilock.Client.locked`; for coroutine functions."""
+        """Decorate a coroutine function, so that each call holds the lock while the function runs.
+
+        The arguments and errors are those of `multilock.Client.locked`.
+        """
         return decorator(partial(lock_for, self), name, timeout, skip, options, asynchronous=True)
 
     def election(
@@ -239,13 +274,19 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         grace: float | None = None,
         hold_at_least: float = 0.0,
     ) -> AsyncElection:
-        """See `multilock.Client.election`. The callbacks may be ``async def``."""
+        """Return a candidate in the election ``name``. Sends no request, and does not stand for election yet.
+
+        The arguments and errors are those of `multilock.Client.election`. The callbacks may be ``async def``.
+        """
         return AsyncElection(
             self._kernel, self._scope, name, identity, ttl, on_elected, on_lost, on_leader_changed, grace, hold_at_least
         )
 
     def current_lease(self, name: str | None = None) -> AsyncLease:
-        """The innermost lease of this task, of ``name`` if given. Raises NotHeld if there is none."""
+        """Return the innermost lease of this task, or the innermost with this ``name``.
+
+        Raises NotHeld if this task has none, as in a forked child.
+        """
         scope = self._scope()
         lease = scope.newest(lambda lease: name is None or lease.name == name) if scope else None
         if lease is None:
@@ -254,20 +295,26 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `multilock.Client.capabilities`."""
+        """The promises of this backend with its options. Known without a request."""
         return self._kernel.backend.capabilities
 
     @property
     def events(self) -> Events:
-        """``events.subscribe(callback) -> unsubscribe``; the callback runs on the loop."""
+        """The events of this client: ``unsubscribe = client.events.subscribe(callback)``.
+
+        The callback runs on the event loop and may be ``async def``.
+        """
         return self._kernel.events
 
     async def inspect(self, name: str) -> LockInfo | None:
-        """See `multilock.Client.inspect`."""
+        """Return who holds ``name``, or None if nobody does. For display only: see `multilock.Client.inspect`."""
         return await self._kernel.ask(self._kernel.backend.inspect, check_name(name), name=name)
 
     def inspect_all(self, prefix: str = "") -> AsyncIterator[LockInfo]:
-        """See `multilock.Client.inspect_all`."""
+        """Return an asynchronous iterator over the held names that begin with ``prefix`` (default: all).
+
+        It is not a snapshot of one moment. Each step raises what `inspect` raises.
+        """
         self._kernel.check_open()
         check_prefix(prefix)
         return self._inspect_all(prefix)
@@ -279,48 +326,60 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
                 yield info
 
     async def force_release(self, name: str) -> bool:
-        """See `multilock.Client.force_release`."""
+        """Take the lock away from its holder. Returns False if nobody held it.
+
+        Meant for operators. The holder's work is not stopped: see `multilock.Client.force_release`.
+        """
         return await self._kernel.ask(self._kernel.backend.force_release, check_name(name), name=name)
 
     async def diagnose(self) -> list[Finding]:
-        """See `multilock.Client.diagnose`."""
+        """Return everything that weakens the locks of this client, each with a remedy.
+
+        See `multilock.Client.diagnose`.
+        """
         return await self._kernel.diagnose()
 
     async def ping(self) -> float:
-        """See `multilock.Client.ping`."""
+        """Send one request and return the seconds until its reply. Raises BackendUnavailable, BackendRejected."""
         before = self._kernel.now()
         await self._kernel.ask(self._kernel.backend.ping)
         return self._kernel.now() - before
 
     def is_healthy(self) -> bool:
-        """See `multilock.Client.is_healthy`."""
+        """Return whether renewals run on time, and every thread of multilock runs. For a liveness probe.
+
+        Sends no request, so it says nothing about the server. Returns False after `close`.
+        """
         return self._kernel.is_healthy()
 
     async def close(self) -> None:
-        """See `multilock.Client.close`. Cancelled, it goes on in the background.
+        """End elections in order, give back every lock, and end all threads and connections of this client.
 
-        Raises BackendUnavailable, and the client stays open, where the process can have no more threads.
+        See `multilock.Client.close` for the order and for how long it waits. If this call is cancelled, closing goes
+        on in the background.
+
+        If the operating system refuses the thread that closes, this call waits until there is one.
         """
         loop = asyncio.get_running_loop()
         face = cast("LoopFace", self._kernel.face)
         face.forget_closed_loop()
         if face.its_loop() is None:
-            face.loop()  # callbacks run on this one then
+            face.loop()  # an unused client: its callbacks run on this loop
         closed = asyncio.Event()
 
         def close() -> None:
             try:
                 self._kernel.end.close()
             finally:
-                with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop has ended, so nobody waits any longer
                     loop.call_soon_threadsafe(closed.set)
 
-        here = contextvars.copy_context()  # an election asks whether it is its own work that closes
+        here = contextvars.copy_context()  # tells an election whether its own work closes the client
         self._kernel.spawn(lambda: here.run(close), "multilock-close")
         await closed.wait()
 
     def __await__(self) -> Generator[Any, Any, AsyncClient]:
-        yield from ()  # a generator that never suspends
+        yield from ()  # makes this a generator, which never suspends
         return self
 
     async def __aenter__(self) -> AsyncClient:
@@ -332,7 +391,7 @@ class AsyncClient(ForAsyncWith, OfThisProcess):
         await self.close()
 
     def __del__(self) -> None:
-        kernel: Kernel | None = getattr(self, "_kernel", None)  # none where the arguments were wrong
+        kernel: Kernel | None = getattr(self, "_kernel", None)  # missing if the arguments were wrong
         if kernel and not kernel.closed:
             telling.defer(kernel.end.drop)
 

@@ -1,4 +1,4 @@
-"""The asyncio face of leader election. See `multilock.election`: the same members."""
+"""The asyncio face of leader election, with the members of `multilock.election`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ R = TypeVar("R")
 
 
 class AsyncLeadership(Leading, HeldAsyncLease):
-    """See `multilock.Leadership`."""
+    """The lease of a leader. ``await leadership.release()`` does the same as `AsyncElection.resign`.
+
+    ``is_held()`` is False from the moment at which this node begins to step down: see `multilock.Leadership`.
+    """
 
     __slots__ = ("_election", "_term")
 
@@ -50,26 +53,30 @@ class AsyncLeadership(Leading, HeldAsyncLease):
 
 
 class LoopTerm(Term[AsyncLeadership]):
-    """A term whose work and callbacks are tasks of the client's loop, and are cancelled at its end."""
+    """A term whose work and callbacks are tasks of the client's loop. Work and ``on_elected`` are cancelled at its end.
+
+    ``_loop`` is the loop of work and on_elected. ``_lost_loop`` is the loop of on_lost, which is another one if the
+    first was closed.
+    """
 
     def __init__(self, office: Office[AsyncLeadership], leadership: AsyncLeadership) -> None:
         super().__init__(office, leadership)
         self._elected_task: asyncio.Task[Any] | None = None
-        self._loop = asyncio.get_running_loop()  # on which work and on_elected run …
-        self._lost_loop: asyncio.AbstractEventLoop | None = None  # … and on_lost: another, if that one was closed
+        self._loop = asyncio.get_running_loop()
+        self._lost_loop: asyncio.AbstractEventLoop | None = None
 
     def can_work(self) -> bool:
         return not self._loop.is_closed()
 
     def can_tell(self) -> bool:
         if self.begun_at is None and not self.can_work():
-            return False  # on_elected was never called, nor will on_lost be
+            return False  # on_elected was never called, so on_lost will not be called either
         loop = self._lost_loop or cast("LoopFace", self.office.kernel.face).its_loop()
         return loop is not None and not loop.is_closed()
 
     def run_elected(self) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run_elected())
-        # Cancelled before its first step it does not even begin.
+        # A task that is cancelled before its first step never runs its coroutine.
         task.add_done_callback(lambda _: self.elected_never_begins())
         return task
 
@@ -78,7 +85,7 @@ class LoopTerm(Term[AsyncLeadership]):
             return
         task = self._elected_task = asyncio.current_task()
         try:
-            if self.office.on_elected:  # also where it is over already: on_lost comes next, and they come in pairs
+            if self.office.on_elected:  # even if the term is over: on_lost follows, and both come in pairs
                 with inside(self.elected):
                     result = self.office.on_elected(self.leadership)
                     if inspect.isawaitable(result):
@@ -89,11 +96,11 @@ class LoopTerm(Term[AsyncLeadership]):
                     raise
                 self.failed = True
                 logger.exception(
-                    "on_elected of the election %r was cancelled from within: this node resigns", self.office.name
+                    "on_elected of the election %r cancelled itself, so this node resigns", self.office.name
                 )
         except Exception:
             self.failed = True
-            logger.exception("on_elected of the election %r raised: this node resigns", self.office.name)
+            logger.exception("on_elected of the election %r raised, so this node resigns", self.office.name)
         finally:
             self.part_ended(self.elected)
         if self.failed and not self.over():
@@ -101,7 +108,7 @@ class LoopTerm(Term[AsyncLeadership]):
 
     def run_lost(self, loss: Loss[AsyncLeadership]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run_lost(loss))
-        task.add_done_callback(lambda _: self.tell_again())  # the same, and it must not stay away
+        task.add_done_callback(lambda _: self.tell_again())  # on_lost must run even if the task was cancelled
         return task
 
     async def _run_lost(self, loss: Loss[AsyncLeadership]) -> None:
@@ -120,7 +127,7 @@ class LoopTerm(Term[AsyncLeadership]):
         task = self._elected_task
         if task is None or self.elected.done or not self.can_work():
             return
-        # At the end of its loop it is cancelled already: once more would cut off its clean-up.
+        # When its loop ends the task is cancelled already. A second cancellation would cut off its clean-up.
         if not (loss.reason is LossReason.RESIGNED and task.cancelling()):
             task.cancel()
 
@@ -130,7 +137,7 @@ class LoopTerm(Term[AsyncLeadership]):
         try:
             await self.office.condition.wait_for(lambda: task.done() or self.over())
         except asyncio.CancelledError:
-            self.abdicate(INTERRUPTED)  # at once: the work may take its time to end
+            self.abdicate(INTERRUPTED)  # before the work has ended, which may take long
             raise
         finally:
             if not task.done():
@@ -151,7 +158,10 @@ class LoopTerm(Term[AsyncLeadership]):
 
 
 class AsyncLeaders:
-    """See `multilock.election.Leaders`: a cancelled ``anext()``, as of ``asyncio.wait_for``, misses nothing."""
+    """The iterator that `AsyncElection.observe` returns.
+
+    A cancelled ``anext()``, as by ``asyncio.wait_for``, loses nothing: the next call goes on.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -166,7 +176,7 @@ class AsyncLeaders:
             raise StopAsyncIteration from None
 
     async def aclose(self) -> None:
-        """Observe no more."""
+        """End the iteration. A task that waits in ``anext()`` gets StopAsyncIteration."""
         self._observer.close()
 
     def __del__(self) -> None:
@@ -174,7 +184,11 @@ class AsyncLeaders:
 
 
 class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
-    """See `multilock.Election`. Callbacks run on the loop and may be ``async def``."""
+    """A candidate for leadership of a name. The asyncio twin of `multilock.Election`.
+
+    Callbacks run on the event loop and may be ``async def``. ``async with election:`` calls `start` and `stop`. Made by
+    `AsyncClient.election`.
+    """
 
     _background: asyncio.Task[Any] | None = None
     _watching: asyncio.Task[Any] | None = None
@@ -185,8 +199,11 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         self._loop = None
 
     def _come_to_loop(self) -> None:
-        """What stood on a loop that was closed never unwinds: it is ended here, as if it had been cancelled."""
-        before, self._loop = self._loop, cast("LoopFace", self._kernel.face).loop()  # where on_lost runs
+        """Move to the running loop. If the loop before it was closed, end what ran there, as a cancellation would.
+
+        Coroutines of a closed loop never unwind, so they cannot clean up themselves.
+        """
+        before, self._loop = self._loop, cast("LoopFace", self._kernel.face).loop()
         if before is None or not before.is_closed():
             return
         self._reporter.end()
@@ -204,7 +221,10 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         return AsyncLeadership(kernel, want, claim, granted, unsure, self)
 
     def campaign(self, timeout: float | None = None) -> Acquiring[AsyncLeadership]:
-        """See `multilock.Election.campaign`."""
+        """Wait until this node is elected. Await the result for the `AsyncLeadership`, or enter it with ``async with``.
+
+        ``timeout``: Seconds for the whole wait. Default: no limit. See `multilock.Election.campaign` for the errors.
+        """
         check_timeout(timeout)
         return Acquiring(self._campaign_on_loop(timeout, self._office.scope()))
 
@@ -213,7 +233,14 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         return await self._campaign_once(timeout, scope)
 
     async def run(self, work: Callable[[AsyncLeadership], Awaitable[R]]) -> R | None:
-        """See `multilock.Election.run`. ``work`` is cancelled on loss."""
+        """Stand for election, run ``work(leadership)`` while leading, and stand again after a loss.
+
+        ``work``: A coroutine function, which is cancelled when the leadership ends. If it ends while this node leads,
+        this node resigns, and `run` returns its result or raises its exception.
+
+        Returns None after `stop`. If `run` is cancelled, the leadership ends in order. See `multilock.Election.run` for
+        the errors.
+        """
         if not callable(work):
             raise TypeError(f"run takes a coroutine function of one argument, not {work!r:.60}")
         self._come_to_loop()
@@ -228,14 +255,17 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
         try:
             return await self._stand(work, stop)
         except asyncio.CancelledError:
-            # Its loop may end with it: what was cancelled cleans up before that, and on_lost ends. Cancelled once more,
-            # it is given back in the background.
+            # The loop may end with this task. So wait here until the cancelled work has cleaned up and on_lost has
+            # ended. If this wait is cancelled too, the leadership is given back in the background.
             if self._term:
                 await self._term.give_back()
             raise
 
     def start(self) -> None:
-        """See `multilock.Election.start`."""
+        """Stand for election in the background until `stop`, and call the callbacks. A second call does nothing.
+
+        See `multilock.Election.start` for the errors.
+        """
         self._kernel.check_open()
         self._come_to_loop()
         if self._begin_unless_standing(stop := Stop()):
@@ -252,29 +282,45 @@ class AsyncElection(ForAsyncWith, Candidacy[AsyncLeadership]):
             except Exception:
                 logger.exception("the election %r ended", self.name)
 
-        # Cancelled before its first step it ends nothing by itself.
+        # A task that is cancelled before its first step never runs its coroutine, so `ended` does its clean-up.
         again, ended = partial(self._stand_in_background, stop), partial(self._end_standing, stop)
         self._background = go_on_if_cancelled(stand(), "multilock-election", again, ended)
 
     async def stop(self, grace: float | None = None) -> None:
-        """See `multilock.Election.stop`. Async work and an async ``on_elected`` are cancelled, and awaited."""
+        """Stop standing for election, and end a leadership in order. Work and ``on_elected`` are cancelled and awaited.
+
+        ``grace``: Seconds after which the lease is given back even if something still runs. Default: the election's.
+
+        See `multilock.Election.stop` for the order of events.
+        """
         seconds = check_grace(grace)
         self._come_to_loop()
         await self._end(seconds)
 
     async def resign(self, grace: float | None = None) -> bool:
-        """See `multilock.Election.resign`."""
+        """End a leadership in order, as `stop` does. Another candidate can then be elected without waiting for a ttl.
+
+        Returns True if this call ended the leadership, False if this node did not lead: see
+        `multilock.Election.resign`.
+        """
         seconds = check_grace(grace)
         self._come_to_loop()
         return await self._step_down(seconds)
 
     async def leader(self) -> LeaderInfo | None:
-        """See `multilock.Election.leader`."""
+        """Ask the backend who leads. Returns None if nobody does. The leader may have changed when the answer arrives.
+
+        Raises BackendUnavailable, BackendRejected or ClientClosed.
+        """
         kernel = self._kernel
         return leader_info(await kernel.ask(kernel.backend.inspect, self.name, name=self.name))
 
     def observe(self) -> AsyncIterator[LeaderInfo | None]:
-        """See `multilock.Election.observe`."""
+        """Return an asynchronous iterator over the leaders: the present one at once, then each change.
+
+        None stands for no leader. An outage yields nothing, and the iterator ends when the client is closed. See
+        `multilock.Election.observe` for how soon a change arrives.
+        """
         self._kernel.check_open()
         return AsyncLeaders(Observer(self._kernel, self.name))
 

@@ -1,4 +1,4 @@
-"""The asyncio face of one lock. See `multilock.lock`: the same members, awaited where they ask the backend or wait."""
+"""The asyncio face of one lock. It has the members of `multilock.lock`, awaited if they send a request or wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar, 
 
 from multilock.aio.body import Body
 from multilock.errors import NotHeld
-from multilock.foreign import ForAsyncWith, refuse
+from multilock.foreign import ForAsyncWith, hides_foreign, refuse
 from multilock.kernel.handing import Handing
 from multilock.kernel.holding import AnyHeld, Holding
 from multilock.kernel.scopes import Entry, Scope
@@ -33,7 +33,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Enters(ForAsyncWith, AnyHeld, AsyncLease):
-    """What an asynchronous lease does, of one lock or of several."""
+    """The awaitable methods of a lease, whether it is a lease of one lock or of several."""
 
     __slots__ = ()
 
@@ -59,24 +59,27 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
         self._check_at_entry()
         body = Body(self)
         if self._bodies is None:
-            self._bodies = []  # type: ignore[misc]  # of who has slots for it
+            self._bodies = []  # type: ignore[misc]  # the slot is in the subclasses
         self._bodies.append(body)
         if self._cancel_on_lost:
             body.watch()
         return body
 
     async def _exit(self, body: Body | None, error: BaseException | None) -> None:
-        """``body``: which ends here; None where an exit stack was given the lease itself."""
+        """End ``body`` and release the lease. ``body`` is None if an exit stack was given the lease itself."""
         cancelled = False
         if body is not None and self._bodies and body in self._bodies:
             self._bodies.remove(body)
-            cancelled = body.end(error)  # by us, and nobody else
+            cancelled = body.end(error)
         await self.release()
         if self._is_lost():
             self._raise_lost(None if cancelled else error)
 
     def _newest_body(self) -> Body | None:
-        """Of this task; where it has none, of any: it may have begun in another, as that of a fixture does."""
+        """Return the newest ``async with`` body of this task, otherwise the newest of all tasks.
+
+        The body of a fixture, for one, may begin in one task and end in another.
+        """
         if not self._bodies:
             return None
         task = asyncio.current_task()
@@ -88,7 +91,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
         ended = asyncio.Event()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits any longer
                 loop.call_soon_threadsafe(ended.set)
 
         if self._at_end(tell):
@@ -103,7 +106,7 @@ class Enters(ForAsyncWith, AnyHeld, AsyncLease):
 
 
 class HeldAsyncLease(Holding, Enters):
-    """The `AsyncLease` of one holding: what `AsyncLock` gives."""
+    """The `AsyncLease` of one lock, as `AsyncLock` returns it."""
 
     __slots__ = ("_bodies", "_cancel_on_lost")
 
@@ -116,14 +119,17 @@ class HeldAsyncLease(Holding, Enters):
 
 
 class Trying(Coroutine[Any, Any, R], Generic[R]):
-    """A coroutine that is neither true nor false: ``if lock.try_acquire():`` without ``await`` would run unlocked."""
+    """A coroutine whose truth value is a TypeError.
+
+    Otherwise ``if lock.try_acquire():``, where ``await`` was forgotten, would run its block without the lock.
+    """
 
     def __init__(self, coroutine: Coroutine[Any, Any, R]) -> None:
         self._coroutine = coroutine
 
     def __bool__(self) -> bool:
         self._coroutine.close()
-        raise TypeError("await it: what is acquired on asyncio is known after `await` only")
+        raise TypeError("await it: only then is it known whether the lock was acquired")
 
     def send(self, value: Any) -> Any:
         return self._coroutine.send(value)
@@ -139,7 +145,7 @@ class Trying(Coroutine[Any, Any, R], Generic[R]):
 
 
 class Acquiring(ForAsyncWith, Trying[L], Generic[L]):
-    """A coroutine that may also be entered: ``async with lock.acquire(timeout=5) as lease:``."""
+    """A coroutine that ``async with`` can enter as well: ``async with lock.acquire(timeout=5) as lease:``."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, L]) -> None:
         super().__init__(coroutine)
@@ -157,28 +163,48 @@ class Acquiring(ForAsyncWith, Trying[L], Generic[L]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lease is None:
-            raise NotHeld("this acquire() was not entered: use it in async with, or give an exit stack the lease")
+            raise NotHeld("this acquire() was not entered: use it in `async with`, or give the exit stack the lease")
         await self._lease._exit(self._body, error)
 
 
 @runtime_checkable
 class AsyncDistributedLock(AnyLock, Protocol):
-    """See `multilock.DistributedLock`."""
+    """A lock with a name, for the tasks of one event loop. The asyncio twin of `multilock.DistributedLock`.
+
+    ``async with lock as lease:`` waits for the lock and releases it at the end. If the lease is lost, the body is
+    cancelled at that moment and the end raises LockLost. Made by `AsyncClient.lock`.
+    """
 
     def acquire(self, timeout: float | None = None) -> Acquiring[AsyncLease]:
-        """See `multilock.DistributedLock.acquire`. To be awaited, or entered: ``async with lock.acquire(timeout=5)``.
+        """Wait until the lock is ours. Await the result for the `AsyncLease`, or enter it with ``async with``.
 
-        The lease belongs to the task that calls, not to one that awaits it for this one.
+        ``timeout``: Seconds for the whole wait. Without it, or with ``math.inf``, the wait has no limit. 0 tries once.
+
+        The lease belongs to the task that calls `acquire`, even if another task awaits the result. If the wait is
+        cancelled, what may have been taken is given back in the background.
+
+        Raises LockTimeout, BackendUnavailable, BackendRejected or ClientClosed: see
+        `multilock.DistributedLock.acquire`.
         """
 
     async def try_acquire(self, timeout: float = 0) -> AsyncLease | None:
-        """See `multilock.DistributedLock.try_acquire`."""
+        """Try once to acquire the lock, or for ``timeout`` seconds. Returns None if the lock is still taken.
+
+        Raises what `acquire` raises, except LockTimeout.
+        """
 
     async def release(self) -> bool:
-        """See `multilock.DistributedLock.release`."""
+        """Release the newest lease that this task took through this lock object and has not released.
+
+        Returns True if the lock was ours until this call, False if the lease was lost. Raises NotHeld if this task has
+        no such lease: only ``lease.release()`` works from any task.
+        """
 
     async def is_locked(self) -> bool:
-        """See `multilock.DistributedLock.is_locked`."""
+        """Ask the backend whether anybody holds the lock. The answer may be outdated when it arrives.
+
+        Raises BackendUnavailable, BackendRejected or ClientClosed.
+        """
 
     async def __aenter__(self) -> AsyncLease: ...
 
@@ -188,7 +214,7 @@ class AsyncDistributedLock(AnyLock, Protocol):
 
 
 class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock):
-    """The `AsyncDistributedLock` that is a mutex; what `AsyncClient.lock` returns."""
+    """The `AsyncDistributedLock` that is a mutex, as `AsyncClient.lock` returns it."""
 
     def __init__(self, client: AsyncClient, name: str, cancel_on_lost: bool, **options: Any) -> None:
         self._client = client
@@ -199,12 +225,13 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
         self._newest = lease = HeldAsyncLease(kernel, want, claim, granted, unsure, self._cancel_on_lost)
         return lease
 
+    @hides_foreign
     def acquire(self, timeout: float | None = None, **theirs: Never) -> Acquiring[AsyncLease]:
         if theirs:
             raise refuse("acquire", theirs)
         seconds = check_timeout(timeout)
-        # The task that calls is the one that holds, also where wait_for() awaits in a task of its own. Where none
-        # calls (asyncio.run(lock.acquire()), another thread), it is the one that awaits.
+        # The lease belongs to the task that calls: asyncio.wait_for() may await in a task of its own. If no task calls,
+        # as in asyncio.run(lock.acquire()), the lease belongs to the task that awaits.
         return Acquiring(self._acquire_or_raise(seconds, self._client._scope()))
 
     async def _acquire_or_raise(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease:
@@ -213,13 +240,14 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
         scope = scope or self._client._scope()
         raise self._kernel.still_taken(self.name, timeout, scope is not None and scope.keeps_out(self._want))
 
+    @hides_foreign
     def try_acquire(self, timeout: float = 0, **theirs: Never) -> Coroutine[Any, Any, AsyncLease | None]:
         if theirs:
             raise refuse("try_acquire", theirs)
-        return Trying(self._acquire(check_timeout(timeout), self._client._scope()))  # of the caller, as in acquire()
+        return Trying(self._acquire(check_timeout(timeout), self._client._scope()))  # the caller's, as in acquire()
 
     async def _acquire(self, timeout: float | None, scope: Scope[HeldAsyncLease] | None) -> HeldAsyncLease | None:
-        scope = scope or self._client._scope() or Scope()  # the last where no task drives this
+        scope = scope or self._client._scope() or Scope()  # a new one if no task drives this coroutine
         handing: Handing[HeldAsyncLease] = Handing(self._kernel)
         try:
             if held := handing.reenter(scope, self._want):
@@ -231,7 +259,7 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
             raise
 
     def release(self) -> Coroutine[Any, Any, bool]:
-        return self._release(self._client._scope())  # of the caller, as in acquire()
+        return self._release(self._client._scope())  # the caller's, as in acquire()
 
     async def _release(self, scope: Scope[HeldAsyncLease] | None) -> bool:
         scope = scope or self._client._scope()
@@ -262,12 +290,16 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
 
 
 def check_cancel_on_lost(value: bool) -> bool:
+    """Return ``value``. Raises TypeError if it is not a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"cancel_on_lost must be True or False, not {value!r:.60}")
     return value
 
 
 def _frame_of_with(frame: FrameType) -> FrameType | None:
-    """``async with`` stands in a coroutine or an asynchronous generator; who makes a task of ``__aenter__()`` has none,
-    and the frame is one of the loop's."""
+    """Return the frame that contains the ``async with``, or None if there is none.
+
+    ``async with`` is always in a coroutine or an asynchronous generator. If a program wraps ``__aenter__()`` in a task,
+    the caller's frame belongs to the event loop instead.
+    """
     return frame if frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR) else None

@@ -1,4 +1,4 @@
-"""The asyncio face of several locks at once. See `multilock.many`."""
+"""The asyncio face of `AsyncClient.lock_all`, a lock of several names. See `multilock.many`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AsyncLeaseSet", "AsyncLockSet"]
 
 
 class AsyncLeaseSet(HeldSet, Enters):
-    """The `AsyncLease` of several locks: held as long as all of them are, and lost when one is."""
+    """The `AsyncLease` of several locks. It is held as long as all of them are, and lost when one of them is lost."""
 
     def __init__(self, kernel: Kernel, want: Want, parts: Sequence[Holding], cancel_on_lost: bool) -> None:
         self._bodies: list[Body] | None = None
@@ -34,7 +34,7 @@ class AsyncLeaseSet(HeldSet, Enters):
 
 
 class AsyncLockSet(SetOfAFace[AsyncLeaseSet], AsyncLock):
-    """What `AsyncClient.lock_all` returns."""
+    """The `AsyncDistributedLock` of several names, as `AsyncClient.lock_all` returns it."""
 
     def __init__(self, client: AsyncClient, names: Iterable[str], cancel_on_lost: bool, **options: Any) -> None:
         self._client = client

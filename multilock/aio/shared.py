@@ -16,19 +16,23 @@ __all__ = ["AsyncReadWriteLock", "AsyncSemaphore", "AsyncSemaphoreLock", "AsyncS
 
 @runtime_checkable
 class AsyncSemaphore(AsyncDistributedLock, Protocol):
-    """See `multilock.Semaphore`."""
+    """A lock that up to ``permits`` tasks or processes may hold at a time. The asyncio twin of `multilock.Semaphore`.
+
+    Its leases have a ``token``, which tells grants apart. With more than one permit ``fence()`` raises
+    CapabilityMissing, because no token shows which of several holders is outdated.
+    """
 
     @property
     def permits(self) -> int:
-        """How many may hold it together; all must name the same number."""
+        """The number of holders allowed at a time. Every program must use the same number for this name."""
 
 
 class AsyncSharedLock(HeldByMany[HeldAsyncLease], AsyncLock):
-    """The `AsyncDistributedLock` of readers."""
+    """The `AsyncDistributedLock` that readers share."""
 
 
 class AsyncSemaphoreLock(AsyncSharedLock, AsyncSemaphore):
-    """What `AsyncClient.semaphore` returns."""
+    """The `AsyncSemaphore` that `AsyncClient.semaphore` returns."""
 
     @property
     def permits(self) -> int:
@@ -36,7 +40,10 @@ class AsyncSemaphoreLock(AsyncSharedLock, AsyncSemaphore):
 
 
 class AsyncReadWriteLock(OfThisProcess):
-    """See `multilock.ReadWriteLock`."""
+    """Two locks with one name: readers share the one, and a writer holds the other alone.
+
+    Use each like any `AsyncDistributedLock`: ``async with rw.reader() as lease:``. See `multilock.ReadWriteLock`.
+    """
 
     def __init__(self, client: AsyncClient, name: str, cancel_on_lost: bool, **options: Any) -> None:
         self._reader = AsyncSharedLock(client, name, cancel_on_lost, kind="read", **options)
@@ -44,15 +51,15 @@ class AsyncReadWriteLock(OfThisProcess):
 
     @property
     def name(self) -> str:
-        """As given, without the client's prefix."""
+        """The name as given to the client, without the client's prefix."""
         return self._reader.name
 
     def reader(self) -> AsyncDistributedLock:
-        """Held together with other readers; always the same object."""
+        """Return the lock that readers hold together. Every call returns the same object."""
         return self._reader
 
     def writer(self) -> AsyncDistributedLock:
-        """Held alone; always the same object."""
+        """Return the lock that a writer holds alone. Every call returns the same object."""
         return self._writer
 
     def __repr__(self) -> str:

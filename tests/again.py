@@ -4,8 +4,10 @@ A test is unsteady if it failed beside others on two loaded cores, and passes te
 cores are kept half busy. The run is green then, and ends with a line that names the test, which is mended before its
 issue is closed. More than three of them, one failure in ten, or six minutes that are over: the run is red.
 
-Never run again is what must not be explained away: what an oracle reports, crashes, and errors of collection. This is
-the only place that runs a test again.
+Never run again is what must not be explained away: crashes, errors of collection, and what an oracle reports (an
+overlap, a token that goes back, a late, missing or second callback, something left behind). An oracle reports where
+its own code raises, and where a test that bears ``@pytest.mark.oracle`` fails, once its servers are there
+(`tests.oracles.CONFORMANCE` for the suites that all backends share). This is the only place that runs a test again.
 """
 
 from __future__ import annotations
@@ -32,23 +34,24 @@ MINUTES = 6.0  # for all lone runs together
 REPORT = "MULTILOCK_FAILURES"  # names the file that gets a line for each failure
 PLUGIN = ("-p", "tests.again")
 
-ORACLES = re.compile(r"^tests/(faults|simulation)/")
-JUDGES = (f"{os.sep}beliefs{os.sep}", f"tests{os.sep}faults{os.sep}")
-# Names of tests that ask what an oracle asks: overlap, tokens, callbacks, what is left behind.
-ASKED = re.compile(r"overlap|two_hold|no_two|token|callback|on_lost|left_behind|leaves_no|leaves_nothing|exactly_once")
+FOLDERS = re.compile(r"^tests/(faults|simulation)/")
+JUDGES = (f"{os.sep}beliefs{os.sep}", f"tests{os.sep}faults{os.sep}", f"tests{os.sep}oracles.py")
 
 Failure = tuple[str, str]
 """The test, and why it must not be run again (empty: it may)."""
 
 
-def must_not_run_again(nodeid: str, files: Iterable[str], phase: str) -> str:
-    """Return why this failure is final, or an empty text. ``files``: those that its traceback names."""
+def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bool) -> str:
+    """Return why this failure is final, or an empty text.
+
+    ``files``: those that its traceback names. ``phase``: as of `pytest.TestReport.when`, or "collect". ``marked``:
+    whether the test asks an oracle's question. It has not asked it yet if its setup failed.
+    """
     if phase == "collect":
         return "an error of collection"
-    if ORACLES.search(nodeid) or any(judge in file for file in files for judge in JUDGES):
+    if FOLDERS.search(nodeid) or any(judge in file for file in files for judge in JUDGES):
         return "an oracle reports it"
-    name = nodeid.rpartition("::")[2].partition("[")[0]
-    return "an oracle's question" if ASKED.search(name) else ""
+    return "an oracle's question" if marked and phase != "setup" else ""
 
 
 # The plugin: in the process that runs a test, since a report says less of an exception.
@@ -59,7 +62,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.failed and call.excinfo:
         files = [str(entry.path) for entry in call.excinfo.traceback]
-        report.user_properties.append(("final", must_not_run_again(item.nodeid, files, report.when)))
+        marked = item.get_closest_marker("oracle") is not None
+        report.user_properties.append(("final", must_not_run_again(item.nodeid, files, report.when, marked)))
     return report
 
 
@@ -70,7 +74,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed:
-        _note(report.nodeid, must_not_run_again(report.nodeid, (), "collect"))
+        _note(report.nodeid, must_not_run_again(report.nodeid, (), "collect", False))
 
 
 def _note(nodeid: str, final: str) -> None:

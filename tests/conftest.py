@@ -10,7 +10,7 @@ import pytest
 from _pytest.logging import LogCaptureHandler
 
 from multilock import telling
-from tests.oracles import no_thread_is_missing_or_dead, threads_may_die
+from tests.oracles import is_of_conformance, no_thread_is_missing_or_dead, threads_may_die
 from tests.servers import RedisServer, address
 
 __all__ = ["no_thread_is_missing_or_dead", "threads_may_die"]
@@ -34,6 +34,9 @@ def pytest_configure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long begins first, else one worker has it left when the others have ended."""
+    for item in items:
+        if is_of_conformance(item):
+            item.add_marker(pytest.mark.oracle)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -178,6 +178,7 @@ def temporary(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("nodes", [2, 3, 5])
 def test_the_demo_shows_rising_terms_and_leaves_nothing(run: Run, tmp_path: Path, temporary: Path, nodes: int) -> None:
     ended = run("demo", "--nodes", str(nodes), env={"TMPDIR": str(temporary)})
@@ -209,6 +210,7 @@ def test_the_demo_reads_the_environment_like_every_command(run: Run, sqlite_url:
     assert f"at {sqlite_url}" in ended.stdout
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(
     start: Start, tmp_path: Path, temporary: Path, signum: signal.Signals

@@ -276,6 +276,7 @@ def test_a_command_that_ignores_the_signal_keeps_the_lock(start: Start, url: str
     assert process.poll() is None
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_wait_for_the_lock_and_leaves_nothing(
     start: Start, url: str, client: multilock.Client, signum: signal.Signals

@@ -156,6 +156,7 @@ def test_doctor_refuses_a_server_where_no_lock_can_be_taken(run: Run, rights: st
     assert (ended.returncode, "error: no lock can be taken: " in ended.stdout) == (1, True), ended.stdout
 
 
+@pytest.mark.oracle
 def test_doctor_leaves_no_lock_behind(run: Run, url: str, client: multilock.Client) -> None:
     assert run("doctor", "--url", url).returncode == 0
     assert list(client.inspect_all()) == []

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.crossprocess.conftest import Start
 
 START = 20.0
 
 
+@pytest.mark.oracle
 def test_what_processes_count_together_is_all_there(start: Start, tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.touch()

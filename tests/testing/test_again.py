@@ -7,10 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from multilock.testing.conformance import SUITES, LossConformance
 from tests import again
+from tests.oracles import CONFORMANCE, is_of_conformance
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,21 +64,42 @@ def test_a_lone_run_that_finds_no_time_is_red(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("nodeid", "files", "phase", "final"),
+    ("nodeid", "files", "phase", "marked", "final"),
     [
-        ("tests/unit/test_x.py::test_a", ["tests/unit/test_x.py"], "call", False),
-        ("tests/unit/test_x.py::test_a", [], "collect", True),
-        ("tests/faults/test_chaos.py::test_half_a_minute", [], "call", True),
-        ("tests/simulation/test_seeds.py::test_seeds", [], "call", True),
-        ("tests/x.py::test_a", ["multilock/testing/beliefs/oracles.py"], "call", True),
-        ("tests/x.py::test_the_callback_starts_in_time[redis]", [], "call", True),
-        ("tests/x.py::test_a_cancel_leaves_nothing_behind", [], "call", True),
-        ("tests/x.py::TestLoss::test_two_never_overlap", [], "call", True),
-        ("tests/x.py::test_a[token]", [], "call", False),
+        ("tests/unit/test_x.py::test_a", ["tests/unit/test_x.py"], "call", False, False),
+        ("tests/unit/test_x.py::test_a", [], "collect", False, True),
+        ("tests/faults/test_chaos.py::test_half_a_minute", [], "call", False, True),
+        ("tests/simulation/test_seeds.py::test_seeds", [], "call", False, True),
+        ("tests/x.py::test_a", ["/p/multilock/testing/beliefs/oracles.py"], "call", False, True),
+        ("tests/x.py::test_a", ["/p/tests/oracles.py"], "teardown", False, True),
+        ("tests/x.py::test_a", ["/p/tests/servers.py"], "setup", True, False),
+        ("tests/x.py::test_a", ["/p/tests/x.py"], "call", True, True),
+        ("tests/x.py::test_a", ["/p/tests/x.py"], "teardown", True, True),
+        ("tests/x.py::test_the_options_of_a_callback_are_checked", ["/p/tests/x.py"], "call", False, False),
     ],
 )
-def test_what_an_oracle_reports_is_never_run_again(nodeid: str, files: list[str], phase: str, final: bool) -> None:
-    assert bool(again.must_not_run_again(nodeid, files, phase)) == final
+def test_what_an_oracle_reports_is_never_run_again(
+    nodeid: str, files: list[str], phase: str, marked: bool, final: bool
+) -> None:
+    assert bool(again.must_not_run_again(nodeid, files, phase, marked)) == final
+
+
+def test_every_oracle_of_the_shared_suites_is_one_of_their_tests() -> None:
+    assert {name for suite in SUITES for name in vars(suite)} >= CONFORMANCE
+
+
+@pytest.mark.parametrize(
+    ("suite", "name", "asks"),
+    [
+        (LossConformance, "test_there_is_never_a_callback_after_a_release", True),
+        (type("TestLoss", (LossConformance,), {}), "test_there_is_never_a_callback_after_a_release", True),
+        (LossConformance, "test_an_async_callback_is_awaited", False),
+        (None, "test_there_is_never_a_callback_after_a_release", False),
+    ],
+)
+def test_the_shared_suites_have_their_oracles(suite: type | None, name: str, asks: bool) -> None:
+    item = SimpleNamespace(cls=suite, originalname=name)
+    assert is_of_conformance(item) == asks  # type: ignore[arg-type]
 
 
 # Each start of pytest takes seconds on a loaded machine: two lone runs, not ten.
@@ -117,6 +141,23 @@ def test_a_run_with_an_unsteady_test_is_green_and_names_it(
 ) -> None:
     done = run(FLAKY)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "unsteady: test_it.py::test_sometimes"), done.stdout
+
+
+ORACLE = """
+import os, pytest
+@pytest.mark.oracle
+def test_sometimes():
+    first = not os.path.exists("ran")
+    open("ran", "w").close()
+    assert not first
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_in_which_an_oracle_complains_once_is_red(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run(ORACLE, "-W", "ignore::pytest.PytestUnknownMarkWarning")
+    assert (done.returncode, "red: test_it.py::test_sometimes: an oracle's question" in done.stdout) == (1, True)
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ def test_hints_that_lead_to_nothing_do_not_make_the_wait_longer(
     assert runtime.now() == pytest.approx(1004, abs=0.02)
 
 
+@pytest.mark.oracle
 def test_timeout_zero_is_one_question_that_leaves_no_place_in_the_queue(client: Client, backend: Scripted) -> None:
     backend.holders["n"] = "somebody"
     assert client.lock("n").try_acquire() is None
@@ -488,6 +489,7 @@ def test_a_lost_reply_at_the_end_is_given_back_in_the_background(
     assert release.details == {"granted": None, "unsure": True}
 
 
+@pytest.mark.oracle
 def test_a_request_that_was_certainly_not_executed_leaves_nothing_to_undo(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
@@ -533,6 +535,7 @@ def drive(step: Step, runtime: HandRuntime, awaits: int) -> bool:
     return not step.done()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt, Interrupt])
 @pytest.mark.parametrize("world", ["free", "taken", "silent", "lost replies", "late", "half over", "fair"])
 @pytest.mark.parametrize("timeout", [None, 0])
@@ -595,6 +598,7 @@ def test_a_release_interrupted_at_any_await_goes_on_in_the_background(
     assert acquired.result.state.value == "released"
 
 
+@pytest.mark.oracle
 def test_an_interrupt_inside_a_blocking_request_leaves_nothing_behind(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
@@ -615,6 +619,7 @@ def test_an_interrupt_inside_a_blocking_request_leaves_nothing_behind(
     assert [call.details["unsure"] for call in backend.called("release")[1:]] == [False, True]
 
 
+@pytest.mark.oracle
 def test_an_interrupt_between_grant_and_return_leaves_nothing_behind(
     client: Client, backend: Scripted, runtime: HandRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,6 +637,7 @@ def test_an_interrupt_between_grant_and_return_leaves_nothing_behind(
     assert backend.called("renew") == []
 
 
+@pytest.mark.oracle
 def test_an_unknown_exception_of_a_backend_is_passed_on_and_leaves_nothing_behind(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:

@@ -452,6 +452,7 @@ def test_an_async_exit_by_hand_in_a_third_task_ends_the_lost_lease_and_not_the_h
     run(main)
 
 
+@pytest.mark.oracle
 def test_of_two_tasks_that_entered_one_lease_a_loss_leaves_no_cancellation_behind(backend: Scripted) -> None:
     async def main() -> None:
         async with AsyncClient(backend) as client:
@@ -502,6 +503,7 @@ def test_an_acquire_that_was_not_entered_cannot_be_left(backend: Scripted) -> No
     run(main)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("body", ["waits", "does not wait"])
 def test_a_loss_just_before_the_body_leaves_no_cancellation_behind(
     backend: Scripted, body: str, monkeypatch: pytest.MonkeyPatch
@@ -717,6 +719,7 @@ def test_a_loop_that_was_closed_with_a_wait_under_way_does_not_stop_the_watchdog
 # Nothing left behind
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("world", ["free", "taken", "silent", "lost reply", "slow"])
 def test_a_cancelled_acquire_leaves_nothing_behind(backend: Scripted, world: str) -> None:
     hold = threading.Event()

@@ -137,6 +137,7 @@ def test_a_thousand_quick_ones_need_no_thousand_threads(ticking: Ticking) -> Non
     assert most <= 64
 
 
+@pytest.mark.oracle
 def test_a_callback_without_a_thread_is_tried_again(
     ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_callback_without_a_thread_is_tried_again(
     assert "new thread" in caplog.text
 
 
+@pytest.mark.oracle
 def test_the_loss_of_many_locks_calls_each_callback_once() -> None:
     backend = Scripted()
     client = client_on(backend, Threads(), BlockingFace)
@@ -230,6 +232,7 @@ def loss_valid_for(seconds: float, at: float) -> Loss:
     return Loss(None, LossReason.EXPIRED, False, "", at, at + seconds)  # type: ignore[arg-type]
 
 
+@pytest.mark.oracle
 def test_lost_callbacks_begin_before_their_validity_ends_however_many() -> None:
     runtime = HandRuntime(threads=True)
     timers = Timers(lambda at: None)
@@ -249,6 +252,7 @@ def test_lost_callbacks_begin_before_their_validity_ends_however_many() -> None:
     go_on.set()
 
 
+@pytest.mark.oracle
 def test_the_lease_that_ends_first_has_its_callback_first() -> None:
     runtime = HandRuntime(start=0.0)
     callbacks = ThreadCallbacks(runtime, Timers(lambda at: None))

@@ -164,6 +164,7 @@ def test_an_interrupt_as_a_request_begins_does_not_leave_its_thread_inside() -> 
     assert not left
 
 
+@pytest.mark.oracle
 def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupts = 8  # of two releases: each submits its job twice, and each of those starts a thread twice
     real = system.Thread
@@ -321,6 +322,7 @@ async def until(ready: Callable[[], object]) -> None:
     await asyncio.to_thread(eventually, ready)
 
 
+@pytest.mark.oracle
 @pytest.mark.usefixtures("unwound")
 @pytest.mark.parametrize("used", [True, False], ids=["used-there", "new-there"])
 @pytest.mark.parametrize("end", ["resign", "stop", "release", "close"])

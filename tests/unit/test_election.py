@@ -91,6 +91,7 @@ def take(server: Scripted) -> None:
 # campaign()
 
 
+@pytest.mark.oracle
 def test_a_campaign_is_one_leadership_with_its_callbacks(client: Client, server: Scripted) -> None:
     diary = Diary()
     election = client.election("e", identity="me", on_elected=diary.elected, on_lost=diary.lost)
@@ -162,6 +163,7 @@ def test_who_leads_is_told_from_the_clock(server: Scripted) -> None:
     assert diary.entries == ["elected 1", "lost 1 paused"]
 
 
+@pytest.mark.oracle
 def test_on_lost_is_never_called_before_on_elected(client: Client, server: Scripted) -> None:
     order: list[str] = []
     start = threading.Event()
@@ -180,6 +182,7 @@ def test_on_lost_is_never_called_before_on_elected(client: Client, server: Scrip
         assert order == ["elected", "lost"]
 
 
+@pytest.mark.oracle
 def test_on_lost_waits_for_on_elected_however_late_its_thread_comes(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +198,7 @@ def test_on_lost_waits_for_on_elected_however_late_its_thread_comes(
     assert diary.entries == ["elected 1", "lost 1 taken"]
 
 
+@pytest.mark.oracle
 def test_an_on_elected_that_still_runs_does_not_delay_on_lost(client: Client, server: Scripted) -> None:
     inside, hang, lost = threading.Event(), threading.Event(), threading.Event()
 
@@ -212,6 +216,7 @@ def test_an_on_elected_that_still_runs_does_not_delay_on_lost(client: Client, se
 # resign()
 
 
+@pytest.mark.oracle
 def test_on_lost_has_ended_before_the_lease_is_given_back_and_it_is_renewed_meanwhile(server: Scripted) -> None:
     client = client_on(server, Threads(), ttl=3.0)
     held_during: list[bool] = []
@@ -229,6 +234,7 @@ def test_on_lost_has_ended_before_the_lease_is_given_back_and_it_is_renewed_mean
     client.close()
 
 
+@pytest.mark.oracle
 def test_an_on_lost_that_hangs_keeps_the_lease_for_one_ttl_at_most(server: Scripted) -> None:
     client = client_on(server, Threads(), ttl=1.5)
     hang = threading.Event()
@@ -242,6 +248,7 @@ def test_an_on_lost_that_hangs_keeps_the_lease_for_one_ttl_at_most(server: Scrip
     client.close()
 
 
+@pytest.mark.oracle
 def test_callbacks_of_the_leadership_itself_do_not_hear_of_a_resignation(client: Client, server: Scripted) -> None:
     heard: list[Loss] = []
     election = client.election("e")
@@ -293,6 +300,7 @@ def test_work_that_raises_resigns_and_its_exception_is_passed_on(client: Client,
     assert server.holders == {}
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_work_that_is_interrupted_leaves_nothing_behind(
     client: Client, server: Scripted, error: type[BaseException]
@@ -310,6 +318,7 @@ def test_work_that_is_interrupted_leaves_nothing_behind(
     assert not election.is_leader()
 
 
+@pytest.mark.oracle
 def test_after_a_loss_the_node_stands_again_once_work_and_callbacks_have_ended(
     client: Client, server: Scripted
 ) -> None:
@@ -330,6 +339,7 @@ def test_after_a_loss_the_node_stands_again_once_work_and_callbacks_have_ended(
     diary.reaches("elected 1", "lost 1 taken", "elected 2", "lost 2 taken", "elected 3", "lost 3 resigned")
 
 
+@pytest.mark.oracle
 def test_a_node_stands_again_only_when_its_callbacks_have_ended(client: Client, server: Scripted) -> None:
     hang, calls = threading.Event(), []
 
@@ -380,6 +390,7 @@ def test_stop_ends_run_with_none(client: Client, server: Scripted) -> None:
     assert results == [None]
 
 
+@pytest.mark.oracle
 def test_a_stop_that_meets_the_grant_leaves_no_leader(client: Client, server: Scripted) -> None:
     election = client.election("e")
     asked, answer = threading.Event(), threading.Event()
@@ -477,6 +488,7 @@ def test_a_node_that_resigned_where_no_queue_is_kept_stands_again_whatever_it_is
     client.close()
 
 
+@pytest.mark.oracle
 def test_close_ends_an_election_callback_first(client: Client, server: Scripted) -> None:
     diary = Diary()
     election = client.election("e", on_elected=diary.elected, on_lost=diary.lost)
@@ -490,6 +502,7 @@ def test_close_ends_an_election_callback_first(client: Client, server: Scripted)
     assert not election.is_leader()
 
 
+@pytest.mark.oracle
 def test_work_that_ends_the_program_gives_the_lease_back_only_after_on_lost(client: Client, server: Scripted) -> None:
     kept = Kept(server)
     with pytest.raises(SystemExit):
@@ -498,6 +511,7 @@ def test_work_that_ends_the_program_gives_the_lease_back_only_after_on_lost(clie
     assert kept.looks == [True] * 5
 
 
+@pytest.mark.oracle
 def test_an_interrupted_resignation_gives_the_lease_back_after_one_ttl_whatever_on_lost_does(server: Scripted) -> None:
     hangs = threading.Event()
     with client_on(server, Threads(), ttl=1.0) as client:
@@ -510,6 +524,7 @@ def test_an_interrupted_resignation_gives_the_lease_back_after_one_ttl_whatever_
         hangs.set()
 
 
+@pytest.mark.oracle
 def test_a_with_that_is_interrupted_at_its_end_gives_the_lease_back_only_after_on_lost(
     client: Client, server: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,6 +555,7 @@ def test_a_campaign_that_is_interrupted_after_the_grant_keeps_nothing(
     assert election.campaign().is_held()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     ("function", "after"), [("Holding._alive", None), ("Term._tell_lost", None), ("ThreadCallbacks.start", None)]
 )
@@ -556,6 +572,7 @@ def test_a_resignation_that_is_interrupted_as_on_lost_is_being_started_is_one_al
     election.stop()
 
 
+@pytest.mark.oracle
 def test_an_office_that_is_interrupted_as_on_elected_is_being_started_is_given_up_with_both_callbacks(
     client: Client, server: Scripted
 ) -> None:
@@ -711,6 +728,7 @@ def test_a_refused_look_at_the_leader_is_logged_and_the_callback_still_told(
     assert "who leads 'e' is not told" in caplog.text
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
 def test_an_observer_that_is_not_used_any_more_leaves_nothing_behind(client: Client, closed: bool) -> None:
     leaders: Any = client.election("e").observe()
@@ -838,6 +856,7 @@ def test_a_cancelled_run_resigns(server: Scripted) -> None:
     run(main)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("way", ["resign()", "release()", "stop()", "in on_elected", "cancelled", "stop() cut short"])
 def test_a_resignation_that_is_cancelled_gives_the_lease_back_only_after_on_lost(server: Scripted, way: str) -> None:
     kept = Kept(server)
@@ -877,6 +896,7 @@ def test_a_resignation_that_is_cancelled_gives_the_lease_back_only_after_on_lost
     run(main)
 
 
+@pytest.mark.oracle
 def test_async_stop_resigns_and_waits_for_on_lost(server: Scripted) -> None:
     async def main() -> None:
         order: list[str] = []

@@ -160,6 +160,7 @@ def test_an_async_callback_that_closes_the_client_does_not_wait_for_itself(serve
     run(main)
 
 
+@pytest.mark.oracle
 def test_an_on_elected_that_is_cancelled_before_its_first_step_is_not_waited_for_nor_its_on_lost_called(
     server: Scripted,
 ) -> None:
@@ -186,6 +187,7 @@ def test_an_on_elected_that_is_cancelled_before_its_first_step_is_not_waited_for
     run(main)
 
 
+@pytest.mark.oracle
 def test_an_on_lost_that_is_cancelled_before_its_first_step_is_called_all_the_same(server: Scripted) -> None:
     diary = Diary()
 
@@ -425,6 +427,7 @@ def campaign_and_release(client: Client, **callbacks: Any) -> None:
         pass
 
 
+@pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
 @pytest.mark.parametrize(
     ("use", "function"),
@@ -489,6 +492,7 @@ def test_a_start_that_is_interrupted_when_its_thread_has_won_resigns(
 # ---- campaign() beside a loss, and beside stop()
 
 
+@pytest.mark.oracle
 def test_a_campaign_waits_for_the_callbacks_of_the_term_before(client: Client, server: Scripted) -> None:
     told: list[str] = []
     go_on = threading.Event()

@@ -98,6 +98,7 @@ def test_what_was_lost_is_fenced_until_its_holder_says_that_its_work_has_ended(
     assert runtime.kills_at == NEVER
 
 
+@pytest.mark.oracle
 def test_an_acquire_that_was_refused_or_interrupted_leaves_no_fence(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
@@ -338,6 +339,7 @@ def test_a_client_that_is_closed_in_an_outage_is_not_killed_for_what_its_request
     assert runtime.kills_at == NEVER
 
 
+@pytest.mark.oracle
 def test_a_release_that_is_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
     for step in range(1000):
         lease = client.lock("n", hard_fence=True).acquire()
@@ -351,6 +353,7 @@ def test_a_release_that_is_interrupted_anywhere_leaves_no_fence(client: Client, 
     assert 10 < step < 999
 
 
+@pytest.mark.oracle
 def test_an_acquire_that_is_interrupted_anywhere_leaves_no_fence(client: Client, runtime: HandRuntime) -> None:
     lock = client.lock("n", hard_fence=True)
     for step in range(1000):
@@ -392,6 +395,7 @@ def test_a_release_in_the_middle_of_another_is_not_forgotten() -> None:
     assert killer.set_to == NEVER
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("at", range(6))
 def test_an_interrupt_while_it_is_set_leaves_no_time_when_it_is_lifted(at: int) -> None:
     """Before the system has the time, after it, and while it is taken back."""

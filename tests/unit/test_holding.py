@@ -54,6 +54,7 @@ def raises_lock_lost(method: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "look",
     [
@@ -169,6 +170,7 @@ def test_after_release_a_lease_is_not_held_and_never_lost(
     assert len(backend.called("release")) == 1
 
 
+@pytest.mark.oracle
 def test_on_lost_after_the_loss_is_called_at_once_with_the_same_loss(client: Client, runtime: HandRuntime) -> None:
     losses = Losses(runtime)
     lease = client.lock("n", on_lost=losses).acquire()
@@ -178,6 +180,7 @@ def test_on_lost_after_the_loss_is_called_at_once_with_the_same_loss(client: Cli
     assert losses.calls == [losses.calls[0]] * 2
 
 
+@pytest.mark.oracle
 def test_every_callback_of_a_lease_is_called_in_its_order(client: Client, runtime: HandRuntime) -> None:
     heard: list[str] = []
     lease = client.lock("n", on_lost=lambda loss: heard.append("of the lock")).acquire()

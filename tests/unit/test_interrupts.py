@@ -74,6 +74,7 @@ def test_an_error_of_the_step_itself_comes_out_after_the_second_try() -> None:
     assert calls == [0, 1]
 
 
+@pytest.mark.oracle
 def test_a_callback_that_two_start_is_called_once() -> None:
     calls: list[str] = []
     once = Once(calls.append)

@@ -365,6 +365,7 @@ def run(script: str, *arguments: str) -> tuple[list[str], float, int]:
     return done.stdout.splitlines(), time.monotonic() - began, done.returncode
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "del lease, client"])
 def test_at_exit_held_locks_are_given_back_in_the_exiting_thread_without_callbacks(ending: str) -> None:
     lines, _, code = run(
@@ -432,6 +433,7 @@ def test_after_exit_a_client_is_closed() -> None:
 # close()
 
 
+@pytest.mark.oracle
 def test_close_loses_what_is_held_callback_first_and_gives_it_back(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
@@ -527,6 +529,7 @@ def test_close_ends_every_wait(real: Scripted, client_in_threads: Client, waiter
     assert real.queues["n"] == [], "nobody is left in the queue"
 
 
+@pytest.mark.oracle
 def test_an_acquire_under_way_at_close_leaves_nothing_behind(real: Scripted, client_in_threads: Client) -> None:
     client = client_in_threads
     asked, answer = threading.Event(), threading.Event()

@@ -212,6 +212,7 @@ def test_a_lost_lease_that_was_released_by_hand_is_nobodys_current_lease(client:
             lock.release()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("found", ["by the clock", "by its release"])
 def test_a_loss_that_a_release_by_hand_finds_leaves_no_current_lease(
     client: Client, backend: Scripted, runtime: HandRuntime, found: str

@@ -282,6 +282,7 @@ def test_a_lost_set_is_kept_by_nothing_once_it_is_released(client: Client, backe
         eventually(lambda: gc.collect() >= 0 and kept() is None)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("why", ["silence", "cancelled", "closed"])
 def test_a_set_that_nobody_got_leaves_no_rest(scripted: Resting, hand: Client, runtime: HandRuntime, why: str) -> None:
     lock = hand.lock_all(["a", "b"], hold_at_least=3600)
@@ -308,6 +309,7 @@ def test_each_part_rests_once_the_set_was_handed_out(hand: Client, scripted: Res
     assert [name for name, _ in scripted.rests] == ["b", "a"]
 
 
+@pytest.mark.oracle
 def test_a_set_that_was_lost_leaves_no_rest(hand: Client, scripted: Resting, runtime: HandRuntime) -> None:
     lease = hand.lock_all(["a", "b"], hold_at_least=3600).acquire()
     lose(scripted)
@@ -366,6 +368,7 @@ def test_a_forked_child_holds_none_of_a_set_and_lost_none(client: Client, backen
     assert lease.is_held() is not lost
 
 
+@pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
 def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
@@ -384,6 +387,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
     assert step > 100
 
 
+@pytest.mark.oracle
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
 def test_an_interrupt_anywhere_in_with_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):

@@ -32,6 +32,7 @@ def test_a_notice_that_it_is_gone_is_a_loss_at_once(client: Client, backend: Scr
     assert losses.calls[0].message == "an operator took it"
 
 
+@pytest.mark.oracle
 def test_the_callback_starts_before_any_clean_up(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
     order: list[str] = []
     client.lock("n", on_lost=lambda loss: order.append("callback")).acquire()

@@ -63,6 +63,7 @@ def test_an_acquire_waits_until_there_is_a_thread(client: Client, threads: dict[
     assert threads["multilock-watchdog"] == 0
 
 
+@pytest.mark.oracle
 def test_a_backend_that_is_refused_a_thread_after_its_request_leaves_nothing_behind(
     client: Client, backend: Scripted, threads: dict[str, int]
 ) -> None:

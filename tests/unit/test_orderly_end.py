@@ -226,6 +226,7 @@ def test_a_grace_that_is_none_is_refused_before_anything_happens(client: Client,
     leadership.release()
 
 
+@pytest.mark.oracle
 def test_run_ends_when_on_lost_has_ended_and_the_lease_is_back_also_where_the_work_stopped_itself(
     client: Client, server: Scripted
 ) -> None:

@@ -71,6 +71,7 @@ def free_for_everybody(client: multilock.Client, url: str) -> bool:
         return taken == [True] and lease is not None
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_as_an_acquire_leaves_the_gate_leaves_nothing_behind(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
@@ -81,6 +82,7 @@ def test_an_interrupt_as_an_acquire_leaves_the_gate_leaves_nothing_behind(
     assert free_for_everybody(client, url)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_after_the_grant_leaves_nothing_behind(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
@@ -97,6 +99,7 @@ def test_an_interrupt_after_the_grant_leaves_nothing_behind(
     assert free_for_everybody(client, url)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_before_the_lease_is_handed_out_leaves_nothing_behind(
     client: multilock.Client, url: str, monkeypatch: pytest.MonkeyPatch, after: bool
@@ -115,6 +118,7 @@ def test_an_interrupt_before_the_release_of_a_with_releases_it_all_the_same(
     assert free_for_everybody(client, url)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     ("function", "after"),
     [
@@ -183,6 +187,7 @@ def test_what_is_planned_when_a_client_has_ended_starts_no_thread(url: str) -> N
     assert client._kernel.ticker is None
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_an_interrupt_as_a_threading_lock_is_acquired_leaves_nothing_behind(

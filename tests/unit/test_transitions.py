@@ -113,6 +113,7 @@ def test_a_reentrant_lease_is_counted_down_as_long_as_it_is_held_and_more_than_o
     assert not lease._count_down()
 
 
+@pytest.mark.oracle
 def test_no_callback_is_left_to_be_called_after_a_release_or_in_a_child(client: Client) -> None:
     assert make(client, RELEASED)._callbacks is None
     child = make(client, LOST)

@@ -250,6 +250,7 @@ def test_a_renewal_by_hand_without_an_answer_leaves_the_lease_as_it_is(
     assert state_of(lease) is LeaseState.HELD
 
 
+@pytest.mark.oracle
 def test_the_lost_callback_starts_at_the_deadline_while_the_renewal_hangs(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
@@ -784,6 +785,7 @@ def test_a_server_that_hangs_starves_no_other_group() -> None:
     client.close()
 
 
+@pytest.mark.oracle
 def test_the_callback_starts_before_the_deadline_while_every_renewal_and_another_callback_hang() -> None:
     hang = threading.Event()
     backend = Scripted()

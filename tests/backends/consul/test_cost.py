@@ -66,6 +66,7 @@ def test_the_first_acquire_makes_a_session_and_each_later_one_is_one_request(
     assert made == {"PUT txn": 20}
 
 
+@pytest.mark.oracle
 @pytest.mark.usefixtures("unwatched")
 def test_a_refused_try_is_two_requests_and_leaves_nothing(server: ConsulServer, connect: Connect) -> None:
     connect(server.url, ttl=30).lock("job").acquire()
@@ -177,6 +178,7 @@ def test_a_thousand_locks_are_kept_by_one_renewal_a_period(server: ConsulServer,
     assert len(server.sessions()) == 1
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("renew", [True, False])
 def test_a_lock_that_is_given_back_leaves_no_key_and_close_leaves_no_session(
     server: ConsulServer, connect: Connect, renew: bool

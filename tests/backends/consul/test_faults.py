@@ -461,6 +461,7 @@ def test_an_agent_that_dies_is_replaced_while_a_lock_is_held(server: ConsulServe
         assert lease.release()
 
 
+@pytest.mark.oracle
 @pytest.mark.timeout(120)
 def test_a_cluster_whose_leader_is_killed_keeps_the_lock_and_its_tokens_grow(
     cluster: ConsulCluster, connect: Connect

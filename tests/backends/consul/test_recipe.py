@@ -103,6 +103,7 @@ def test_an_attempt_that_begins_after_its_cancel_takes_nothing(server: ConsulSer
     take(backend, ear.claim())
 
 
+@pytest.mark.oracle
 def test_a_refused_try_without_renewal_leaves_no_session(server: ConsulServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     take(backend, ear.claim())

@@ -265,6 +265,7 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: ConsulServer, open_:
     assert (info.owner, info.token) == (claim.owner, granted.token)
 
 
+@pytest.mark.oracle
 def test_an_operator_who_ends_a_rest_leaves_no_session(server: ConsulServer, open_: Open, held: Held) -> None:
     backend = open_(server.url)
     claim, granted = held(backend)

@@ -21,6 +21,7 @@ def client(guarded: ConsulServer, rules: str) -> Ours:
     return Ours(guarded.url, token=token)
 
 
+@pytest.mark.oracle
 def test_a_token_that_cannot_see_readers_is_refused_instead_of_entering_beside_them(guarded: ConsulServer) -> None:
     full, limited = client(guarded, ALL), client(guarded, ONE_KEY)
     reading = full.take(full.reader())

@@ -349,6 +349,7 @@ def test_the_only_permit_is_a_mutex_whose_number_is_checked(us: Ours, them: Ours
     assert below.empty()
 
 
+@pytest.mark.oracle
 def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
     held = us.take(us.permit(3))
     before, sessions = below.left(), len(below.server.sessions())
@@ -769,6 +770,7 @@ def test_a_permit_whose_session_ended_before_its_answer_leaves_the_list(
     assert below.empty()
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("kind", ["reader", "permit"])
 def test_a_lost_reply_leaves_one_key_and_its_token(far: Ours, proxy: FaultProxy, below: Below, kind: str) -> None:
     first, claim = far.take(MODES[kind](far)), MODES[kind](far)

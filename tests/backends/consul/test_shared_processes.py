@@ -82,6 +82,7 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_sess
             assert now() - began < bound + LATE + pulse.stopped()
 
 
+@pytest.mark.oracle
 def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str, bound: float
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_killed_reader_keeps_a_writer_out_until_its_session_and_its_delay_end_
     assert not [key for key in shared.ask("GET", "kv/?keys&consistent") if key.startswith(prefix)]
 
 
+@pytest.mark.oracle
 def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
     shared: ConsulServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:

@@ -309,6 +309,7 @@ def test_a_claim_that_was_pushed_the_name_hears_that_its_lease_ended(
     assert them.ear.wait(lambda: (waiting.id, LossReason.SESSION_LOST) in them.ear.losses, WITHIN)
 
 
+@pytest.mark.oracle
 def test_a_late_join_of_an_id_that_was_given_up_leaves_no_key(
     us: Ours, them: Ours, shared: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_renewals_look_at_keys_on_such_a_server(small: EtcdServer) -> None:
     ours.backend.close()
 
 
+@pytest.mark.oracle
 def test_a_client_leaves_nothing_on_such_a_server(small: EtcdServer, connect: Connect) -> None:
     client = connect(small.url, ttl=60)
     for number in range(40):

@@ -290,6 +290,7 @@ def test_a_key_that_an_operator_overwrote_rests_too(server: EtcdServer, open_: O
     assert (info.owner, info.token) == (claim.owner, granted.token)
 
 
+@pytest.mark.oracle
 def test_an_operator_who_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: Open, ear: Ear) -> None:
     backend = open_(server.url)
     claim, granted = held(backend, ear)

@@ -257,6 +257,7 @@ def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours, mo
 # ---- lost and late
 
 
+@pytest.mark.oracle
 @each
 @joining
 def test_a_request_whose_answer_is_lost_is_found_again_with_its_token(
@@ -274,6 +275,7 @@ def test_a_request_whose_answer_is_lost_is_found_again_with_its_token(
     assert us.release(claim)
 
 
+@pytest.mark.oracle
 def test_a_permit_s_lost_try_that_found_no_room_is_refused_when_it_is_sent_again_and_leaves_nothing(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+import pytest
+
 from multilock import LeaseState, now
 from multilock.testing import Helper
 from multilock.testing.conformance.base import eventually, queued
@@ -53,6 +55,7 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_leas
         assert held.is_held()
 
 
+@pytest.mark.oracle
 def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
     server: EtcdServer, connect: Connect
 ) -> None:
@@ -73,6 +76,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
         assert all(lease.release() for lease in held)
 
 
+@pytest.mark.oracle
 def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
     server: EtcdServer, connect: Connect
 ) -> None:

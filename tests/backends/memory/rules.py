@@ -156,6 +156,7 @@ class Rules:
         granted = one.hold(one.claim(ttl=30))
         assert (granted.sent_at, granted.valid_for, granted.ttl, granted.renew_every) == (clock.now, 30, 30, 10)
 
+    @pytest.mark.oracle
     def test_attempt_sent_again_gets_the_same_token_and_a_new_lease(self, one: Asker, two: Asker, clock: Clock) -> None:
         claim = one.claim(ttl=30)
         token = one.hold(claim).token
@@ -163,6 +164,7 @@ class Rules:
         assert one.hold(claim).token == token
         assert two.wait(two.claim()).expires_in == pytest.approx(30)
 
+    @pytest.mark.oracle
     def test_refused_attempt_that_does_not_join_leaves_nothing(self, one: Asker, two: Asker) -> None:
         held = one.claim()
         granted = one.hold(held)
@@ -207,6 +209,7 @@ class Rules:
             Granted(held[2][1].token, 30, clock.now, 30, 10, held[2][1].group),
         )
 
+    @pytest.mark.oracle
     def test_tokens_grow_over_all_names_and_claims(self, one: Asker, two: Asker) -> None:
         tokens = []
         for asker, name in ((one, "a"), (two, "a"), (one, "b"), (two, "a")):

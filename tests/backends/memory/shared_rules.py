@@ -89,6 +89,7 @@ class SharedRules(Rules):
         clock.advance(10)
         two.hold(late)
 
+    @pytest.mark.oracle
     def test_token_of_each_grant_is_greater_than_all_before_whatever_their_kind(self, one: Asker, two: Asker) -> None:
         tokens = []
         for claims in ([one.reader(), two.reader()], [one.writer()], [one.permit(2), two.permit(2)], [two.claim()]):
@@ -98,6 +99,7 @@ class SharedRules(Rules):
                 one.release(claim, granted)
         assert tokens == sorted(set(tokens))
 
+    @pytest.mark.oracle
     def test_attempt_of_a_reader_sent_again_gets_the_same_token_and_takes_no_second_place(
         self, one: Asker, two: Asker
     ) -> None:
@@ -187,6 +189,7 @@ class SharedRules(Rules):
 
     # The number
 
+    @pytest.mark.oracle
     def test_other_number_is_refused_at_once_and_leaves_nothing(self, one: Asker, two: Asker) -> None:
         held = one.permit(3)
         granted = one.hold(held)

@@ -82,6 +82,7 @@ def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisSe
     run(main)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("then", ["cut", "hold"])
 def test_a_lost_reply_to_a_try_leaves_nothing(server: RedisServer, proxy: FaultProxy, bare: Bare, then: Any) -> None:
     async def main() -> None:

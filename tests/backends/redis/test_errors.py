@@ -118,6 +118,7 @@ def test_a_user_with_exactly_the_documented_rights_can_do_everything(
     assert us.ear.down == {}
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "right", ["zadd", "zrem", "zrange", "zrank", "hset", "hget", "hdel", "pexpire", "time", "publish"]
 )

@@ -199,6 +199,7 @@ def test_who_may_not_publish_hands_over_all_the_same(server: RedisServer, bare: 
     assert holder_of(bare) == waiter.owner
 
 
+@pytest.mark.oracle
 def test_joining_fails_at_once_and_leaves_nothing_when_it_cannot_subscribe(
     us: Ours, connect: Connect, proxy: FaultProxy, bare: Bare
 ) -> None:

@@ -170,6 +170,7 @@ def test_a_renewal_waits_for_replicas_where_that_is_asked_for(
         assert isinstance(renewed, Granted)
 
 
+@pytest.mark.oracle
 def test_who_may_not_wait_is_told_and_leaves_nothing(
     server: RedisServer, bare: Bare, connect: Connect, replica: RedisServer
 ) -> None:

@@ -30,6 +30,7 @@ def test_the_key_is_prefix_and_name_and_holds_the_owner_until_the_ttl(us: Ours, 
     assert 9_000 < bare.pttl(LOCK) <= 10_000
 
 
+@pytest.mark.oracle
 def test_a_refused_try_leaves_nothing_behind(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     before = keys(bare)
@@ -37,6 +38,7 @@ def test_a_refused_try_leaves_nothing_behind(us: Ours, them: Ours, bare: Bare) -
     assert keys(bare) == before == {LOCK, TOKEN}
 
 
+@pytest.mark.oracle
 def test_the_same_id_again_keeps_the_lock_its_token_and_starts_the_ttl_anew(us: Ours, bare: Bare) -> None:
     claim, granted = us.take()
     bare.pexpire(LOCK, 500)
@@ -44,6 +46,7 @@ def test_the_same_id_again_keeps_the_lock_its_token_and_starts_the_ttl_anew(us: 
     assert bare.pttl(LOCK) > 9_000
 
 
+@pytest.mark.oracle
 def test_a_holder_whose_token_was_evicted_is_confirmed_with_a_greater_one(us: Ours, bare: Bare) -> None:
     claim, granted = us.take()
     bare.delete(TOKEN)
@@ -223,6 +226,7 @@ def test_a_cancelled_id_never_takes_the_name_however_late_its_request_comes(us: 
     us.take()  # another id may
 
 
+@pytest.mark.oracle
 def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us: Ours, bare: Bare) -> None:
     sure, _ = us.take()
     us.release(sure)
@@ -253,6 +257,7 @@ def test_a_cancel_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, ba
 # token
 
 
+@pytest.mark.oracle
 def test_tokens_rise_over_holders_releases_and_hand_overs(us: Ours, them: Ours) -> None:
     tokens = []
     claim, granted = us.take()
@@ -265,6 +270,7 @@ def test_tokens_rise_over_holders_releases_and_hand_overs(us: Ours, them: Ours) 
     assert tokens == sorted(set(tokens))  # type: ignore[type-var]
 
 
+@pytest.mark.oracle
 def test_a_token_ahead_of_the_clock_is_followed_by_a_greater_one(us: Ours, bare: Bare) -> None:
     seconds, _ = bare.time()
     ahead = (seconds + 3600) * 1_000_000
@@ -444,6 +450,7 @@ def commands(bare: Bare) -> int:
     return sum(entry["calls"] for name, entry in stats.items() if name not in ("cmdstat_info", "cmdstat_ping"))
 
 
+@pytest.mark.oracle
 def test_the_token_outlives_a_lease_that_is_longer_than_its_own_ten_minutes(us: Ours, bare: Bare) -> None:
     for claim in (us.claim("a", ttl=3600), us.reader("r", ttl=3600), us.permit(2, "p", ttl=3600)):
         token = f"{{multilock/{claim.name}}}:token"

@@ -591,6 +591,7 @@ def test_a_client_that_reads_replicas_is_refused() -> None:
         open_backend("redis+sentinel://", {"client": asks.slave_for("m")})  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.oracle
 def test_a_closed_client_leaves_no_connection_and_no_thread(guarded: Guarded) -> None:
     before = our_threads()
     with multilock.connect(guarded.url, ttl=20) as client, client.lock("a"):

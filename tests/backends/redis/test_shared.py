@@ -54,6 +54,7 @@ def test_who_holds_it_alone_keeps_readers_and_permits_out(us: Ours, them: Ours) 
     assert isinstance(them.attempt(them.permit(3)), Busy)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("permits", [2, 5])
 def test_another_number_of_permits_is_rejected_at_once_and_leaves_nothing(
     us: Ours, them: Ours, bare: Bare, permits: int
@@ -90,6 +91,7 @@ def test_one_permit_is_like_a_lock_whose_number_is_checked(us: Ours, them: Ours)
         them.attempt(them.permit(2))
 
 
+@pytest.mark.oracle
 def test_the_same_id_again_is_the_same_holder_with_another_token(us: Ours, bare: Bare) -> None:
     claim, granted = us.take(us.permit(2))
     _, again = us.take(claim)
@@ -140,6 +142,7 @@ def test_the_end_of_the_key_is_put_off_only_when_it_is_near(us: Ours, bare: Bare
     assert 14_000 < bare.pttl(LOCK) <= 15_000
 
 
+@pytest.mark.oracle
 def test_a_refused_try_leaves_nothing_behind(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     before = keys(bare)
@@ -309,6 +312,7 @@ def test_a_fair_newcomer_does_not_pass_readers_that_wait_on_a_free_name(us: Ours
 # tokens
 
 
+@pytest.mark.oracle
 def test_a_token_of_one_alone_is_greater_than_all_before_it_and_a_reader_s_than_each_alone(
     us: Ours, them: Ours
 ) -> None:
@@ -328,6 +332,7 @@ def test_a_token_of_one_alone_is_greater_than_all_before_it_and_a_reader_s_than_
         us.release(writer)
 
 
+@pytest.mark.oracle
 def test_a_renewal_keeps_the_token_and_the_life_of_the_counter(us: Ours, bare: Bare) -> None:
     held = us.take(us.reader())
     bare.expire(TOKEN, 100)
@@ -488,6 +493,7 @@ def test_a_permit_s_rest_that_comes_again_only_ends_earlier_and_then_the_permit_
     them.take(waiter)
 
 
+@pytest.mark.oracle
 def test_the_last_one_that_rests_leaves_no_key_without_an_end(us: Ours, bare: Bare) -> None:
     held = us.take(us.permit(1))
     assert us.backend.rest(*held, False, 1, 1).ours

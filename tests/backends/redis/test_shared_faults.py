@@ -73,6 +73,7 @@ def test_a_waiter_behind_redis_pys_lock_is_told_when_it_ends(us: Ours, bare: Bar
 # lost and late
 
 
+@pytest.mark.oracle
 @shared
 def test_an_acquire_whose_reply_is_lost_is_found_by_the_same_id_and_has_a_greater_token(
     connect: Connect, proxy: FaultProxy, bare: Bare, make: Make
@@ -212,6 +213,7 @@ def test_without_these_rights_what_is_shared_is_handed_over_all_the_same(
     them.take(waiters[0])
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "right", ["zadd", "zrem", "zscore", "zcard", "zrange", "zremrangebyscore", "pexpire", "exists", "hset", "publish"]
 )

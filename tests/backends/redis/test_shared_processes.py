@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 import multilock
 from multilock import LeaseState, now
 from multilock.testing import Helper
@@ -67,6 +69,7 @@ def test_a_writer_that_is_stopped_while_it_waits_keeps_readers_out_for_its_liven
         lease.release()
 
 
+@pytest.mark.oracle
 def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
     server: RedisServer,
 ) -> None:
@@ -86,6 +89,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
         assert all(lease.release() for lease in held)
 
 
+@pytest.mark.oracle
 def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(server: RedisServer) -> None:
     with ExitStack() as helpers, multilock.connect(server.url, ttl=STEADY) as client:
         streaming = [Helper("tests.backends.holders:stream", server.url, PREFIX, STEADY) for _ in range(4)]

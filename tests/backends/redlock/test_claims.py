@@ -67,6 +67,7 @@ def test_a_release_is_told_to_who_refused_too(contend: Contend, servers: RedisSe
     assert holders(servers) == ["", "", ""]
 
 
+@pytest.mark.oracle
 def test_the_token_is_greater_than_each_that_a_majority_has(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     claim, first = us.take()
@@ -164,6 +165,7 @@ def test_a_claim_that_was_given_up_is_not_asked_for_any_more(contend: Contend, s
     assert holders(servers) == ["", "", ""]
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_a_lost_answer_to_the_first_request_leaves_nothing(contend: Contend, servers: RedisServers, lost: int) -> None:
     us = contend()
@@ -428,6 +430,7 @@ def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> No
     assert them.attempt(waits, join=True).token == granted.token
 
 
+@pytest.mark.oracle
 def test_a_token_does_not_go_back_after_somebody_else_had_it(contend: Contend) -> None:
     former, us, them = contend(), contend(), contend()
     held, _ = former.take()

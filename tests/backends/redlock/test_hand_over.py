@@ -80,6 +80,7 @@ def test_an_operator_takes_back_a_hand_over_that_nobody_has_looked_at(contend: C
     assert holders(servers) == [""] * 3
 
 
+@pytest.mark.oracle
 def test_votes_with_two_stamps_are_raised_to_one_token(contend: Contend, servers: RedisServers) -> None:
     ahead = time.time_ns() // 1000 + 10**9
     for member, token in zip(servers.members, (ahead, ahead + 1, ahead + 2), strict=True):
@@ -151,6 +152,7 @@ def test_a_wrong_clock_changes_no_place_by_more_than_a_second(
         assert place is None or -2 * 10**6 < place - before < wall() - before + 2 * 10**6
 
 
+@pytest.mark.oracle
 def test_a_restarted_server_keeps_the_token_again_after_a_renewal(contend: Contend, servers: RedisServers) -> None:
     us = contend()
     held = us.take()

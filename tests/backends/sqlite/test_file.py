@@ -408,6 +408,7 @@ def reboot(boot: Callable[[str | None], None], clock: Clock, now: float) -> None
     clock.now = now
 
 
+@pytest.mark.oracle
 def test_reboot_ends_what_its_clock_cannot_explain_and_skips_the_tokens_reserved(
     ask: Ask, clock: Clock, boot: Callable[[str | None], None]
 ) -> None:
@@ -466,6 +467,7 @@ def test_container_with_a_boot_id_of_its_own_ends_nobodys_lease(path: Path, url:
         lease.renew()
 
 
+@pytest.mark.oracle
 def test_power_failure_that_loses_the_last_grants_gives_no_token_twice(
     path: Path, ask: Ask, boot: Callable[[str | None], None]
 ) -> None:

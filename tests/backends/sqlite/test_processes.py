@@ -50,6 +50,7 @@ def test_killed_holder_is_freed_at_once(client: multilock.Client, url: str, reap
             assert lease.fence() > int(token)
 
 
+@pytest.mark.oracle
 def test_permits_of_a_killed_process_are_free_at_once_and_never_one_more(client: multilock.Client, url: str) -> None:
     semaphore = client.semaphore("n", 3)
     with Helper(f"{HELPERS}:hold_several", url, 3, 2) as holder:
@@ -84,6 +85,7 @@ def test_stopped_reader_delays_a_writer_by_its_own_lease_and_no_other_hears_of_i
         assert holder.wait_for("released", within=10)[1:] == ["False"] * 3
 
 
+@pytest.mark.oracle
 def test_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(url: str) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(multilock.connect(url, prefix="", ttl=30))
@@ -122,6 +124,7 @@ def test_stopped_holder_keeps_its_ttl_and_not_longer(client: multilock.Client, u
                 assert 6 * 2 / 3 * 0.8 < time.monotonic() - stopped_at < 6 + AT_ONCE
 
 
+@pytest.mark.oracle
 def test_process_killed_at_any_statement_leaves_nothing_and_no_token_comes_again(url: str) -> None:
     with Helper(f"{HELPERS}:die_at_every_statement", url) as helper:
         (_, deaths, _) = helper.wait_for("died", within=40)
@@ -142,6 +145,7 @@ def test_killed_waiter_is_passed_over_at_once(client: multilock.Client, url: str
             assert time.monotonic() - started < AT_ONCE
 
 
+@pytest.mark.oracle
 def test_two_processes_count_without_a_loss(url: str, tmp_path: Path) -> None:
     file = tmp_path / "count"
     file.write_text("0 0")

@@ -90,6 +90,7 @@ class TestSqlite(SharedRules):
         assert isinstance(two.attempt(late), Granted) is stopped
         assert isinstance(one.attempt(early), Busy) is stopped
 
+    @pytest.mark.oracle
     def test_tokens_reserved_in_blocks_grow_over_the_end_of_a_block(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -15,6 +15,7 @@ from tests.servers_zookeeper import ZooKeeperCluster
 pytestmark = pytest.mark.timeout(150)
 
 
+@pytest.mark.oracle
 def test_a_lock_survives_the_death_of_the_leader_and_tokens_go_on_growing(
     cluster: ZooKeeperCluster, connect: Connect
 ) -> None:

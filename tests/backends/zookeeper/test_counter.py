@@ -44,6 +44,7 @@ def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
     snapshot.write_bytes(bytes(content))
 
 
+@pytest.mark.oracle
 def test_a_counter_at_its_end_makes_no_two_holders(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:

@@ -133,6 +133,7 @@ def connections_of_ours() -> set[threading.Thread]:
 # ---- refused after something was done
 
 
+@pytest.mark.oracle
 def test_an_acquire_refused_after_its_node_was_made_leaves_no_node(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:

@@ -74,6 +74,7 @@ def unequal() -> Iterator[ZooKeeperCluster]:
         yield cluster
 
 
+@pytest.mark.oracle
 @pytest.mark.timeout(150)
 def test_a_client_that_moves_to_a_server_with_a_lower_limit_is_never_one_of_two_holders(
     unequal: ZooKeeperCluster, connect: Connect

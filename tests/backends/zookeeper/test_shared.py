@@ -125,6 +125,7 @@ def test_who_made_its_node_and_could_ask_no_further_may_have_done_something(
     eventually(lambda: len(below.nodes()) == 1)
 
 
+@pytest.mark.oracle
 def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
     held = us.take(us.permit(3))
     for join in (False, True):
@@ -271,6 +272,7 @@ def test_forty_waiters_are_served_whoever_leaves_and_no_timer_helps(
 # ---- tokens
 
 
+@pytest.mark.oracle
 def test_tokens_grow_when_the_parent_is_gone_between_and_its_numbers_begin_again(
     us: Ours, them: Ours, below: Below
 ) -> None:
@@ -384,6 +386,7 @@ def answered(ours: Ours, claim: Claim) -> bool:
         return False
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize("then", ["cut", "hold"])
 @pytest.mark.parametrize(("mode", "request_"), [("reader", b"__rlock__"), ("permit", b"!p3__lock__")])
 def test_a_lost_reply_leaves_one_node_and_its_token(

@@ -77,6 +77,7 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_readers_out_until_its_sess
             assert now() - began < QUICK + LATE + pulse.stopped()
 
 
+@pytest.mark.oracle
 def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_more_than_there_are(
     shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:
@@ -97,6 +98,7 @@ def test_permits_of_killed_holders_are_free_within_the_takeover_bound_and_never_
     assert all(lease.release() for lease in held)
 
 
+@pytest.mark.oracle
 def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
     shared: ZooKeeperServer, connect: Connect, start: Callable[..., Helper], prefix: str
 ) -> None:

@@ -289,16 +289,16 @@ class Lock(ForWith, LockOfAFace[HeldLease], DistributedLock):
         entry: Entry[HeldLease] | None = None
         count = 0
         try:
-            frame = sys._getframe(1)
-            entry = self._entered.leave(frame, self._client._scope())
-            if entry is None:
-                raise self._kernel.not_held(self.name)
+            while entry is None or not entry.close():
+                entry = self._entered.ending(sys._getframe(1), self._client._scope())
+                if entry is None:
+                    raise self._kernel.not_held(self.name)
             count = entry.lease._count
             entry.lease.__exit__(kind, error, trace)
         except MultilockError:
             raise
         except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
-            entry = entry or self._entered.begun_by(sys._getframe(1))
+            entry = entry or self._entered.ending(sys._getframe(1), self._client._scope())
             if entry:
                 entry.lease._release_after_interrupt(count or entry.lease._count)
             raise

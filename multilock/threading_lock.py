@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from multilock import system
-from multilock.errors import NotHeld
+from multilock.errors import MultilockError, NotHeld
 from multilock.kernel.holding import HELD, LOST
 from multilock.kernel.process import OfThisProcess
 from multilock.kernel.scopes import Entry
@@ -95,7 +95,7 @@ class ThreadingLock(OfThisProcess):
 
     def release(self) -> None:
         """Raises NotHeld, which is a RuntimeError, if it is not acquired; LockLost if it was lost."""
-        self._pop().__exit__(None, None, None)  # which raises LockLost
+        self.__exit__(None, None, None)  # which raises LockLost, and finds no `with` of this frame
 
     def locked(self) -> bool:
         """Whether anybody holds it; asks the backend unless it is held through this object."""
@@ -107,7 +107,28 @@ class ThreadingLock(OfThisProcess):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pop(sys._getframe(1)).__exit__(kind, error, trace)
+        key: _Key | None = None
+        lease: HeldLease | None = None
+        count = 0
+        try:
+            for key, entry in self._mine(sys._getframe(1)):
+                lease, count = entry.lease, entry.lease._count
+                if self._taken.pop(key, None):  # two threads that release at the same time do not release the same
+                    break
+                lease = None
+            if lease is None:
+                raise self._not_acquired()
+            lease.__exit__(kind, error, trace)
+        except MultilockError:
+            raise
+        except BaseException:  # interrupted, perhaps before the release has begun: nothing else would release it
+            if lease is None and (mine := self._mine(sys._getframe(1))):
+                key, entry = mine[0]
+                lease, count = entry.lease, entry.lease._count
+            if lease and key:
+                self._taken.pop(key, None)
+                lease._release_after_interrupt(count)
+            raise
 
     def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, Entry[HeldLease]]]:
         """What the ``with`` statement of this frame took; where there is none, what this thread took, newest first; and
@@ -121,12 +142,8 @@ class ThreadingLock(OfThisProcess):
         others = [(key, entry) for key, entry in taken if entry.lease._state in (HELD, LOST)]
         return ([(key, entry) for key, entry in others if entry.lease._is_lost()] or others)[:1]
 
-    def _pop(self, frame: FrameType | None = None) -> HeldLease:
-        """Before it is given back: two threads that release at the same time do not release the same."""
-        for key, _ in self._mine(frame):
-            if entry := self._taken.pop(key, None):
-                return entry.lease
-        raise NotHeld(
+    def _not_acquired(self) -> NotHeld:
+        return NotHeld(
             f"release of the lock {self._lock.name!r}, which is not acquired",
             name=self._lock.name,
             backend=self._lock._kernel.scheme,

@@ -282,9 +282,12 @@ class AsyncLock(ForAsyncWith, LockOfAFace[HeldAsyncLease], AsyncDistributedLock)
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entry = self._entered.leave(_frame_of_with(sys._getframe(1)), self._client._scope())
-        if entry is None:
-            raise self._kernel.not_held(self.name)
+        frame = _frame_of_with(sys._getframe(1))
+        entry: Entry[HeldAsyncLease] | None = None
+        while entry is None or not entry.close():
+            entry = self._entered.ending(frame, self._client._scope())
+            if entry is None:
+                raise self._kernel.not_held(self.name)
         self._entered.discard(entry)
         await entry.lease._exit(entry.body, error)
 

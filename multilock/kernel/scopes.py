@@ -111,21 +111,13 @@ class Entered(Generic[L]):
         with suppress(ValueError):
             self._entries.remove(entry)
 
-    def leave(self, frame: FrameType | None, scope: object) -> Entry[L] | None:
-        """Which of them ends here; the caller ends it, and discards it then. None: none does, as far as can be told."""
-        while (entry := self._ending(frame, scope)) is not None:
-            if entry.close():
-                return entry
-        return None
+    def ending(self, frame: FrameType | None, scope: object) -> Entry[L] | None:
+        """Return the entry that ends here, or None if none can be told. The caller closes it (if another thread was
+        faster it asks again), ends its lease, and then discards it.
 
-    def begun_by(self, frame: FrameType) -> Entry[L] | None:
-        """What the ``with`` statement of this frame entered, whoever may be about to end it."""
-        return next((entry for entry in self._entries[::-1] if entry.frame is frame), None)
-
-    def _ending(self, frame: FrameType | None, scope: object) -> Entry[L] | None:
-        """The ``with`` statement of this frame. Where there is none, it was entered by an exit stack or by hand, and
-        nothing tells which: the newest that this thread or task entered, else one whose end harms nobody, the lost
-        first, so that the loss is told. Another's that is held only if it is the only one."""
+        That is the entry of the ``with`` in this frame. Without one, an exit stack or an explicit call entered
+        it, and nothing tells which entry ends: the newest of this thread or task, else one whose end harms nobody (a
+        lost one first, so that its loss is reported), else the only one that is held."""
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 
         def newest(suits: Callable[[Entry[L]], bool]) -> Entry[L] | None:

@@ -83,7 +83,7 @@ def end_the_newest() -> None:
     """The end of a ``with`` whose beginning is not known gives back what was entered last, which another holds."""
     from multilock.kernel.scopes import Entered
 
-    proven = Entered._ending
+    proven = Entered.ending
 
     def ending(self: Entered[Any], frame: Any, scope: object) -> Any:
         found = proven(self, frame, scope)
@@ -91,7 +91,7 @@ def end_the_newest() -> None:
             return found
         return next(entry for entry in self._entries[::-1] if entry.is_open())
 
-    Entered._ending = ending  # type: ignore[method-assign]
+    Entered.ending = ending  # type: ignore[method-assign]
 
 
 def two_of_five() -> None:

@@ -39,6 +39,22 @@ def enter_decorated(client: Client) -> None:
         work()
 
 
+def enter_by_an_exit_stack(client: Client) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(client.lock("n"))
+
+
+def enter_threading_lock(client: Client) -> None:
+    with client.lock("n").as_threading_lock():
+        pass
+
+
+def enter_reentrant_threading_lock(client: Client) -> None:
+    lock = client.lock("n", reentrant=True).as_threading_lock()
+    with lock, contextlib.suppress(KeyboardInterrupt), lock:
+        pass
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
 @pytest.mark.parametrize(
     ("use", "function"),
@@ -50,6 +66,10 @@ def enter_decorated(client: Client) -> None:
         (enter_reentrant, "Handing.reenter"),
         (enter_reentrant, "Lock.__exit__"),
         (enter_decorated, "Handing.reenter"),
+        (enter_by_an_exit_stack, "Lock.__exit__"),
+        (enter_threading_lock, "ThreadingLock.__enter__"),
+        (enter_threading_lock, "ThreadingLock.__exit__"),
+        (enter_reentrant_threading_lock, "ThreadingLock.__exit__"),
     ],
 )
 def test_wherever_a_with_is_interrupted_the_lock_is_given_back(

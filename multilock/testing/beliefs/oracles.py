@@ -214,9 +214,12 @@ class Record:
 
         It counts anew as a fault begins and as it ends, also if that is after the last one began: a server that is away
         as the calm begins gives no lock before it is back. Time in which the process that got it did not run does not
-        count.
+        count, nor time for which the machine stopped another one: it may have been first in line. A process that held
+        the name last was not.
         """
+        faults = list(faults)
         times = sorted(time for fault in faults for time in (fault.start, fault.end))
+        machine = self._stalls_without(faults)
         for name, beliefs in self.by_name():
             together: list[Belief] = []
             for one, other in pairwise(beliefs):
@@ -226,9 +229,37 @@ class Record:
                 )
                 disturbed = times[: bisect_right(times, other.began)]
                 since, end = max([free_from, *disturbed[-1:]]), min(other.began, until)
-                late = end - since - within(self.stalls[other.pid], since, end) - bound
+                if end - since <= bound:
+                    continue
+                last = {each.pid for each in together}
+                stalls = [*self.stalls[other.pid], *(stall for pid, stall in machine if pid not in last)]
+                late = end - since - within(_union(stalls), since, end) - bound
                 if late > 0:
                     yield f"O5 {name}: {bound + late:.2f} s without a holder, {late:.2f} s more than the bound"
+
+    def _stalls_without(self, faults: Iterable[Fault]) -> list[tuple[int, tuple[float, float]]]:
+        """Return those of all processes that no fault explains, each with its process."""
+        of_process: dict[int, list[Fault]] = defaultdict(list)
+        for fault in faults:
+            if fault.pid is not None:
+                of_process[fault.pid].append(fault)
+        return [
+            (pid, (start, end))
+            for pid, stalls in self.stalls.items()
+            for start, end in stalls
+            if not any(fault.start < end and start < fault.end for fault in of_process[pid])
+        ]
+
+
+def _union(stalls: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the same time in parts that do not overlap."""
+    parts: list[tuple[float, float]] = []
+    for start, end in sorted(stalls):
+        if parts and start <= parts[-1][1]:
+            parts[-1] = parts[-1][0], max(parts[-1][1], end)
+        else:
+            parts.append((start, end))
+    return parts
 
 
 def within(stalls: Iterable[tuple[float, float]], begin: float, end: float) -> float:

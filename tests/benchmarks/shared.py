@@ -92,7 +92,7 @@ def _ours_on_a_loop(url: str) -> Iterator[Taker]:
 @contextlib.contextmanager
 def _aiorwlock(_: str) -> Iterator[Taker]:
     with asyncio.Runner() as runner:
-        both = aiorwlock.RWLock()
+        both: Any = aiorwlock.RWLock()
         yield Taker(_on(runner, both.writer), _on(runner, both.reader), beside=False)
 
 

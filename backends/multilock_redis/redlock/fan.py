@@ -69,7 +69,9 @@ class Link:
     def take(self) -> Wire | None:
         """A connection; None: it is being made, by a thread of its own, or the server was down just now."""
         with suppress(IndexError):
-            return self._spares.popleft()
+            while (wire := self._spares.popleft()).stale():  # the server was restarted
+                wire.close()
+            return wire
         with self.changed:
             if self._closed or self.connecting >= (1 if self.down else AT_ONCE) or self.now() < self._again_at:
                 return None

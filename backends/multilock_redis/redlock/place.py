@@ -67,6 +67,7 @@ class Ballot:
         "kept",
         "lane",
         "lost_at",
+        "lost_release",
         "pending",
         "released",
         "silent",
@@ -93,6 +94,7 @@ class Ballot:
         self.lost_at = LONG_AGO  # when the server last pushed that the claim does not hold the name
         self.watched = False  # the server reports when the claim loses the name
         self.released: bool | None = None  # whether it was ours, once the release is confirmed
+        self.lost_release = False  # a release has no answer: that a later one finds nothing says nothing
 
     @property
     def touched(self) -> bool:
@@ -221,16 +223,16 @@ class Evidence:
         ballot.asked = max(ballot.asked, at)
 
     def renewed(self, which: int, at: int, ours: bool) -> bool:
-        """A renewal that was sent at ``at`` is answered. Returns whether it is a vote."""
+        """A renewal that was sent at ``at`` is answered. Returns whether the server votes for that long: an answer that
+        a newer one has overtaken is a vote if that is one too."""
         ballot = self.ballots[which]
-        if (at, 0) < ballot.at or ballot.state is YIELDS:
-            return False
-        ballot.at = (at, 0)
-        if ours:
-            self._votes(ballot, at + self.ttl, ballot.stamp if ballot.state is VOTES else 0)
-        elif ballot.state is VOTES:
-            ballot.state = OUT
-        return ours
+        if (at, 0) >= ballot.at and ballot.state is not YIELDS:
+            ballot.at = (at, 0)
+            if ours:
+                self._votes(ballot, at + self.ttl, ballot.stamp if ballot.state is VOTES else 0)
+            elif ballot.state is VOTES:
+                ballot.state = OUT
+        return ours and ballot.state is VOTES and ballot.until >= at + self.ttl
 
     def _votes(self, ballot: Ballot, until: int, stamp: int) -> None:
         ballot.state, ballot.until, ballot.stamp = VOTES, until, stamp
@@ -305,7 +307,7 @@ class Evidence:
     def was_ours(self) -> bool | None:
         """Whether a majority has confirmed that it held the name for the claim; None: that is open."""
         yes = sum(ballot.released is True for ballot in self.ballots)
-        no = sum(ballot.released is False or not ballot.touched for ballot in self.ballots)
+        no = sum((b.released is False and not b.lost_release) or not b.touched for b in self.ballots)
         if yes >= self.need:
             return True
         return False if no > len(self.ballots) - self.need else None

@@ -100,7 +100,7 @@ class Renewal:
         if (evidence := self._claims[i]) is None:
             return True
         with evidence.lock:
-            return self._rounds.is_lost(evidence)
+            return evidence.leaving or self._rounds.is_lost(evidence)
 
     def _outcome(self, i: int) -> Granted | BackendUnavailable | None:
         rounds = self._rounds

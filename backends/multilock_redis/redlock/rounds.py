@@ -526,7 +526,7 @@ class Rounds:
                 fan.look(left)
         finally:
             self.give(fan)
-        return self.returned(evidence)
+        return self.returned(evidence, rests=rest is not None)
 
     def begin_release(
         self, claim: Claim, unsure: bool, fan: Fan, waiting: set[int], rest: float | None = None
@@ -565,13 +565,15 @@ class Rounds:
         handle = partial(self._told, evidence, which, waiting)
         owed = Owed(handle, now + min(limit(claim, math.inf), LATEST), lambda: script.load + request)
         if not lane.send(request, [owed], now):
-            handle(lane.link.why)
+            waiting.discard(which)
+            self.clerk.tell_again(evidence, which)
 
     def _told(self, evidence: Evidence, which: int, waiting: set[int], answer: Any) -> None:
         with evidence.lock:
             waiting.discard(which)
             ballot = evidence.ballots[which]
             if isinstance(answer, Exception):
+                ballot.lost_release |= getattr(answer, "unknown", True)
                 if evidence.stays(which, int(self.now() * 1e6)):
                     self.clerk.tell_again(evidence, which)
             elif ballot.released is None:
@@ -583,12 +585,12 @@ class Rounds:
         if not any(evidence.stays(which, now) for which in range(len(evidence.ballots))):
             self.claims.pop(evidence.claim.id, None)
 
-    def returned(self, evidence: Evidence) -> Returned:
+    def returned(self, evidence: Evidence, *, rests: bool = False) -> Returned:
         was_ours = evidence.was_ours()
         if was_ours is None:
             raise BackendUnavailable("too few servers have confirmed the release", unknown=True, backend=self._scheme)
         first, evidence.returned = not evidence.returned, True
-        return Returned(was_ours and first)  # until now: what is told again was not
+        return Returned(was_ours and (first or rests))  # a release that is told again ended nothing
 
     def close(self) -> None:
         self.clerk.close()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from multilock import BackendRejected, BackendUnavailable, LossReason, system
+from multilock import BackendRejected, BackendUnavailable, LossReason, MultilockError, system
 from multilock.backend import Claim, Granted, Notices, start_worker
 from multilock.telling import logger
 from multilock_redis.keys import Keyspace
@@ -48,7 +48,8 @@ def silence(
     else:
         unknown = any(getattr(each, "unknown", True) for each in silences if each not in refusals)
         failure = BackendUnavailable(message, unknown=unknown, backend=scheme)
-    failure.__cause__ = next(iter(silences), None)
+    causes = (each.__cause__ if isinstance(each, MultilockError) else each for each in silences)
+    failure.__cause__ = next(filter(None, causes), None)  # what the message says need not be told twice
     return failure
 
 

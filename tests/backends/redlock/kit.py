@@ -27,6 +27,8 @@ class Contender:
     """One client, whose way to each server can be cut without the others' being so."""
 
     def __init__(self, servers: RedisServers, *, guard: float = 0.0, **options: object) -> None:
+        self.servers = len({member.url for member in servers.members})
+        self.cut: set[int] = set()
         self.proxies = [FaultProxy.before(member.url) for member in servers.members]
         hosts = ",".join(f"{proxy.host}:{proxy.port}" for proxy in self.proxies)
         backend = open_backend(f"redlock://{hosts}", {"restart_guard": guard, "ttl": 30.0, **options})
@@ -38,10 +40,12 @@ class Contender:
             self.connect()
 
     def connect(self) -> None:
-        """Have a connection to each server, if that can be: else an ask of three is one of two."""
+        """Have a connection to each server that is not cut off: else an ask of three is one of two."""
         fan = self.backend.rounds.pool.take()
-        until = now() + 2.0
-        while fan.connected() < len(self.proxies) and now() < until:
+        until = now() + WITHIN
+        reached = min(self.servers, len(self.proxies) - len(self.cut))
+        fan.look(0)  # else one that has ended is taken for a connection
+        while fan.connected() < reached and now() < until:
             fan.look(0.005)
         self.backend.rounds.give(fan)
 
@@ -79,6 +83,10 @@ class Contender:
         evidence = self.evidence(claim)
         eventually(lambda: not evidence.pending(), within=WITHIN)
 
+    def keep_its_votes(self) -> None:
+        """From now on a minority gives nothing back: on a busy machine the second push may come after its patience."""
+        self.backend.rounds._later = lambda evidence, now: None  # type: ignore[method-assign]
+
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 
@@ -99,12 +107,14 @@ class Contender:
         return list(self.backend.renew("redlock", held, WITHIN))
 
     def cut_off(self, *which: int) -> None:
+        self.cut.update(which)
         for each in which:
             self.proxies[each].refuse()
             self.proxies[each].cut()
 
     def reach(self, *which: int) -> None:
         """As before; a server that was cut off is asked at once."""
+        self.cut.difference_update(which)
         for each in which:
             self.proxies[each].accept()
             self.backend.servers.links[each]._again_at = self.backend.servers.links[each]._pause = 0.0

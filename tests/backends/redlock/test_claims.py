@@ -256,8 +256,22 @@ def test_lost_answers_to_a_release_leave_nothing(contend: Contend, servers: Redi
         fault.wait(WITHIN)
     assert holders(servers) == ["", "", ""]
     us.reach(0, 1, 2)
+    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)  # nobody asks for it
     us.give_back(claim, unsure=True)
     assert not us.backend.rounds.claims
+
+
+def test_a_lost_answer_to_a_release_never_says_that_the_lock_was_lost(contend: Contend) -> None:
+    us = contend()
+    us.teach()
+    claim, _ = us.take()
+    us.settle(claim)
+    for proxy in us.proxies[:2]:
+        proxy.drop_reply(claim.id.encode())
+    us.proxies[2].delay(1.0)  # meanwhile the clerk tells the others again, who find nothing
+    with pytest.raises(BackendUnavailable) as silence:
+        us.release(claim)
+    assert silence.value.unknown
 
 
 def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Contend) -> None:
@@ -267,6 +281,29 @@ def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Cont
     with pytest.raises(BackendUnavailable) as silence:
         us.backend.servers.endpoints[0]._dial(0.1, now)
     assert not silence.value.unknown
+
+
+def test_a_renewal_counts_though_newer_answers_overtook_it(contend: Contend) -> None:
+    """As when the clerk tops up, or the watchdog renews, at the same time."""
+    us = contend()
+    claim, granted = us.take()
+    us.settle(claim)
+    evidence, later = us.evidence(claim), int(now() * 1e6) + 5_000_000
+    for which in range(3):
+        evidence.asks(which, later, None, gives_way=False)
+        evidence.answered(which, later, granted.token or 0, later, gives_way=False, joins=True)
+    [renewed] = us.renew((claim, granted))
+    assert isinstance(renewed, Granted)
+
+
+def test_a_renewal_of_what_was_given_back_is_a_loss(contend: Contend) -> None:
+    us = contend()
+    claim, granted = us.take()
+    us.settle(claim)
+    us.give_back(claim)
+    us.cut_off(2)
+    us.release(claim, unsure=True)  # one server has not confirmed it
+    assert us.renew((claim, granted)) == [None]
 
 
 def test_it_is_lost_where_no_majority_can_have_it(contend: Contend, servers: RedisServers) -> None:
@@ -416,8 +453,11 @@ def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> No
 def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> None:
     us, them = contend(), contend()
     held, former = us.take()
+    us.settle(held)
+    them.keep_its_votes()
     waits = them.claim()
     assert isinstance(them.attempt(waits, join=True), Busy)
+    them.settle(waits)
     us.release(held)
     them.ear.hears("wake", waits.id, within=WITHIN)
     granted = them.ear.pushed[waits.id]
@@ -494,6 +534,16 @@ def test_a_name_rests_on_a_majority(contend: Contend) -> None:
     assert info.resting_until is not None
     assert us.backend.force_release("a", WITHIN)
     us.take()
+
+
+def test_a_rest_is_confirmed_again_and_a_release_after_it_ends_nothing(contend: Contend) -> None:
+    us = contend()
+    claim, granted = us.take()
+    us.settle(claim)
+    us.cut_off(2)  # never confirms it
+    for _ in range(2):
+        assert us.backend.rest(claim, granted, True, 30.0, WITHIN).ours
+    assert not us.release(claim).ours
 
 
 def test_operators_are_told_what_a_majority_says(contend: Contend, servers: RedisServers) -> None:

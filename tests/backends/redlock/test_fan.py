@@ -49,6 +49,25 @@ def test_a_send_handles_no_answer() -> None:
     fan.close()
 
 
+def test_a_spare_connection_that_has_ended_is_not_taken() -> None:
+    class Spare(Broken):
+        def __init__(self, *, ended: bool) -> None:
+            self.ended = ended
+
+        def stale(self) -> bool:
+            return self.ended
+
+        def close(self) -> None:
+            self.alive = False
+
+    fan, lane = lane_of(None, lambda: 0.0)
+    spares: list[Any] = [Spare(ended=True), Spare(ended=False)]
+    lane.link._spares.extend(spares)
+    assert lane.link.take() is spares[1]
+    assert not spares[0].alive
+    fan.close()
+
+
 def test_a_late_answer_ends_its_connection_and_marks_the_server_down() -> None:
     class Silent(Broken):
         def finish(self) -> Any:

@@ -21,17 +21,21 @@ Contend = Callable[..., Contender]
 def waits(contender: Contender, claim: Claim | None = None) -> Claim:
     """A claim that stands in all queues."""
     claim = claim or contender.claim()
-    assert isinstance(contender.attempt(claim, join=True), Busy)
-    contender.settle(claim)
-    eventually(lambda: contender.states(claim) == ["waits"] * 3, within=WITHIN)
+
+    def stands() -> bool:
+        """As the kernel asks again: one of three may be silent for a moment on a busy machine."""
+        assert isinstance(contender.attempt(claim, join=True), Busy)
+        contender.settle(claim)
+        return contender.states(claim) == ["waits"] * 3
+
+    eventually(stands, within=WITHIN)
 
     def listens() -> bool:
         contender.backend.servers.listen()
         return all(node.listener.listening for node in contender.backend.servers.nodes)
 
     eventually(listens, within=WITHIN)
-    contender.attempt(claim, join=True)  # now all can tell it
-    contender.settle(claim)
+    eventually(stands, within=WITHIN)  # now all can tell it
     return claim
 
 
@@ -39,6 +43,7 @@ def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) 
     former, us = contend(), contend()
     held, first = former.take()
     former.settle(held)
+    us.keep_its_votes()
     claim = waits(us)
     former.release(held)
     us.ear.hears("wake", claim.id, within=WITHIN)
@@ -70,6 +75,7 @@ def test_an_operator_takes_back_a_hand_over_that_nobody_has_looked_at(contend: C
     former, us = contend(), contend()
     held, _ = former.take()
     former.settle(held)
+    us.keep_its_votes()
     claim = waits(us)
     former.release(held)
     us.ear.hears("wake", claim.id, within=WITHIN)

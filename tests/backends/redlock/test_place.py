@@ -219,6 +219,24 @@ def test_a_renewal_extends_and_a_denied_one_ends_a_vote() -> None:
     assert told.states()[0] == "out"
 
 
+def test_a_renewal_that_a_newer_vote_overtook_is_a_vote() -> None:
+    told = Told()
+    told.ask(0, 600, 7)
+    assert told.renewed(0, 500, True)
+    assert told.ballots[0].until == 600 + TTL
+    assert not told.renewed(0, 500, False)
+    assert told.states()[0] == "votes"
+
+
+def test_a_renewal_that_a_newer_refusal_overtook_is_no_vote() -> None:
+    told = Told()
+    told.ask(0, 100, 7)
+    told.ask(0, 600, TAKEN)
+    assert not told.renewed(0, 500, True)
+    assert told.pushed(0, 600, 1_000_000, 8)
+    assert not told.renewed(0, 500, True)  # that vote ends before the renewal would
+
+
 def test_a_majority_of_refusals_with_one_stamp_means_one_holder() -> None:
     told = Told()
     told.ask(0, 100, 5)
@@ -276,3 +294,12 @@ def test_a_claim_that_is_renewed_stays_until_its_release_is_confirmed() -> None:
         told.renews(which, later)
     told.renewed(0, later, ours=True)
     assert [told.stays(which, later + TTL) for which in range(3)] == [True] * 3
+
+
+def test_a_release_told_again_finds_nothing_and_proves_nothing() -> None:
+    told = Told()
+    for which in range(3):
+        told.ask(which, 100, 7)
+        told.ballots[which].released = which == 2
+        told.ballots[which].lost_release = which < 2  # it may have ended the lease there
+    assert told.was_ours() is None

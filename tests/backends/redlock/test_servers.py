@@ -12,6 +12,7 @@ import redis
 
 import multilock
 from multilock import BackendUnavailable, CapabilityMissing, Client, now
+from multilock.names import escape
 from multilock.testing import FaultProxy
 from multilock.testing.conformance.base import Pulse, Recorder, by_the_clock, queued
 from multilock.testing.conformance.faces import background
@@ -54,7 +55,12 @@ def client(five: RedisServers) -> Iterator[Client]:
 
 
 def test_locks_go_on_when_two_of_five_are_killed(five: RedisServers, client: Client) -> None:
+    def all_have_it() -> bool:
+        lease.renew()  # a server that was silent for a moment is asked again after it
+        return all(holders(five, escape(NAME)))
+
     with client.lock(NAME) as lease:
+        eventually(all_have_it, within=10)
         for member in five.members[:2]:
             member.kill()
         lease.renew()

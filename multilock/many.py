@@ -209,14 +209,14 @@ class HeldSet(AnyHeld):
     def _lose_with(self, part: Holding, *, released: bool = False) -> None:
         """Lose this lease because ``part`` was lost. A second call changes nothing.
 
-        The other parts are kept for one ttl at most, while the work ends.
+        The other parts are kept until the work has ended, for the longest ttl of the parts at most.
         """
         kernel = self._kernel
         if part._loss is None:  # the process was forked meanwhile
             return
         if not released:
             self._kept.append(self)
-            # Not before the fence of any part: whoever still works under the set has not ended.
+            # Not before the hard fence of any part: the work under the set may still be running until then.
             longest = max(part.ttl for part in self._parts)
             kernel.timers.at(kernel.now() + longest, partial(_give_rest_back, self._kept))
         loss = replace(part._loss, lease=self, message=f"part {part.name!r}: {part._loss.message}")

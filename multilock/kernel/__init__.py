@@ -1,3 +1,3 @@
-"""What is the same for every backend and both faces: from acquire() to on_lost. Nobody imports it by name."""
+"""The code shared by all backends and both faces, from acquire() to on_lost. It is private: no user imports it."""
 
 __all__: list[str] = []

@@ -1,7 +1,8 @@
-"""The one acquire loop of both faces: ask, wait for a wake-up or a timer, ask again.
+"""The acquire loop, the same for both faces: send a request, wait for a wake-up or a timer, send the next request.
 
-It awaits two things only, "this request" and "wake me". asyncio awaits them; the blocking face drives the coroutine
-over awaitables that never suspend. It awaits nothing while it unwinds: the claim goes to the background cancel.
+The loop awaits only requests and wake-ups. With asyncio these suspend. The blocking face drives the same coroutine over
+awaitables that block the thread and never suspend. Nothing is awaited while an error unwinds the loop: the claim is
+handed to the background cancel instead.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries while the backen
 
 
 class Stop:
-    """Calls off an acquire from another thread or task: it raises Stopped, and leaves nothing behind."""
+    """Lets another thread or task call off an acquire, which then raises Stopped and leaves nothing behind."""
 
     def __init__(self) -> None:
         self._called = False
@@ -51,18 +52,18 @@ class Stopped(Exception):
 async def acquire(
     kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None = None, scope: Scope[Any] | None = None
 ) -> Holding | None:
-    """Hold ``want.name``, or None if it was still taken when ``timeout`` seconds were over. ``scope``: what who asks
-    holds.
+    """Acquire ``want.name``. Returns None if it was still taken after ``timeout`` seconds.
 
-    Raises BackendUnavailable when the backend was silent for the whole outage_timeout, at the end of ``timeout``, or,
-    with ``timeout=0``, once; BackendRejected and ClientClosed at once; CapabilityMissing, before it asks, where
-    ``scope`` reads what it wants to write, or the other way round. Every way out leaves nothing behind.
+    ``scope`` holds the leases of the calling thread or task. Raises BackendUnavailable if the backend did not answer
+    for the whole outage_timeout, or at the end of ``timeout``, or once with ``timeout=0``. Raises BackendRejected and
+    ClientClosed at once. Raises CapabilityMissing before any request if ``scope`` has a read lease and ``want`` is to
+    write, or the other way round. Whatever happens, no claim is left behind at the backend.
     """
     if scope and (held := scope.blocks_itself(want)):
         raise kernel.blocked_by_itself(want, held)
     contender = _Contender(kernel, want, timeout, stop, scope)
     bell = contender.bell
-    gate = None if timeout == 0 or want.queues else kernel.gate  # behind which one at a time talks to the server
+    gate = None if timeout == 0 or want.queues else kernel.gate
     lease: Holding | None = None
     try:
         if contender.once and kernel.cancels.withdraws(want.name, bell):
@@ -72,7 +73,7 @@ async def acquire(
             lease = await contender.contend(line)
         if gate:
             gate.leave(want.name, bell)
-    except BaseException as error:  # an interrupt inside that leave() too: one who stays keeps out all behind him
+    except BaseException as error:  # also an interrupt in leave() above: a waiter left in the gate blocks those behind
         if gate:
             gate.leave(want.name, bell)
         if lease:
@@ -88,18 +89,19 @@ async def acquire(
 
 
 def _result_of(error: BaseException) -> str:
+    """Return the ``result`` of the event NotAcquired."""
     known = ((BackendUnavailable, "unavailable"), (BackendRejected, "rejected"), (ClientClosed, "closed"))
     return next((result for kind, result in known if isinstance(error, kind)), "cancelled")
 
 
 class _Contender:
-    """One call of acquire()."""
+    """One call of acquire(), with the claim that it sends at present."""
 
     waiting_told = silence_told = False
     granted: Granted | None = None
-    stands = False  # the present claim may stand in the backend's queue, or hold
-    unsure = False  # some request of the present claim's id has no answer
-    spent = 0.0  # seconds of the time for one request that are over before it
+    stands = False  # the present claim may be in the backend's queue, or hold the name
+    unsure = False  # some request with the present claim's id has no answer
+    spent = 0.0  # seconds of the request timeout that `let_withdraw` has used up
 
     def __init__(
         self, kernel: Kernel, want: Want, timeout: float | None, stop: Stop | None, scope: Scope[Any] | None
@@ -118,10 +120,10 @@ class _Contender:
         self.deadline = math.inf if timeout is None else self.started + timeout
 
     async def let_withdraw(self) -> None:
-        """Of a single try: what this client withdraws from the same name must not cost it the name.
+        """Before a single try, wait until this client's own background cancels of the same name are answered.
 
-        That claim may stand before the try in the queue, or have been handed the name. Its answer has half of the time
-        for one request, so that the try itself has the other half.
+        Otherwise the try could fail because of them: such a claim may be ahead in the queue, or hold the name already.
+        The wait takes at most half of the request timeout, and leaves the other half to the try.
         """
         kernel, until = self.kernel, self.started + self.want.request_timeout / 2
         while kernel.cancels.withdraws(self.want.name, self.bell) and (left := until - kernel.now()) > 0:
@@ -129,7 +131,7 @@ class _Contender:
         self.spent = kernel.now() - self.started
 
     async def stand_in(self, line: Line) -> bool:
-        """Wait for the first place at the gate; False at the deadline."""
+        """Wait for the first place in the gate. Returns False at the deadline."""
         kernel = self.kernel
         outage_timeout = self.want.outage_timeout
         self._tell_waiting(None)
@@ -140,22 +142,22 @@ class _Contender:
             if line.silence and (now >= patience_ends or now >= self.deadline):
                 raise self._unavailable(line.silence) from behind(line.silence)
             if now >= self.deadline:
-                if line.unheard(self.started, now):  # by who is first, whose request is still under way
+                if line.unheard(self.started, now):  # the request of the first waiter is still under way
                     raise self._unavailable(BackendUnavailable("none since the wait began", unknown=False))
                 return False
-            # Silence may begin at any time: without one now, it cannot have lasted too long before this.
+            # If the backend answers now, an outage that begins later cannot last outage_timeout before `look`.
             look = patience_ends if line.silence else now + outage_timeout
             await self.bell.wait(min(self.deadline, look) - now)
         return True
 
     async def contend(self, line: Line) -> Holding | None:
-        """Talk to the backend until it grants, the deadline passes, or it has been silent for too long."""
+        """Send requests until the backend grants the name, the deadline passes, or the outage lasts too long."""
         kernel = self.kernel
         claim = self._claim()
         failures = 0
         try:
             while True:
-                if self.waiting.gone:  # its node or key is gone, and an id that lost its place is never used again
+                if self.waiting.gone:  # the server dropped the claim, and an id that was dropped is never used again
                     self._leave(claim, sure=False)
                     claim = self._claim()
                 sent_at = line.asked_at = kernel.now()
@@ -166,12 +168,12 @@ class _Contender:
                         if claim.renew and validity.half_over(kernel.now(), answer.sent_at, answer.valid_for):
                             granted = await self._renewed(claim, answer)
                         if granted and (lease := kernel.adopt(self.want, claim, granted, self.unsure, self.started)):
-                            self._heed_no_more(claim)
+                            self._stop_listening(claim)
                             line.answered(kernel.now())
                             return lease
-                        self._leave(claim, sure=False)  # an id whose time is over is never used again
+                        self._leave(claim, sure=False)  # an id whose lease has expired is never used again
                         claim = self._claim()
-                        raise BackendUnavailable("its lease was over before the reply arrived")
+                        raise BackendUnavailable("the lease was over before the reply arrived")
                 except BackendUnavailable as silence:
                     failures += 1
                     self._bear(line, sent_at, silence)
@@ -183,7 +185,7 @@ class _Contender:
                         self._leave(claim)
                         claim = self._claim()
                     if self.once:
-                        self._heed_no_more(claim)
+                        self._stop_listening(claim)
                         return None
                     self._tell_waiting(claim)
                     pause = self._look_again_in(answer)
@@ -212,13 +214,16 @@ class _Contender:
         claim = self.kernel.claim(self.want, self.arrived)
         self.granted = None
         self.stands = self.unsure = False
-        # Before the request that joins: no push is missed.
+        # Registered before the claim joins the queue, so that no push is missed.
         self.waiting = self.kernel.monitor.waiting[claim.id] = Waiting(claim, self.bell)
         return claim
 
     def _pushed(self, claim: Claim) -> Granted | None:
-        """What was pushed to the present claim. Looked at between two requests only, so that each of them was answered,
-        or is known not to have been; where it is dropped, the next one asks for the same."""
+        """Return the grant that the server pushed to this claim, if there is one that can be trusted.
+
+        Pushed grants are read only between two requests, so that the outcome of each request is known. A grant that is
+        dropped here is not lost, because the next request asks for it again.
+        """
         granted, self.waiting.granted = self.waiting.granted, None
         if granted is None or not claim.renew:
             return None
@@ -226,7 +231,7 @@ class _Contender:
         self.kernel.ready()
         now = self.kernel.now()
         longest = max(claim.ttl, self.kernel.watchdog.sessions.ttl(granted.group))
-        if granted.sent_at > now or granted.valid_for > longest:  # forged: whoever may publish can say anything
+        if granted.sent_at > now or granted.valid_for > longest:  # forged: anyone with the right to publish can send it
             return None
         if validity.half_over(now, granted.sent_at, granted.valid_for):
             return None
@@ -237,7 +242,7 @@ class _Contender:
         kernel = self.kernel
         self._check_wanted()
         within = self.within = self._within()
-        unsure, self.unsure = self.unsure, True  # whatever interrupts us here: the request may be executed
+        unsure, self.unsure = self.unsure, True  # if we are interrupted, the server may execute the request
         try:
             kernel.ready()
             answer = await self.face.attempt(claim, not self.once, within)
@@ -249,11 +254,11 @@ class _Contender:
         else:
             self.stands, self.granted = not self.once, None
             unsure |= answer.spent
-        self.unsure = unsure  # last: an interrupt before this finds a claim that is to be cancelled
+        self.unsure = unsure  # last, so that an interrupt before this cancels the claim
         return answer
 
     def _within(self) -> float:
-        """Seconds for one request, not past the caller's timeout."""
+        """Return the timeout of the next request in seconds. It does not exceed the caller's timeout."""
         within = self.want.request_timeout
         if self.once:
             return max(within - self.spent, within / 3)
@@ -262,7 +267,10 @@ class _Contender:
         return max(min(within, self.deadline - self.kernel.now()), 0.001)
 
     async def _renewed(self, claim: Claim, granted: Granted) -> Granted | None:
-        """A newer proof than one that is half over; that one where there is no answer; None: it is not ours."""
+        """Renew a grant that has used up half of its time, before it is handed out.
+
+        Returns the newer proof, or ``granted`` if the renewal is not answered. Returns None if the name is not ours.
+        """
         kernel = self.kernel
         until = validity.valid_until(granted.sent_at, granted.valid_for, granted.ttl)
         left = validity.lost_at(until, granted.ttl) - kernel.now()
@@ -283,19 +291,22 @@ class _Contender:
         return newer
 
     def _leave(self, claim: Claim, *, sure: bool = True) -> None:
-        """Hand the claim to the background cancel, unless nothing of it can be at the backend."""
+        """Hand the claim to the background cancel, unless the backend cannot know it."""
         if self.stands or self.unsure:
             self.kernel.cancels.add(claim, self.granted, self.unsure or not sure)
-        self._heed_no_more(claim)  # not before: close() waits for those in it
+        self._stop_listening(claim)  # last, because close() waits for all claims in `waiting`
 
-    def _heed_no_more(self, claim: Claim) -> None:
-        """Where an interrupt still gives the claim back: never in a ``finally`` after the lease was made."""
+    def _stop_listening(self, claim: Claim) -> None:
+        """Forget the claim as a waiting one.
+
+        Call it where an interrupt still gives the claim back, so never in a ``finally`` after the lease was made.
+        """
         self.kernel.monitor.waiting.pop(claim.id, None)
 
     # Silence and waiting
 
     def _bear(self, line: Line, sent_at: float, silence: BackendUnavailable) -> None:
-        """Go on after an unanswered request, or raise."""
+        """Decide after an unanswered request: return to try again, or raise BackendUnavailable."""
         if self.once:
             raise self._unavailable(silence) from behind(silence)
         if self.within >= SHORT or line.unheard(self.started, sent_at):
@@ -303,7 +314,7 @@ class _Contender:
         if not self.silence_told:
             self.silence_told = True
             logger.warning(
-                "waiting for the lock %r: %s is silent: %s",
+                "waiting for the lock %r: %s does not answer (%s)",
                 self.want.name,
                 self.kernel.scheme,
                 silence,

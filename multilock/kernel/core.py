@@ -1,7 +1,8 @@
-"""Everything of a client that is the same for both faces: its leases, its watchdog, its backend; one per client.
+"""`Kernel`: the part of a client that both faces share, with its leases, its watchdog and its backend.
 
-A lease on its way: `claim` → `multilock.kernel.acquire` → `adopt` → the watchdog keeps it alive → `release`, or
-`Monitor.lose`. State changes happen under `lock`, which is never held during a request or a callback.
+The life of a lease: `Kernel.claim`, the loop in `multilock.kernel.acquire`, `Kernel.adopt`, renewals by the watchdog,
+then `GivingBack.release` or `Monitor.lose`. State changes happen under `Kernel.lock`, which is never held during a
+request or a callback.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ if TYPE_CHECKING:
 __all__ = ["Kernel", "Settings"]
 
 R = TypeVar("R")
-PAGE = 100  # locks listed in one go …
-PAGE_WITHIN = 60.0  # … and seconds for that: it may be many requests, each with its own limit
+PAGE = 100  # locks listed by one call to the backend
+PAGE_WITHIN = 60.0  # seconds for that call, which may send many requests, each with its own limit
 
 
 class Settings(Protocol):
-    """What the kernel reads of `multilock.config.Settings`."""
+    """The fields of `multilock.config.Settings` that the kernel reads."""
 
     @property
     def ttl(self) -> float: ...
@@ -73,6 +74,8 @@ class Settings(Protocol):
 
 
 class Candidate(Protocol):
+    """The members of an election that the kernel uses."""
+
     @property
     def name(self) -> str: ...
     def is_leader(self) -> bool: ...
@@ -81,6 +84,8 @@ class Candidate(Protocol):
 
 
 class Kernel:
+    """One client, for the parts of the library that both faces share."""
+
     def __init__(
         self,
         backend: Backend,
@@ -90,8 +95,8 @@ class Kernel:
     ) -> None:
         if late := system.patched_late():
             raise ConfigurationError(
-                f"{late} patched this interpreter after multilock was imported, so one greenlet that waits would stop "
-                "all others: patch before the first `import multilock`",
+                f"{late} patched this interpreter after multilock was imported, so a waiting greenlet would stop all "
+                "others: patch before the first `import multilock`",
                 backend=backend.scheme,
             )
         self.backend = backend
@@ -100,27 +105,27 @@ class Kernel:
         self.now = runtime.now
         self.scheme = backend.scheme
         self.push_loss = backend.capabilities.push_loss
-        self.closed = False  # no new work
-        self.finished = False  # no old work either
-        self.died = False  # the watchdog did, once
-        self._told_of_ttl = False  # that another one was granted
+        self.closed = False  # no new work begins
+        self.finished = False  # all work has ended
+        self.died = False  # the watchdog thread died at least once
+        self._told_of_ttl = False  # the log has the warning that another ttl was granted
         self._make_face = make_face
-        self.closers: dict[Callable[[], Ending], None] = {}  # what runs elections, stopped first by close()
+        self.closers: dict[Callable[[], Ending], None] = {}  # active elections, which close() ends first
         self.elections: weakref.WeakSet[Candidate] = weakref.WeakSet()
-        self.apart: weakref.WeakSet[AnyHeld] = weakref.WeakSet()  # those not in `held`, for a forked child: the lost
-        # ones, and the leases of several locks
+        # Leases that are not in `held`: lost ones, and leases of several locks. A forked child resets them too.
+        self.apart: weakref.WeakSet[AnyHeld] = weakref.WeakSet()
         self.events = Events(self.check_callback, self.now)
         self.end = End(self)
         self.start()
         process.register(self)
 
     def start(self) -> None:
-        """Made anew in a forked child: nothing of the parent's locks, threads and connections is used there."""
-        self.lock = system.RLock()  # a finalizer may come while its thread is inside; see `release`
+        """Create the parts of the kernel. Called again in a forked child, which uses none of its parent's parts."""
+        self.lock = system.RLock()  # reentrant, because a finalizer may run while its thread holds the lock
         self.held: dict[str, Holding] = {}
         self.ticker: Ticker | None = None
-        self.fence: Fence | None = None  # of those with hard_fence=True
-        self.phase = self.runtime.uniform(0.0, 1.0)  # of this client's renewal grid
+        self.fence: Fence | None = None  # made by the first lease with hard_fence=True
+        self.phase = self.runtime.uniform(0.0, 1.0)  # the phase of this client's renewal grid
         self.identity = self.settings.identity or default_identity()
         self._host, self._pid = os.uname().nodename, os.getpid()
         self.client = os.urandom(8).hex()
@@ -138,16 +143,18 @@ class Kernel:
         self.backend.open(self.monitor)
 
     def check_callback(self, what: str, callback: object) -> None:
+        """Raise TypeError if this client could not call ``callback``."""
         check_callback(what, callback, asynchronous=self.face.asynchronous)
 
     def request_timeout(self, ttl: float | None = None) -> float:
+        """Return the timeout of one request in seconds, for a lease with this ``ttl`` or for the client."""
         return validity.request_timeout(self.settings.request_timeout, self.settings.ttl if ttl is None else ttl)
 
     def hard_fence(self) -> Fence:
-        """Raises CapabilityMissing where the process cannot be ended so, and ClientClosed."""
+        """Return the hard fence of this client. Raises ClientClosed, and CapabilityMissing if it cannot work here."""
         if fence := self.fence:
             return fence
-        fence = Fence(self.runtime.killer())  # without the lock: a library is loaded the first time
+        fence = Fence(self.runtime.killer())  # before taking the lock, because the first call loads a library
         with self.lock:
             if self.fence is None and not self.closed:
                 self.fence = fence
@@ -157,7 +164,7 @@ class Kernel:
         return self.hard_fence()
 
     def lift_fences(self) -> None:
-        """The client ends, and with it all that was held through it."""
+        """End the hard fence of every lease, because the client ends."""
         with self.lock:
             fence, self.fence = self.fence, None
         if fence:
@@ -166,7 +173,7 @@ class Kernel:
     # The life of a lease
 
     def claim(self, want: Want, arrived: int) -> Claim:
-        """A new one, for a call of acquire() of then."""
+        """Make a new claim for a call of acquire() that came at ``arrived``."""
         claim_id = f"{self.client}.{os.urandom(16).hex()}"
         identity = want.identity or self.identity
         owner = owner_text(claim_id, want.kind, self._host, self._pid, identity, want.grant)
@@ -174,10 +181,10 @@ class Kernel:
         return Claim(name, kind, claim_id, owner, want.grant, want.renew, want.fair, identity, permits, arrived)
 
     def adopt(self, want: Want, claim: Claim, granted: Granted, unsure: bool, started: float) -> Holding | None:
-        """A grant becomes a lease, and is looked after from now on. Returns None if the grant is over already: its time
-        has passed, or the server said so while it was on its way.
+        """Make a lease from a grant, and have the watchdog renew it from now on.
 
-        Only here is a lease made: one that is refused was never anybody's, and its lock never says that it is held.
+        Returns None if the grant is over already: it has expired, or the server has revoked it while the reply was on
+        its way. Leases are made only here, so a refused grant never shows as held.
         """
         with self.lock:
             self.check_open()
@@ -196,7 +203,8 @@ class Kernel:
         if granted.ttl != want.ttl and not (granted.short or self._told_of_ttl):
             self._told_of_ttl = True
             logger.warning(
-                "the lock %r has a ttl of %g s, where %g s were asked for: %s grants no other (said once a client)",
+                "the lock %r got a ttl of %g s instead of the requested %g s, because %s grants no other (logged once "
+                "for each client)",
                 claim.name,
                 granted.ttl,
                 want.ttl,
@@ -210,26 +218,27 @@ class Kernel:
         return lease
 
     def forget(self, lease: Holding) -> None:
-        """Under the lock: nobody looks after it any more."""
+        """Stop renewing and watching the lease. The caller holds the kernel's lock."""
         self.held.pop(lease._claim.id, None)
         self.watchdog.drop(lease)
 
     def leases_of(self, group: Hashable) -> list[Holding]:
+        """Return the leases that one request renews together: those of one server or session."""
         return [lease for lease in list(self.held.values()) if lease._granted.group == group]
 
     def abandon(self, claim: Claim) -> None:
-        """The acquire that made this lease was interrupted before it could hand it out."""
+        """Drop the lease of this claim, if it has one. Its acquire was interrupted before the caller had the lease."""
         with self.lock:
             if lease := self.held.get(claim.id):
                 self.forget(lease)
                 lease._abandon()
-            if self.fence:  # the interrupt may have come before the lease was known here
+            if self.fence:  # the interrupt may have come before the lease was in `held`
                 self.fence.lift(claim.id)
 
     def drop_waiters(self) -> None:
-        """The event loop of all that wait was closed, and nothing there unwinds: the background does it for them.
+        """Cancel the claims of all waiters in the background, because their event loop was closed.
 
-        No acquire or release has begun on another loop yet.
+        Coroutines of a closed loop never unwind. No acquire or release has begun on another loop yet.
         """
         self.gate.clear()
         waiting = self.monitor.waiting
@@ -242,37 +251,43 @@ class Kernel:
     # The ticking thread
 
     def ready(self) -> None:
-        """Before anything is sent that would have to be looked after. Raises BackendUnavailable."""
+        """Make sure that the watchdog has a thread. Called before a request whose grant would need renewals.
+
+        Raises BackendUnavailable if the operating system refuses the thread.
+        """
         if self.ticker is None and (refusal := self._start_ticker()):
             raise BackendUnavailable(f"the watchdog has no thread: {refusal}", unknown=False)
 
     def poke(self, at: float) -> None:
-        """See to it that the ticking thread looks at ``at`` at the latest."""
+        """Make the ticking thread run its next step no later than ``at``."""
         if self.ticker is None and (refusal := self._start_ticker()):
-            logger.error("no thread for the watchdog: %s", refusal)  # what is planned waits for whoever pokes next
+            logger.error("no thread for the watchdog: %s", refusal)  # planned work waits for the next poke
         if ticker := self.ticker:
             ticker.poke(at)
 
     def nudge(self) -> None:
-        """Have the ticking thread look now, if there is one: who asks must start none."""
+        """Make the ticking thread run a step now, if there is one. The caller is not allowed to start a thread."""
         if ticker := self.ticker:
             ticker.poke(self.now())
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
-        """Run it on a thread of its own, as soon as the process can have one."""
+        """Run ``run()`` on a thread of its own, as soon as the operating system grants one. Never raises for that."""
         self.runtime.spawn(run, name)
         if worker.is_any_missing():
-            self.poke(self.now())  # somebody must keep time, and try again
+            self.poke(self.now())  # the ticking thread tries again
 
     def _start_ticker(self) -> str | None:
-        """Return why there is no thread for it. A client that has ended gets none, and does nothing more."""
+        """Start the ticking thread if needed. Returns the reason if the operating system refuses it, otherwise None.
+
+        A client that has ended gets no thread, and returns None as well.
+        """
         with self.lock:
             if self.ticker is None and not self.finished:
                 ticker = self.ticker = self.runtime.ticker(self._step, self._watchdog_died, "multilock-watchdog")
                 refusal: str | None = "its start was interrupted"
                 try:
                     refusal = ticker.start()
-                finally:  # an interrupt: its thread may have begun, and nobody would close it
+                finally:  # after an interrupt the thread may run, and nothing else would end it
                     if refusal is not None:
                         self.ticker = None
                         ticker.close()
@@ -287,20 +302,21 @@ class Kernel:
 
     def _watchdog_died(self, error: BaseException) -> None:
         self.died = True
-        self.ticker = None  # what follows needs a clock; the client stays unhealthy
+        self.ticker = None  # the losses below need a new ticking thread; the client stays unhealthy
         try:
             self.monitor.lose_all(LossReason.WATCHDOG_DIED, f"the renewing thread ended: {type(error).__name__}")
         finally:
             logger.critical("the watchdog died; every lease of this client is lost", exc_info=error)
 
     def is_healthy(self) -> bool:
+        """Return whether renewals run on time and no thread is missing."""
         ticker = self.ticker
         if self.closed or self.died or worker.is_any_missing():
             return False
         return ticker is None or ticker.late() <= self.settings.ttl / 10
 
     async def diagnose(self) -> list[Finding]:
-        """What the backend finds about its server, after what this process finds about itself."""
+        """Return findings about the threads of this process, then about push connections, then about the server."""
         troubles = worker.troubles()
         if self.died:
             troubles.append("the watchdog of this client died of a defect, and every lease was lost with it")
@@ -310,29 +326,31 @@ class Kernel:
         ]
         return ours + self.pushes.findings() + await self.ask(self.backend.diagnose)
 
-    # What a dashboard asks, at any moment and from any thread
+    # Numbers for a dashboard, available at any moment and from any thread
 
     def held_names(self) -> list[str]:
-        """Of what is held and proven to be; what is over by the clock is not."""
+        """Return the names of the leases that are held and not expired by the clock."""
         now = self.now()
         return [lease.name for lease in list(self.held.values()) if lease._state == HELD and now < lease._lost_at]
 
     def waiting_names(self) -> list[str]:
-        """Of the calls of acquire() that are under way."""
+        """Return a name for each call of acquire() under way."""
         asking = [one.claim.name for one in list(self.monitor.waiting.values()) if one.claim.id not in self.held]
         return asking + self.gate.behind()
 
     def watchdog_late(self) -> float:
+        """Return by how many seconds the watchdog is overdue, inf if it died."""
         ticker = self.ticker
         return math.inf if self.died else ticker.late() if ticker else 0.0
 
     def add_election(self, election: Candidate) -> None:
+        """Remember an election, weakly, for dashboards and for a forked child."""
         with self.lock:
             self.elections.add(election)
 
     def candidacies(self) -> list[tuple[str, bool]]:
-        """The elections in which this client stands, and whether it leads."""
-        with self.lock:  # a set of weak references cannot be looked through while another thread adds to it
+        """Return the elections in which this client stands, each with whether it leads."""
+        with self.lock:  # a WeakSet must not change while it is iterated
             elections = list(self.elections)
         standing = [election for election in elections if election._stands()]
         return [(election.name, election.is_leader()) for election in standing]
@@ -340,11 +358,12 @@ class Kernel:
     # The end
 
     def check_open(self) -> None:
+        """Raise ClientClosed if the client is closed. A user's daemon thread at exit gets SystemExit instead."""
         if process.this_process[0] != process.OURS:
             process.notice_fork()
         if self.closed:
             if process.ends_with_the_interpreter():
-                raise SystemExit  # which a thread ends with in silence
+                raise SystemExit  # ends a thread without a traceback
             raise self.closed_error()
 
     def closed_error(self) -> ClientClosed:
@@ -354,11 +373,11 @@ class Kernel:
 
     @property
     def who(self) -> str:
-        """What holds a lock of this client."""
+        """The word for the holder of a lease in messages: a task with asyncio, otherwise a thread."""
         return "task" if self.face.asynchronous else "thread"
 
     def still_taken(self, name: str, timeout: float | None, by_itself: bool) -> LockTimeout:
-        """``by_itself``: the thread or task that asks holds it."""
+        """Return the error of an acquire that timed out. ``by_itself``: the calling thread or task holds the lock."""
         remedy = "see who holds it with inspect(), or wait for it with a timeout"
         if by_itself:
             remedy = f"this {self.who} holds it itself: release it first, or make the lock with reentrant=True"
@@ -371,11 +390,14 @@ class Kernel:
         )
 
     def blocked_by_itself(self, want: Want, held: Holding) -> CapabilityMissing:
-        """It would wait for itself, and two that read and want to write for each other."""
+        """Return the error for a reader that asks to write, or a writer that asks to read.
+
+        It would wait for itself, and two such readers would wait for each other.
+        """
         verb, has = ("write", "read") if want.kind == "write" else ("read", "write")
         return CapabilityMissing(
-            f"this {self.who} asks to {verb} {want.name!r}, of which it has a {has} lease, and neither is turned into "
-            "the other: release that first, and look anew at what it protects",
+            f"this {self.who} asks to {verb} {want.name!r} while it has a {has} lease of it, and multilock does not "
+            "convert one into the other: release that lease first, and read the protected data again",
             name=held.name,
             backend=self.scheme,
         )
@@ -389,7 +411,7 @@ class Kernel:
         )
 
     def not_held(self, name: str) -> NotHeld:
-        """By who asks, through the lock that is asked."""
+        """Return the error of a release through a lock object from which the caller has no lease."""
         return NotHeld(
             f"this {self.who} holds no lease of {name!r} through this lock: it was released, or taken elsewhere "
             f"(lease.release() works from any {self.who})",
@@ -398,24 +420,28 @@ class Kernel:
         )
 
     def none_current(self, name: str | None) -> NotHeld:
-        """None of that name; None: none at all."""
+        """Return the error of `Client.current_lease` without a lease, for a given name or for any name."""
         of = f" of {name!r}" if name else ""
         return NotHeld(f"this {self.who} holds no lease{of}", name=name, backend=self.scheme)
 
     def name_error(self, error: MultilockError, name: str | None) -> None:
-        """As it leaves for the user: a backend of several servers does not know under which scheme it was opened."""
+        """Add the lock's name and the client's scheme to an error before the user gets it.
+
+        A backend of several servers does not know the scheme under which it was opened.
+        """
         error.name = error.name or name
         error.backend = self.scheme
         if error.__cause__ is not None:
             error.__cause__ = behind(error.__cause__)
 
     def extra(self, lease: Holding) -> dict[str, Any]:
+        """Return the ``extra`` of a log line about this lease."""
         return {"lock_name": lease.name, "lock_owner": lease.owner, "lock_token": lease.token}
 
-    # One question to the backend
+    # Single requests to the backend
 
     async def ask(self, call: Callable[..., R], *args: Any, name: str | None = None, within: float | None = None) -> R:
-        """``call(*args, within)``, once; ``within`` is the client's request timeout unless it is given."""
+        """Return ``call(*args, within)``, called once. ``within`` defaults to the client's request timeout."""
         try:
             self.check_open()
             return await self.face.ask(self.request_timeout() if within is None else within, call, *args)
@@ -424,7 +450,7 @@ class Kernel:
             raise
 
     async def pages(self, prefix: str) -> Callable[[], Coroutine[Any, Any, list[LockInfo]]]:
-        """What gives the next locks held whose names begin with ``prefix``, an empty list at the end."""
+        """Return a function that returns the next held locks whose names begin with ``prefix``, [] at the end."""
         iterator = await self.ask(partial(self.backend.inspect_all, prefix))
 
         async def page() -> list[LockInfo]:
@@ -433,7 +459,7 @@ class Kernel:
         return page
 
     async def renew(self, lease: AnyHeld) -> None:
-        """See ``Lease.renew``. Of several locks each is renewed, also after one that was not answered."""
+        """Renew a lease now: see ``Lease.renew``. For several locks, go on with the others if one is not answered."""
         lease.check()
         parts: Sequence[Holding] = lease.leases
         errors: list[MultilockError] = []
@@ -451,7 +477,7 @@ class Kernel:
     async def _renew_one(self, lease: Holding) -> None:
         granted = lease._granted
         if not lease._claim.renew and self.watchdog.sessions.renews(granted.group):
-            # Its session is proved all the time, so the proof tells nothing: its ttl counts anew from here.
+            # Its session is renewed anyway, so a proof of the session does not extend it. Its ttl counts from now.
             granted = granted._replace(sent_at=self.now())
         within = min(self.request_timeout(granted.ttl), lease._lost_at - self.now())
         try:

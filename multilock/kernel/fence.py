@@ -1,8 +1,8 @@
-"""``hard_fence``: the operating system ends this process when the validity of a lease passes.
+"""``hard_fence``: the operating system kills this process when the validity of a lease passes.
 
-A POSIX timer of the process that sends SIGKILL (timer_create(2)), set anew by each proof that the lease is ours. So it
-needs neither the interpreter nor a thread of ours: it ends a process that is stopped, swapped out, or stuck in an
-extension. It counts on the clock of all deadlines, which goes on while the machine sleeps.
+A POSIX timer of the process sends SIGKILL (timer_create(2)). Each proof that the lease is ours sets it anew. The timer
+needs neither the interpreter nor a thread, so it also kills a process that is stopped, swapped out, or stuck in an
+extension. It uses the same clock as all deadlines, which goes on while the machine sleeps.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ __all__ = ["Fence", "Killer", "KillingTimer"]
 
 SIGKILL = 9
 SIGEV_SIGNAL, TIMER_ABSTIME = 0, 1  # <signal.h>, <time.h>
-SIGEVENT = struct.Struct("Pii48x")  # a value for the handler, the signal, how to notify
+SIGEVENT = struct.Struct("Pii48x")  # sigev_value, sigev_signo, sigev_notify
 ITIMERSPEC = struct.Struct("llll")  # the period and the time, each in seconds and nanoseconds
 NEVER = ITIMERSPEC.pack(0, 0, 0, 0)
-STALE_AT_LEAST = 64  # entries that no longer count, for which a heap is worth being made anew
+STALE_AT_LEAST = 64  # the heap is rebuilt only if it has at least this many outdated entries
 
 
 class Killer(Protocol):
-    """What ends this process at a time on the runtime's clock."""
+    """Ends this process at a time on the runtime's clock."""
 
     def at(self, when: float) -> None:
-        """At this time, and not at the one that was set before. ``math.inf``: not at all."""
+        """Set the time, which replaces the one set before. ``math.inf`` means never."""
 
     def close(self) -> None: ...
 
 
 class KillingTimer:
-    """A `Killer`. A forked child has none of its parent's timers."""
+    """A `Killer` with a POSIX timer. A forked child does not inherit its parent's timers."""
 
     def __init__(self, clock: int) -> None:
-        """Raises CapabilityMissing where there is no such timer, or where it would not kill."""
+        """Raise CapabilityMissing if there is no such timer, or if it would not kill."""
         if not sys.platform.startswith("linux"):
-            raise CapabilityMissing("hard_fence=True needs Linux: leave it out, and look at lease.is_held() instead")
+            raise CapabilityMissing("hard_fence=True needs Linux: leave it out, and check lease.is_held() instead")
         if os.getpid() == 1:
             raise CapabilityMissing(
                 "hard_fence=True has no effect in process 1 of a container, which its own timer cannot kill: start the "
                 "container with an init (docker run --init), or leave it out"
             )
         try:
-            import ctypes  # late: few programs need it
+            import ctypes  # imported here because few programs need it
 
             self._libc = _with_timers()
         except (ImportError, OSError) as error:
-            raise CapabilityMissing(f"hard_fence=True: this Python reaches no timer: {error}") from error
+            raise CapabilityMissing(f"hard_fence=True: this Python cannot use a POSIX timer: {error}") from error
         self._timer = ctypes.c_void_p()
         event = SIGEVENT.pack(0, SIGKILL, SIGEV_SIGNAL)
         if self._libc.timer_create(clock, event, ctypes.byref(self._timer)):
@@ -74,8 +74,10 @@ class KillingTimer:
 
 
 def _with_timers() -> PyDLL:
-    """The C library. These calls keep the interpreter's lock: they take a microsecond, and to get it back may take five
-    thousand."""
+    """Return the C library, as one whose calls keep the interpreter's lock.
+
+    The calls take a microsecond. Getting the interpreter's lock back could take five thousand.
+    """
     import ctypes
 
     library = ctypes.PyDLL(None, use_errno=True)
@@ -85,16 +87,16 @@ def _with_timers() -> PyDLL:
 
 
 class Fence:
-    """Of one client: this process lives no longer than each of these leases is valid. Used under the client's lock.
+    """The hard fence of one client: it kills the process when the first of these leases ends its validity.
 
-    A signal handler or a finalizer may come between any two lines, and release a lease here. An interrupt may end any
-    call halfway; whoever was interrupted lifts the fence of that lease.
+    The caller holds the kernel's lock. A signal handler or a finalizer may run between any two lines, and release a
+    lease here. An interrupt may end any call halfway. The interrupted caller then lifts the fence of that lease.
     """
 
     def __init__(self, killer: Killer) -> None:
         self._killer = killer
         self._until: dict[str, float] = {}  # by claim id
-        # Earliest first. An entry counts if it is what `_until` says: the others are of older proofs, or were lifted.
+        # The earliest first. An entry counts only if `_until` has the same time. Others are outdated or lifted.
         self._heap: list[tuple[float, str]] = []
         self._set_to = math.inf
 
@@ -107,8 +109,10 @@ class Fence:
         self._set()
 
     def lift(self, claim_id: str) -> None:
-        """Forget this lease: its holder has ended what it did under it. Also after an interrupt, which may have come
-        before the timer was set."""
+        """Forget this lease, because its holder has ended its work.
+
+        Also called after an interrupt, which may have come before the timer was set.
+        """
         self._until.pop(claim_id, None)
         self._set()
 
@@ -119,24 +123,24 @@ class Fence:
 
     def _set(self) -> None:
         while (at := self._first()) != self._set_to:
-            self._set_to = math.nan  # equal to nothing: an interrupt may come before or after the timer is set
+            self._set_to = math.nan  # equals nothing, because an interrupt may come before or after the timer is set
             self._killer.at(at)
             self._set_to = at
 
     def _first(self) -> float:
-        """When the first of them ends."""
+        """Return when the validity of the first lease ends, or inf."""
         heap = self._heap
         while heap:
             entry = until, claim_id = heap[0]
             if self._until.get(claim_id) == until:
                 return until
             dropped = heapq.heappop(heap)
-            if dropped is not entry:  # a signal handler came in between, and dropped that one itself
+            if dropped is not entry:  # a signal handler came in between and dropped that entry itself
                 heapq.heappush(heap, dropped)
         return math.inf
 
     def _drop_stale(self) -> None:
-        """Make the heap anew; again if a signal handler changed something meanwhile."""
+        """Rebuild the heap without outdated entries, and once more if a signal handler changed something meanwhile."""
         seen: dict[str, float] | None = None
         while seen != self._until:
             seen = self._until.copy()

@@ -1,6 +1,7 @@
-"""The local gate: of all unfair waiters of one client for one name, one at a time talks to the server.
+"""The local gate: of all waiters of one client for one name, only the first sends requests.
 
-``fair=True`` waiters take their own places at the server, and ``timeout=0`` asks it itself; neither comes here.
+Waiters with ``fair=True``, readers and permits join the server's own queue, and ``timeout=0`` asks the server at once.
+None of these uses the gate.
 """
 
 from __future__ import annotations
@@ -16,51 +17,59 @@ if TYPE_CHECKING:
 
 __all__ = ["SHORT", "Gate", "Line"]
 
-SHORT = 0.05  # a request that had less than this many seconds says nothing about the backend by its silence
+SHORT = 0.05  # seconds; a request with a shorter timeout that gets no answer does not show that the backend is silent
 
 
 class Line:
-    """The waiters for one name, the one at the server first, and what was heard of that server."""
+    """The waiters for one name, and when the backend last answered. The first waiter is the one that sends requests."""
 
     __slots__ = ("answered_at", "asked_at", "bells", "silence", "silent_since")
 
     def __init__(self) -> None:
         self.bells: list[Bell] = []
-        self.asked_at = self.answered_at = -math.inf  # for the last time
-        self.silent_since: float | None = None
-        self.silence: BackendUnavailable | None = None
+        self.asked_at = self.answered_at = -math.inf  # times of the last request and of the last answer
+        self.silent_since: float | None = None  # when the first request of the present outage was sent
+        self.silence: BackendUnavailable | None = None  # the error of the present outage
 
     def answered(self, now: float) -> None:
+        """Record an answer, which ends an outage."""
         self.answered_at = now
         self.silent_since = self.silence = None
 
     def heard_since(self, started: float) -> bool:
+        """Return whether the backend has answered since ``started``."""
         return self.answered_at >= started
 
     def unheard(self, started: float, now: float) -> bool:
-        """Whether nothing at all says to a waiter that came at ``started`` that the name is taken: no answer since, and
-        a request under way that had time for one; before the very first answer, any."""
+        """Return whether a waiter that came at ``started`` has no evidence that the name is taken.
+
+        That is so if the backend has not answered since, although the request under way has had time for it. Before the
+        backend's very first answer, any request under way counts.
+        """
         if self.heard_since(started):
             return False
         return self.answered_at == -math.inf or now - SHORT >= self.asked_at > self.answered_at
 
     def unanswered(self, sent_at: float, silence: BackendUnavailable) -> None:
+        """Record a request without an answer. The first one begins an outage."""
         self.silence = silence
         if self.silent_since is None:
             self.silent_since = sent_at
 
     def patience_ends(self, started: float, outage_timeout: float) -> float:
-        """When a waiter that came at ``started`` has seen enough of the present silence; at the earliest."""
+        """Return the earliest time at which the present outage is too long for a waiter that came at ``started``."""
         return max(started, math.inf if self.silent_since is None else self.silent_since) + outage_timeout
 
 
 class Gate:
+    """The lines of waiters of one client, one line for each name."""
+
     def __init__(self) -> None:
         self._lines: dict[str, Line] = {}
         self._lock = system.RLock()
 
     def enter(self, name: str, bell: Bell) -> Line:
-        """Take a place. The first of ``line.bells`` may talk to the server; the others are rung when they are it."""
+        """Join the line for ``name``. The first of ``line.bells`` may send requests. Its departure rings the next."""
         with self._lock:
             line = self._lines.get(name)
             if line is None:
@@ -69,7 +78,10 @@ class Gate:
             return line
 
     def leave(self, name: str, bell: Bell) -> None:
-        """Again after an interrupt: it may have come before there was a place, or before the next one was woken."""
+        """Leave the line, and wake the next waiter. Call it again after an interrupt, wherever that came.
+
+        The interrupt may have come before the waiter had joined, or before the next waiter was woken.
+        """
         with self._lock:
             line = self._lines.get(name)
             if line is None:
@@ -86,16 +98,17 @@ class Gate:
                 del self._lines[name]
 
     def behind(self) -> list[str]:
-        """The name of each waiter that is not the first of its line."""
+        """Return a name for each waiter that is not the first of its line."""
         with self._lock:
             return [name for name, line in self._lines.items() for _ in line.bells[1:]]
 
     def clear(self) -> None:
-        """Who waits here never wakes. Should one of them leave all the same, it finds no place to give up."""
+        """Forget all waiters, because their event loop was closed. A waiter that still leaves changes nothing."""
         with self._lock:
             self._lines.clear()
 
     def wake_all(self) -> None:
+        """Wake every waiter, because the client is being closed."""
         with self._lock:
             bells = [bell for line in self._lines.values() for bell in line.bells]
         for bell in bells:

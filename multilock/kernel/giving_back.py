@@ -1,16 +1,16 @@
-"""Giving a lock back: a release, whose holder waits for one answer, and the background cancel, which waits for as many
-as it takes.
+"""Giving a lock back: the release, which sends one request, and the background cancel, which repeats it until answered.
 
-A request without an answer may still be executed. Nobody waits for that: the claim goes to the background cancel, and
-is released again and again, with the means of the backend that make the cancel final, until an answer came.
+A request without an answer may still be executed later. No caller waits for that. Its claim goes to the background
+cancel, which releases it again and again until the backend answers. The backend makes that cancel final, for example
+with a tombstone, so that a late request has no effect.
 
-A lease that nobody renews ends by itself, and so does this patience. But what was taken in a session lives as long as
-that session does, which is renewed while the client is open: there a cancel that is given up leaves the lock taken for
-ever. So it is tried on for as long as the session is renewed, and, when the server is back after an outage, not later
-than the next renewal that would prolong it.
+A lease that nobody renews expires, so its cancel may give up after a while. A lock in a session lives as long as the
+session, which is renewed while the client is open. If its cancel gave up, the lock would stay taken forever. So that
+cancel goes on for as long as the session is renewed. After an outage it tries again before the next renewal would
+prolong the session.
 
-Until it is answered the claim may stand in the queue, or have the name: a single try of the same client lets the answer
-come first (`Cancels.withdraws`).
+Until the cancel is answered, the claim may be in the queue or hold the name. A single try by the same client waits for
+that answer first (`Cancels.withdraws`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Cancels", "GivingBack", "call_to_give_back"]
 
-BRIEFLY = 0.1  # seconds for which a finalizer waits for the lock of a client, under which nothing is waited for
-AT_LEAST = 60.0  # seconds after the last send, or 2 × ttl if that is more: what nobody renews has ended by then
+BRIEFLY = 0.1  # seconds for which a finalizer waits for the kernel's lock, whose holders never block
+AT_LEAST = 60.0  # seconds of trying, or 2 × ttl if that is more: a lease that nobody renews has expired by then
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 
 FAILED = "giving back the lock %r failed: %s"
 STILL = (
-    "the lock %r is still not given back (%s): it stays taken as long as the session of this client lives, and is "
-    "tried on until it is answered"
+    "the lock %r is still not given back (%s): it stays taken as long as the session of this client lives. The client "
+    "goes on trying until the backend answers"
 )
 GAVE_UP = "gave up giving back the lock %r (%s): it may stay taken until its ttl of %g s is over"
 
@@ -52,27 +52,27 @@ CARRIERS = 2
 def call_to_give_back(
     backend: Backend, now: float, claim: Claim, granted: Granted | None, unsure: bool, rest_until: float | None
 ) -> tuple[Callable[..., Returned], *tuple[Any, ...]]:
-    """The call that gives a claim back, with all arguments but the last: how long it may take."""
+    """Return the backend's function that gives the claim back, and its arguments except the last, the timeout."""
     if rest_until and granted and (seconds := rest_until - now) > 0:
         return cast("Rests", backend).rest, claim, granted, unsure, seconds
     return backend.release, claim, granted, unsure
 
 
 class GivingBack:
-    """Releases: by whoever holds the lease, in the background, and from inside a client.
+    """Releases: those that the holder waits for, those in the background, and those from inside the library.
 
-    A lease of several locks begins its release as a whole. Then each part goes back to the backend by itself; one that
-    another lease holds as well is only counted down.
+    A lease of several locks begins its release as a whole. Then each part is given back to the backend by itself. A
+    part that another lease holds as well is only counted down.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._late: deque[AnyHeld] = deque()  # for the ticking thread
+        self._late: deque[AnyHeld] = deque()  # leases that the ticking thread must release
 
     async def release(self, lease: AnyHeld, until: float | None = None) -> bool:
-        """See ``Lease.release``. The lease is over from here on, whatever the backend says or does not say.
+        """Release a lease: see ``Lease.release``. From here on the lease is over, whatever the backend answers.
 
-        Answers are waited for until ``until``: the time of one request, unless it is given.
+        Waits for answers until the time ``until``, by default for one request timeout.
         """
         process.notice_fork()
         if process.in_the_middle():
@@ -95,7 +95,7 @@ class GivingBack:
                 self._finish_whole(lease)
             return ours
         except BaseException:
-            # By hand, not `surely`: it is a coroutine, and what is left to do is another thing than what it began with.
+            # `surely` does not fit: this is a coroutine, and the clean-up differs from the first attempt.
             if part and (part._state in (RELEASING, RELEASED) or returned is not None):
                 self._finish(part, returned, released_at)
             if lease._state == RELEASING:
@@ -103,19 +103,19 @@ class GivingBack:
             raise
 
     def _decide(self, lease: AnyHeld, now: float) -> bool | None:
-        """None: requests are to be sent. Else what the release answers without any."""
+        """Return the result of the release if it needs no request, otherwise begin it and return None."""
         with self._kernel.lock:
             if lease._proved(now):
                 if lease._count > 1 and lease._count_down():
                     return True
                 lease._begin_release()
                 return None
-        lease._alive()  # which notices that it is over
+        lease._alive()  # loses the lease if its deadline has passed
         lease._end_of_work()
         return False
 
     async def _ask_for_release(self, lease: Holding, until: float) -> Returned | None:
-        """None: it was not answered in time."""
+        """Send one release. Returns None if it is not answered in time."""
         kernel = self._kernel
         within = min(lease._want.request_timeout, until - kernel.now())
         if within <= 0:
@@ -137,11 +137,15 @@ class GivingBack:
             return None
 
     def _finish(self, lease: Holding, returned: Returned | None, released_at: float) -> bool:
-        """The end of a release; None: it was not answered, and goes on in the background. Twice is harmless."""
+        """End the release of one lock. Returns False if the backend says that it was not ours.
+
+        If ``returned`` is None, there was no answer, and the release goes on in the background. A second call changes
+        nothing.
+        """
         kernel = self._kernel
         if returned is None:
             with kernel.lock:
-                kernel.watchdog.drop(lease)  # the interrupt may have come before that
+                kernel.watchdog.drop(lease)  # an interrupt may have come before `_let_go` did this
         if returned is None or returned.again:
             kernel.cancels.add(lease._claim, lease._granted, unsure=True, rest_until=lease._rest_until)
         if returned is None or returned.ours:
@@ -159,18 +163,18 @@ class GivingBack:
         return False
 
     def _finish_whole(self, lease: AnyHeld) -> None:
-        """Of several locks, when each part is finished. Twice is harmless."""
+        """End the release of several locks, after each part has ended. A second call changes nothing."""
         lease._tell_gone()
         self._released(lease)
         lease._leave_scope()
 
     def _released(self, lease: AnyHeld) -> bool:
-        """End its release. Return True the first time: an interrupt may have it called again."""
+        """End the release, and return True the first time. After an interrupt it is called again."""
         with self._kernel.lock:
             first = lease._end_release()
-            if not first and lease._state != RELEASED:  # a child of a fork has reset it
+            if not first and lease._state != RELEASED:  # lost meanwhile
                 return False
-        lease._lift_fence()  # again, if the release was interrupted
+        lease._lift_fence()  # an interrupt may have come before `_let_go` did this
         lease._leave_scope()
         lease._call_hooks()
         return first
@@ -186,10 +190,10 @@ class GivingBack:
         if tell := kernel.events.tell:
             tell.released(part, released_at)
 
-    # For whoever cannot wait
+    # For callers that cannot wait
 
     def later(self, lease: AnyHeld) -> None:
-        """Release it in the background, however often it was acquired: somebody unwinds."""
+        """Release a lease in the background, however often it was acquired. Its holder is unwinding."""
         held = lease._state == HELD
         try:
             with self._kernel.lock:
@@ -198,19 +202,18 @@ class GivingBack:
                 self._release_late(lease)
             else:
                 lease._all_work_ended()
-        except BaseException:  # interrupted: what we have begun to release nobody else would give back
+        except BaseException:  # interrupted: if we have begun the release, nothing else would finish it
             if held and lease._state in (RELEASING, RELEASED):
                 self.go_on(lease)
             raise
 
     def take_back(self, lease: AnyHeld) -> None:
-        """The same for one that its acquire, interrupted, could not hand out: nothing was done for which the name
-        would rest."""
+        """Release a lease in the background whose acquire was interrupted. Nobody worked, so hold_at_least is void."""
         lease._no_rest()
         self.later(lease)
 
     def go_on(self, lease: AnyHeld) -> None:
-        """One that is being released: whoever waits for the answer never unwinds."""
+        """Finish a release in the background, because the caller that waits for its answer will not go on."""
         now = self._kernel.now()
         with self._kernel.lock:
             lease._let_go()
@@ -219,15 +222,19 @@ class GivingBack:
         self._finish_whole(lease)
 
     def soon(self, lease: Holding) -> None:
-        """Have the ticking thread release it, or count it down, for whoever may hold a lock of the client."""
+        """Make the ticking thread release a lease, or count it down. For callers that may hold the kernel's lock."""
         self._late.append(lease)
         self._kernel.nudge()
 
     def _release_from_within(self, lease: AnyHeld) -> bool:
-        """By a finalizer, or a signal handler, that came `process.in_the_middle`: what this thread holds would be
-        waited for, for ever. The ticking thread does it."""
+        """Release a lease from a finalizer or signal handler that interrupted a call of multilock in this thread.
+
+        It must not wait for a lock that its own thread may hold, because that wait would never end. So the ticking
+        thread sends the request.
+        """
         kernel = self._kernel
-        # Who has this lock may wait in the same way for that of another client, which we have: then it ends there.
+        # The thread that holds this lock may be in the same situation and wait for a lock that we hold. So we give up
+        # soon, and leave the whole release to the ticking thread.
         if not kernel.lock.acquire(timeout=BRIEFLY):
             self._late.append(lease)
         else:
@@ -245,12 +252,12 @@ class GivingBack:
         return True
 
     def step(self) -> None:
-        """On the ticking thread."""
+        """Release the leases of `soon` and `_release_from_within`. Called on the ticking thread."""
         while self._late:
             self._release_late(self._late.popleft())
 
     def _release_late(self, lease: AnyHeld) -> None:
-        """Twice is harmless."""
+        """Count a lease down, or release it through the background cancel. A second call changes nothing."""
         kernel = self._kernel
         with kernel.lock:
             if lease._count_down():
@@ -269,6 +276,12 @@ class GivingBack:
 
 
 class _Cancel:
+    """One claim that the background cancel gives back.
+
+    ``until`` is when it may give up. ``told`` has the messages logged so far. ``under_way`` is True while a request is
+    planned for now or being sent, and False during a pause. Its end rings the ``bells``.
+    """
+
     __slots__ = ("bells", "claim", "granted", "pause", "rest_until", "told", "under_way", "unsure", "until")
 
     def __init__(
@@ -281,11 +294,13 @@ class _Cancel:
         self.rest_until = rest_until
         self.pause = FIRST_PAUSE
         self.told: list[str] = []
-        self.under_way = False  # to be asked now, or being asked; not while it pauses
-        self.bells: set[Bell] = set()  # to be rung when it no longer is
+        self.under_way = False
+        self.bells: set[Bell] = set()
 
 
 class Cancels:
+    """The background cancel of one client: gives claims back until the backend has answered."""
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._workers = kernel.runtime.workers("multilock-cleanup", CARRIERS)
@@ -301,8 +316,11 @@ class Cancels:
         not_before: float | None = None,
         rest_until: float | None = None,
     ) -> None:
-        """Give this claim back in the background. ``unsure``: some request of its id was never answered.
-        ``rest_until``: it was held, and leaves its name taken until then."""
+        """Give this claim back in the background.
+
+        ``unsure``: Some request with its id was never answered. ``not_before``: The time of the first request.
+        ``rest_until``: The claim was held, and hold_at_least keeps its name taken until then.
+        """
         kernel = self._kernel
         start = kernel.now() if not_before is None else not_before
         cancel = _Cancel(claim, granted, unsure, start + max(AT_LEAST, 2 * claim.ttl), rest_until)
@@ -314,11 +332,11 @@ class Cancels:
             self._submit(cancel)
 
     def wait(self, timeout: float) -> bool:
-        """Whether everything was answered within ``timeout`` seconds."""
+        """Wait until every claim is given back. Returns False after ``timeout`` seconds."""
         return wait_until(self._kernel.runtime, lambda: not self._open, timeout)
 
     def withdraws(self, name: str, bell: Bell) -> bool:
-        """Whether a request that gives this name back is under way; then ``bell`` rings when it has ended."""
+        """Return whether a request that gives this name back is under way. If so, its end will ring ``bell``."""
         if not self._open:
             return False
         with self._lock:
@@ -328,7 +346,7 @@ class Cancels:
         return bool(found)
 
     def take(self) -> list[tuple[Claim, Granted | None, bool, float | None]]:
-        """What is still open, taken out: the caller releases it himself."""
+        """Remove and return all open claims. The caller gives them back itself."""
         with self._lock:
             rest = [(cancel.claim, cancel.granted, cancel.unsure, cancel.rest_until) for cancel in self._open.copy()]
             self._open.clear()
@@ -358,7 +376,7 @@ class Cancels:
             elif error.unknown:
                 cancel.unsure = True
             if self._goes_on(cancel, error):
-                self._ended(cancel, done=False)  # before it may begin again
+                self._ended(cancel, done=False)  # before the timer, which may start the next request at once
                 kernel.timers.at(
                     kernel.now() + cancel.pause * kernel.runtime.uniform(0.5, 1.0), lambda: self._submit(cancel)
                 )
@@ -368,6 +386,7 @@ class Cancels:
         self._ended(cancel, done=True)
 
     def _goes_on(self, cancel: _Cancel, error: Exception) -> bool:
+        """Return whether to try again after ``error``."""
         kernel = self._kernel
         if kernel.finished:
             return False
@@ -382,10 +401,11 @@ class Cancels:
         return min(LONGEST_PAUSE, max(FIRST_PAUSE, cancel.claim.ttl / 3)) if self._is_renewed(cancel) else LONGEST_PAUSE
 
     def _is_renewed(self, cancel: _Cancel) -> bool:
+        """Return whether a renewed session may keep this claim alive."""
         return self._kernel.watchdog.sessions.renews(cancel.granted.group if cancel.granted else None)
 
     def _tell(self, cancel: _Cancel, message: str, *about: object) -> None:
-        """Each message once: this may go on for hours."""
+        """Log each message only once for a claim, because the attempts may go on for hours."""
         if message not in cancel.told:
             cancel.told.append(message)
             claim = cancel.claim

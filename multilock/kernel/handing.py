@@ -1,4 +1,4 @@
-"""Handing a lease over to whoever asked for it: until the caller has it, an interrupt gives it back."""
+"""Returns a new lease to the caller of acquire(). If an interrupt comes before the caller has it, it is given back."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ L = TypeVar("L", bound=AnyHeld)
 
 
 class Handing(Generic[L]):
-    """One acquire. The frame that hands the lease over makes it first, and calls `take_back` in its ``except``.
+    """The lease of one acquire, on its way to the caller.
 
-    So the lease is noted here before any function could be interrupted that has it in a variable only. From the return
-    of that frame on, CPython delivers no interrupt until the caller has stored the lease, or entered it.
+    The function that returns the lease creates this object first, and calls `take_back` in its ``except``. So the lease
+    is recorded here before an interrupt can hit a function that has it only in a local variable. Once that function has
+    returned, CPython delivers no interrupt until the caller has stored the lease, or entered it with ``with``.
     """
 
     __slots__ = ("_before", "_kernel", "lease")
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._before = 0  # how often the lease had been acquired before this
+        self._before = 0  # the acquire count of the lease before this acquire; 0 for a new lease
         self.lease: L | None = None
 
     def reenter(self, scope: Scope[L], want: Want) -> L | None:
-        """Acquire once more what ``scope`` holds of a reentrant lock."""
+        """Acquire a reentrant lease of ``scope`` once more. Returns None if there is none that is still held."""
         held = scope.newest(lambda lease: lease._may_reenter(want)) if want.reentrant else None
         if held is None:
             return None
@@ -43,15 +44,15 @@ class Handing(Generic[L]):
         return None
 
     async def acquire(self, acquiring: Coroutine[Any, Any, Any], scope: Scope[L] | None = None) -> L | None:
-        """Await a new lease. It is in ``scope`` then."""
-        lease: L | None = await acquiring  # no call before the next line, not even cast()
+        """Await a new lease, and add it to ``scope``."""
+        lease: L | None = await acquiring  # no call may come before the next line, not even cast()
         self.lease = lease
         if lease is not None and scope is not None:
             scope.push(lease)
         return lease
 
     def take_back(self) -> None:
-        """The caller was interrupted, and has nothing. Twice is harmless."""
+        """Undo the acquire, because the caller was interrupted and has no lease. A second call changes nothing."""
         lease, self.lease = self.lease, None
         if lease is None:
             return

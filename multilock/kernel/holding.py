@@ -1,15 +1,16 @@
-"""What all leases share: their states, who works under them, and what is called at their end.
+"""The states of a lease, its acquire count, and the functions called at its end.
 
-`Holding` is the lease of one lock, answered from the clock at every question; `multilock.many` has the lease of several
-locks, whose parts are holdings. What is true of a lease stands in `AnyHeld`, once for both.
+`Holding` is the lease of one lock. `multilock.many` has the lease of several locks, whose parts are holdings. `AnyHeld`
+is the base of both.
 
-All changes of its state are here, as named transitions; nobody else assigns it (see docs/decisions/0015-the-house.md):
+Only the named transitions in this file assign the state (see docs/decisions/0015-the-house.md):
 
     NEW ── adopt ──▶ HELD ── begin_release ──▶ RELEASING ── end_release ──▶ RELEASED
                        └── lose ──▶ LOST ◀── lose_released ──┘
 
-`abandon` leads from NEW, HELD and RELEASING to RELEASED, `reset_in_child` from everywhere. Each is called under the
-kernel's lock; from any other state than those it names, it changes nothing and returns False.
+`abandon` leads from NEW, HELD and RELEASING to RELEASED, and `reset_in_child` leads there from every state. The caller
+of a transition holds the kernel's lock. A transition that does not start from the present state changes nothing and
+returns False.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["HELD", "LOST", "NEW", "RELEASED", "RELEASING", "AnyHeld", "Holding"]
 
-# What is stored; AT_RISK is computed. NEW: not adopted yet, so that an interrupt before that leaves nothing held.
+# The stored states. AT_RISK is computed, not stored. A lease is NEW until the kernel has adopted it, so that an
+# interrupt before that leaves nothing held.
 NEW, HELD, RELEASING, RELEASED, LOST = range(5)
 
 
 class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
-    """A lease, of one lock or of several, from its grant until it is released or lost; it is never held again after
-    that."""
+    """A lease of one lock or of several, from its grant until it is released or lost. It is never held again then."""
 
     __slots__ = (
         "__weakref__",
@@ -58,30 +59,30 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self._want = want
         self._state = NEW
         self._loss: Loss[Any] | None = None
-        self._count = 1  # how often it was acquired, if it is reentrant: for each a release
-        self._fenced_from = 0  # from how many acquires on the process ends with its validity; 0: with none
+        self._count = 1  # acquires without their release; more than 1 only for a reentrant lock
+        self._fenced_from = 0  # the hard fence applies while `_count` is at least this; 0 for no hard fence
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
-        self._hooks: list[Callable[[], None]] | None = None  # called at the end, lost or released, by whoever ends it
+        self._hooks: list[Callable[[], None]] | None = None  # called when it is lost or released, by the ending thread
 
-    # Transitions. No function is called between the assignments of one: an interrupt finds all of them done, or none.
+    # Transitions. A transition calls no function between its assignments, so an interrupt finds all of them or none.
 
     def _adopt(self) -> bool:
-        """NEW → HELD: the kernel looks after it from now on."""
+        """NEW → HELD: the kernel renews and watches the lease from now on."""
         if self._state != NEW:
             return False
         self._state = HELD
         return True
 
     def _count_down(self) -> bool:
-        """HELD → HELD: one release of a reentrant lease that was acquired more than once."""
+        """HELD → HELD: release a reentrant lease once that was acquired more than once."""
         if self._state != HELD or self._count <= 1:
             return False
         self._work_ends()
         return True
 
     def _begin_release(self) -> bool:
-        """HELD → RELEASING: its end has begun; whatever comes while the request is under way is not a loss."""
+        """HELD → RELEASING: begin the release. A notice that arrives during the request does not count as a loss."""
         if self._state != HELD:
             return False
         self._state = RELEASING
@@ -89,7 +90,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _end_release(self) -> bool:
-        """RELEASING → RELEASED: the backend has answered, or the background asks it on. No loss is told any more."""
+        """RELEASING → RELEASED: the backend has answered, or the background goes on asking. No loss can follow."""
         if self._state != RELEASING:
             return False
         self._state = RELEASED
@@ -97,11 +98,11 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _lose(self, loss: Loss[Any]) -> bool:
-        """HELD → LOST: it ended without our doing."""
+        """HELD → LOST: the lease ended without a release."""
         return self._lost_from(HELD, loss)
 
     def _lose_released(self, loss: Loss[Any]) -> bool:
-        """RELEASING → LOST: for its release only, which found it gone."""
+        """RELEASING → LOST: the release found the lock gone. Only the release calls this."""
         return self._lost_from(RELEASING, loss)
 
     def _lost_from(self, state: int, loss: Loss[Any]) -> bool:
@@ -114,31 +115,34 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _abandon(self) -> bool:
-        """NEW, HELD, RELEASING → RELEASED: nobody has it any more. Its acquire was interrupted before it could hand it
-        out, or the interpreter ends; who calls gives the claim back. Of several locks: one was released by hand."""
+        """NEW, HELD, RELEASING → RELEASED: drop a lease that nobody can use. The caller gives its claim back.
+
+        Used if an acquire is interrupted before it could return the lease, at interpreter exit, and for a lease of
+        several locks of which one was released by hand.
+        """
         if self._state not in (NEW, HELD, RELEASING):
             return False
         self._state = RELEASED
         return True
 
     def _reset_in_child(self) -> None:
-        """Every state → RELEASED: what the parent of a forked child held or lost is nothing of the child's."""
+        """Every state → RELEASED: in a forked child, the leases of the parent mean nothing."""
         self._state = RELEASED
         self._loss = self._callbacks = self._hooks = None
 
     @property
     def leases(self) -> tuple[Any, ...]:
-        """Of a single lock: itself."""
+        """The leases of the single locks."""
         raise NotImplementedError
 
     # Whether it is still ours
 
     def _proved(self, now: float) -> bool:
-        """Whether it is held, and was not over by the clock at ``now``."""
+        """Return whether the lease is held and its deadline is after ``now``."""
         raise NotImplementedError
 
     def _alive(self) -> bool:
-        """From the clock; a deadline that passed unnoticed is noticed now."""
+        """Return whether the lease is held, by the clock. If its deadline has passed, the lease is lost here."""
         raise NotImplementedError
 
     def _at_risk(self) -> bool:
@@ -167,21 +171,22 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         )
 
     def _over(self) -> bool:
-        """Lost or released, to the end: nothing more happens to it. One that is being released is not."""
+        """Return whether the lease is lost or released, so that nothing more happens to it."""
         return self._state in (LOST, RELEASED)
 
     def _is_lost(self) -> bool:
         return not self._alive() and self._state == LOST
 
-    # Who works under it. Each acquire begins a work and each release ends one, whether the lease is held or was lost.
+    # Work under the lease. Each acquire begins a work and each release ends one, even if the lease was lost meanwhile.
 
     def _may_reenter(self, want: Want) -> bool:
+        """Return whether ``want`` may acquire this lease once more: same names and kind, and both reentrant."""
         mine = self._want
         same = (mine.names, mine.kind, mine.permits) == (want.names, want.kind, want.permits)
         return mine.reentrant and want.reentrant and same
 
     def _reenter(self, want: Want) -> bool:
-        """Count one more acquire of this reentrant lease, if it is still held; ``want.on_lost`` is told of its loss."""
+        """Count one more acquire of this reentrant lease, and add ``want.on_lost``. Returns False if it is not held."""
         if not self.is_held():
             return False
         with self._kernel.lock:
@@ -195,18 +200,20 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             return True
 
     def _begin_work(self, want: Want) -> None:
-        """Somebody has it from here on, with what ``want`` promises: a rest after the release, a fence. Under the
-        client's lock."""
+        """Apply the options of ``want`` that concern the work: hold_at_least and hard_fence.
+
+        The caller holds the kernel's lock.
+        """
         raise NotImplementedError
 
     def _work_ends(self) -> None:
-        """One of several that work under it has ended."""
+        """Count down one of several works, and lift the hard fence with the work that asked for it."""
         self._count -= 1
         if self._count < self._fenced_from:
             self._lift_fence()
 
     def _end_of_work(self) -> bool:
-        """One who works under a lease that is over says that he has ended. True: he was the last of them."""
+        """Record that one work under a lease that is already over has ended. Returns True if it was the last one."""
         with self._kernel.lock:
             if self._count > 1:
                 self._work_ends()
@@ -215,12 +222,12 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         return True
 
     def _all_work_ended(self) -> None:
-        """Of a lease that is over. Twice is harmless."""
+        """Clean up after the last work under a lease that is already over. A second call changes nothing."""
         self._lift_fence()
         self._leave_scope()
 
     def _check_at_entry(self) -> None:
-        """Of ``with``: a body that does not begin, since the lease was lost, does no work under it."""
+        """At the beginning of ``with``, raise LockLost or NotHeld if the lease is over, and end its work then."""
         try:
             self.check()
         except LockLost:
@@ -228,31 +235,34 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             raise
 
     def _lift_fence(self) -> None:
-        """Twice is harmless."""
+        """End the hard fence of this lease. A second call changes nothing."""
         raise NotImplementedError
 
     def _let_go(self) -> None:
-        """Its release has begun. Under the client's lock; twice is harmless."""
+        """End the hard fence and the renewals when the release begins. A second call changes nothing.
+
+        The caller holds the kernel's lock.
+        """
         raise NotImplementedError
 
     def _going_back(self) -> list[Holding]:
-        """What is to be given back to the backend, once its release has begun; the last that was taken comes first."""
+        """Return the holdings that the release must give back to the backend, the last acquired first."""
         raise NotImplementedError
 
     def _tell_gone(self) -> None:
-        """Of several locks, one of which was gone when it was released: all are lost."""
+        """Lose a lease of several locks if the release of a part found that part gone."""
 
     def _no_rest(self) -> None:
-        """Nothing was done for which a name would rest."""
+        """Cancel hold_at_least, because no work was done under the lease."""
         raise NotImplementedError
 
     def _leave_scope(self) -> None:
-        """Its owner released it: it is nobody's current lease any more."""
+        """Remove the lease from the leases of the thread or task that acquired it."""
         if self._scope is not None:
             self._scope.discard(self)
 
     def _to_be_released(self) -> bool:
-        """Whether its owner has still to release it: what is held, and what was lost."""
+        """Return whether the owner still has to release the lease. A lost lease must be released as well."""
         return self._state in (HELD, LOST)
 
     # The end
@@ -270,7 +280,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self._kernel.callbacks.start(callback, self._loss)
 
     def _at_end(self, hook: Callable[[], None]) -> bool:
-        """Have ``hook`` called when the lease ends, by the thread that ends it. False: it is over already."""
+        """Have ``hook`` called when the lease ends, by the thread that ends it. Returns False if it is over already."""
         self._alive()
         with self._kernel.lock:
             if self._over():
@@ -279,6 +289,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             return True
 
     def _not_at_end(self, hook: Callable[[], None]) -> None:
+        """Undo `_at_end`."""
         with self._kernel.lock:
             if self._hooks and hook in self._hooks:
                 self._hooks = [other for other in self._hooks if other != hook]
@@ -294,7 +305,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         )
 
     def _raise_lost(self, error: BaseException | None) -> None:
-        """At the end of ``with``: LockLost, unless the body's own exception goes on; that gets a note."""
+        """Raise LockLost at the end of ``with``. If the body raised ``error``, add a note to that instead."""
         lost = self._lock_lost()
         if error is None:
             raise lost
@@ -302,14 +313,14 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
             error.add_note(str(lost))
 
     def _call_hooks(self) -> None:
-        """Twice is harmless."""
+        """Call the hooks of `_at_end`. A second call changes nothing."""
         if self._hooks:
             for hook in list(self._hooks):
                 hook()
             self._hooks = None
 
     def __copy__(self) -> Self:
-        """Itself: one holding cannot become two. So what refers to it, as a `Loss` does, can be copied."""
+        """Return the lease itself, because one holding cannot become two. So a `Loss` that refers to it is copyable."""
         return self
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -317,10 +328,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
 
 
 class Holding(AnyHeld):
-    """The lease of one lock.
-
-    What its public members do stands in `multilock.lease`. None of them asks the backend.
-    """
+    """The lease of one lock. `multilock.lease` documents its public members, none of which sends a request here."""
 
     __slots__ = (
         "_armed",
@@ -338,10 +346,10 @@ class Holding(AnyHeld):
     )
 
     def __init__(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> None:
-        AnyHeld.__init__(self, kernel, want)  # super() costs as much again
+        AnyHeld.__init__(self, kernel, want)  # super() would double the cost of this call
         self._claim = claim
-        self._unsure = unsure  # a request of this id has no answer: its cancel must be final
-        self._due: float | None = None  # when the watchdog looks at it next
+        self._unsure = unsure  # a request with this id has no answer, so the release must outlast a late execution
+        self._due: float | None = None  # when the watchdog looks at the lease next
         self._armed = not kernel.push_loss
         self._renewing = False
         self._granted_at = kernel.now()
@@ -349,15 +357,15 @@ class Holding(AnyHeld):
         self._accept(granted)
 
     def _accept(self, granted: Granted) -> None:
-        """A new proof. The caller has made sure that it came before the lease was lost."""
+        """Store a new proof. The caller has made sure that it arrived before the lease was lost."""
         ttl = granted.ttl
         self._granted = granted
         self._valid_until = until = validity.valid_until(granted.sent_at, granted.valid_for, ttl)
         self._lost_at = validity.lost_at(until, ttl)
-        if self._fenced_from and (fence := self._kernel.fence):  # none: the client has ended
+        if self._fenced_from and (fence := self._kernel.fence):  # None if the client has ended
             fence.keep(self._claim.id, until)
-        self._failures = 0  # renewals since this proof
-        self._renew_at: float | None = None  # the watchdog's; planned when it first looks
+        self._failures = 0  # renewals since this proof that failed or were late
+        self._renew_at: float | None = None  # set by the watchdog when it first looks at the lease
 
     # What it is
 
@@ -408,8 +416,8 @@ class Holding(AnyHeld):
         self.check()
         if self._claim.permits > 1:
             raise CapabilityMissing(
-                f"no number tells which of {self._claim.permits} permits is over, so none can fence {self.name!r}: "
-                "lease.token only tells grants apart; where a resource must refuse who is over, use a lock",
+                f"no token can fence {self.name!r}: it cannot show which of {self._claim.permits} permits is over. "
+                "lease.token only tells grants apart. If a resource must refuse outdated holders, use a lock",
                 name=self.name,
                 backend=self._kernel.scheme,
             )
@@ -421,7 +429,7 @@ class Holding(AnyHeld):
             )
         return token
 
-    # Who works under it
+    # Work under the lease
 
     def _begin_work(self, want: Want) -> None:
         if want.hold_at_least:

@@ -1,10 +1,11 @@
-"""Ctrl-C, a time limit by signal, a cancellation: CPython may raise them as any function begins, or returns from C.
+"""Code that must not stay half done if an interrupt comes: Ctrl-C, a time limit by signal, a cancellation.
 
-What must not stay half done is therefore written so that it can be done twice, and done again where it was interrupted.
+CPython may raise an interrupt whenever a Python function begins or a C function returns. So a step that must not stay
+half done is written such that a second run is harmless. If it is interrupted, it is run once more.
 
-`surely` does that for a plain call that makes its first change itself. An ``except BaseException`` by hand stays where
-the shape is another: what is called off is undone, not finished (a lease nobody got, a ticker nobody would close); it
-awaits; or something was changed before the call, so that an interrupt at the entry of a helper would be one too many.
+`surely` does that for a plain function that makes the first change itself. Three cases need an ``except
+BaseException`` of their own. The step may have to be undone, as for a lease that no caller has. The step may await. Or
+something was changed before the call, so that an interrupt at the entry of `surely` would leave it half done.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ R = TypeVar("R")
 
 
 def surely(step: Callable[..., R], *args: Any) -> R:
-    """``step(*args)``; if it is interrupted, once more before the interrupt goes on. Twice must be harmless.
+    """Return ``step(*args)``. If it is interrupted, call it once more, then let the interrupt go on.
 
-    The interrupt can also come before the first line here. So a step makes its first irrevocable change itself, and
-    where something has been changed before, the caller's own ``try`` must cover the call.
+    A second call of ``step`` must be harmless. The interrupt can also come before the first line here. So ``step`` must
+    make its first irrevocable change itself. If something was changed before, the caller's own ``try`` must cover this
+    call.
     """
     try:
         return step(*args)
@@ -31,7 +33,7 @@ def surely(step: Callable[..., R], *args: Any) -> R:
 
 
 class Once:
-    """Calls it the first time, however often an interrupt made somebody start it again."""
+    """A callback that runs only the first time, even if an interrupt made the kernel start it again."""
 
     __slots__ = ("_callback", "_left")
 

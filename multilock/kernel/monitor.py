@@ -1,7 +1,7 @@
-"""What the backends report, turned into states: wake-ups for waiters, losses for leases, changes for followers.
+"""Reactions to what backends report: wake-ups for waiters, losses for leases, changes for followers.
 
-A lease is lost exactly once, by whoever notices first: the watchdog's timer, a look at the clock by is_held(), a notice
-from the server, a release that finds the lock gone.
+A lease is lost exactly once, by the thread that notices first. That may be the watchdog's timer, is_held() with a look
+at the clock, a notice from the server, or a release that finds the lock gone.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Monitor", "Waiting"]
 
 
 class Waiting:
-    """A claim before its lease is made: what was pushed to it since it last asked, and what was told against it.
+    """A claim without a lease yet, with the notices that arrived for it since its last request.
 
-    A server may say that a claim or its session is over while the grant is still on its way to the kernel. That grant
-    is refused then: nobody would tell its holder again.
+    A server may report the end of a claim or of its session while the grant is still on its way to the kernel. That
+    grant is then refused, because the server would not report the end again.
     """
 
     __slots__ = ("bell", "claim", "ended", "gone", "granted", "told")
@@ -37,43 +37,49 @@ class Waiting:
         self.claim = claim
         self.bell = bell
         self.granted: Granted | None = None
-        self.told: Busy | None = None  # what it was answered last, unless it was woken since
-        self.gone = False  # the server took the name back from this claim
+        self.told: Busy | None = None  # the last answer, unless the claim was woken since
+        self.gone = False  # the server has revoked this claim
         self.ended: frozenset[Hashable] = frozenset()  # sessions that ended since the claim was made
 
     def is_contradicted(self, granted: Granted) -> bool:
+        """Return whether a notice has ended this claim, or the session of ``granted``."""
         return self.gone or granted.group in self.ended
 
 
 class Monitor:
-    """The kernel's side of `multilock.backend.Notices`, and the only caller of the transitions to LOST in
-    `multilock.kernel.holding`."""
+    """The kernel's implementation of `multilock.backend.Notices`.
+
+    It is also the only caller of the transitions to LOST in `multilock.kernel.holding`.
+    """
 
     def __init__(self, kernel: Kernel, client: str) -> None:
         self._kernel = kernel
         self.client = client
         self.now = kernel.runtime.now
         self.waiting: dict[str, Waiting] = {}  # by claim id
-        self._telling: dict[AnyHeld, int] = {}  # lost, and not all of it is told yet; by which thread
+        self._telling: dict[AnyHeld, int] = {}  # lost leases being reported, each with the id of the thread
 
     # Notices
 
     def wake(self, claim_id: str | None) -> None:
+        """See `multilock.backend.Notices.wake`."""
         waiting = list(self.waiting.values()) if claim_id is None else [self.waiting.get(claim_id)]
         for one in waiting:
             if one:
                 if claim_id is not None:
                     one.told = None
-                one.granted = None  # before the bell: what was pushed earlier may have been taken back since
+                one.granted = None  # before the bell, because a grant pushed earlier may have been revoked since
                 one.bell.ring()
 
     def granted(self, claim_id: str, granted: Granted) -> None:
+        """See `multilock.backend.Notices.granted`."""
         if one := self.waiting.get(claim_id):
-            one.granted = granted  # before the bell: who is woken looks for it
+            one.granted = granted  # before the bell, because the waiter looks for it when it wakes
             one.bell.ring()
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
-        with self._kernel.lock:  # the claim either waits or has its lease, and this notice meets the one or the other
+        """See `multilock.backend.Notices.gone`."""
+        with self._kernel.lock:  # under the lock the claim either waits or has a lease, and never neither
             lease = self._kernel.held.get(claim_id)
             one = None if lease else self.waiting.get(claim_id)
             if one:
@@ -84,20 +90,23 @@ class Monitor:
             one.bell.ring()
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        """See `multilock.backend.Notices.group`."""
         self._kernel.watchdog.sessions.add(group, ttl, renew_every)
 
     def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
+        """See `multilock.backend.Notices.shortened`."""
         kernel = self._kernel
         before = kernel.watchdog.sessions.shorten(group, ttl, valid_until, renew_every)
         if before is not None:
             logger.warning(
-                "%s grants sessions of %g s instead of %g s from now on: what is held is valid for that much less",
+                "%s grants sessions of %g s instead of %g s from now on: the leases held in them are shortened as well",
                 kernel.scheme,
                 ttl,
                 before,
             )
 
     def group_gone(self, group: Hashable, message: str) -> None:
+        """See `multilock.backend.Notices.group_gone`."""
         kernel = self._kernel
         with kernel.lock:  # as in `gone`
             if kernel.watchdog.sessions.drop(group):
@@ -109,22 +118,25 @@ class Monitor:
         self.wake(None)
 
     def silent(self, group: Hashable) -> None:
+        """See `multilock.backend.Notices.silent`."""
         self._kernel.watchdog.hurry(group)
 
     def changed(self, name: str | None) -> None:
+        """See `multilock.backend.Notices.changed`."""
         self._kernel.followers.changed(name)
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        """See `multilock.backend.Notices.pushes`."""
         self._kernel.pushes.report(connection, trouble, refused)
 
     # Losses
 
     def expire(self, lease: Holding) -> None:
-        """No acknowledged renewal in time: the deadline has passed."""
+        """Lose a lease whose deadline has passed without an acknowledged renewal."""
         late = self.now() - lease._lost_at
         reason = validity.loss_reason(self.now(), lease._lost_at, lease._granted.ttl)
         if reason is LossReason.PAUSED:
-            message = f"this process did not run: its deadline was noticed {late:.3f} s late"
+            message = f"this process did not run: it noticed the deadline {late:.3f} s late"
         elif lease._claim.renew:
             message = "no renewal was acknowledged in time"
         else:
@@ -141,17 +153,20 @@ class Monitor:
         give_back: bool = True,
         released: bool = False,
     ) -> bool:
-        """Once, and have its callbacks called. ``give_back=False``: the caller releases it. ``released``: that did,
-        and found it gone."""
+        """Lose a lease, and start its callbacks. Returns False if it was over already.
+
+        ``give_back``: Have the background cancel release the claim at the server. With False the caller does that.
+        ``released``: The caller is a release that found the lock gone.
+        """
         loss = Loss(lease, reason, confirmed, message, self.now(), lease._valid_until)
         return surely(self._lose, lease, loss, give_back, released)
 
     def lose_with_a_part(self, lease: AnyHeld, loss: Loss[Any], released: bool) -> None:
-        """The same for the lease of several locks, of which one was lost, as ``loss`` says."""
+        """Lose a lease of several locks, because one of them was lost as ``loss`` describes."""
         surely(self._lose, lease, loss, False, released)
 
     def _lose(self, lease: AnyHeld, loss: Loss[Any], give_back: bool, released: bool) -> bool:
-        """Twice is harmless: a lease that has this very loss was interrupted before all of it was told."""
+        """Do the work of `lose`. A second call with the same ``loss`` finishes what an interrupt left undone."""
         kernel = self._kernel
         with kernel.lock:
             if lease._loss is not loss and not (lease._lose_released(loss) if released else lease._lose(loss)):
@@ -167,16 +182,16 @@ class Monitor:
         return True
 
     def _tell(self, lease: AnyHeld, loss: Loss[Any], give_back: bool) -> None:
-        """Twice is harmless."""
+        """Report a loss: callbacks, hooks, background cancel, event and log line. A second call changes nothing."""
         kernel = self._kernel
         for callback in lease._callbacks or ():  # before anything that could block
             kernel.callbacks.start(callback, loss)
         lease._call_hooks()
         lease._callbacks = None
-        if not isinstance(lease, Holding):  # it has no claim, and its part is in the events and in the log
+        if not isinstance(lease, Holding):  # a lease of several locks: its lost part does the rest
             return
         if give_back:
-            # What may still stand at the server is given back, but not while the callback has its time.
+            # The server may still have the claim. Give it back, but not before the callback has had its time.
             not_before = None if loss.confirmed else lease._valid_until
             kernel.cancels.add(lease._claim, lease._granted, lease._unsure, not_before=not_before)
         if tell := kernel.events.tell:
@@ -186,11 +201,15 @@ class Monitor:
         )
 
     def wait(self, seconds: float) -> bool:
-        """Whether all losses were told within so many seconds: a callback may have ended before the log has its line.
-        One that this thread is about to tell is not waited for."""
+        """Wait until all losses are reported completely. Returns False after ``seconds``.
+
+        A callback may end before the log line of its loss is written. A loss that this thread itself is reporting does
+        not count.
+        """
         me = system.get_ident()
         return wait_until(self._kernel.runtime, lambda: all(by == me for by in list(self._telling.values())), seconds)
 
     def lose_all(self, reason: LossReason, message: str) -> None:
+        """Lose every lease of this client."""
         for lease in list(self._kernel.held.values()):
             self.lose(lease, reason, message, confirmed=False)

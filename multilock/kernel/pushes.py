@@ -1,4 +1,7 @@
-"""Which push connections are down. Without them waiters are late and losses are noticed by renewals only: say so."""
+"""Reports of push connections that are down, in the log, as events, and as findings of ``diagnose()``.
+
+Without its push connection a waiter is woken late, and a loss is noticed only by the next renewal.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pushes"]
 
-PATIENCE = 3.0  # seconds: a heartbeat. A connection that is back by then cost nobody more than that
-UNTIL = "Until it is back, waiters look by timer, and a lock that was taken away is noticed with its next renewal"
+PATIENCE = 3.0  # seconds, as a heartbeat: a connection that is back by then has delayed nobody for longer
+UNTIL = "Until it is back, waiters ask by timer, and the loss of a lock is noticed only by its next renewal"
 
 
 class _Down:
@@ -34,6 +37,10 @@ class Pushes:
         self._down: dict[str, _Down] = {}
 
     def report(self, connection: str, trouble: str | None, refused: bool) -> None:
+        """Record that a connection is down because of ``trouble``, or up again if that is None.
+
+        ``refused``: The server refuses it, so report that at once instead of waiting for its return.
+        """
         if trouble is None:
             with self._lock:
                 down = self._down.pop(connection, None)
@@ -52,7 +59,7 @@ class Pushes:
             kernel.timers.at(kernel.now() + PATIENCE, lambda: self._tell_down(connection, down))
 
     def findings(self) -> list[Finding]:
-        """Return one for each connection that is down."""
+        """Return a finding for each connection that is down."""
         return [
             Finding(
                 "pushes-down",

@@ -1,5 +1,8 @@
-"""The leases of one thread or task, so that it can ask for its innermost one, and acquire one again (reentrant); and
-those of the ``with`` statements over one lock object, so that each ends its own."""
+"""Which lease belongs to which thread or task (`Scope`), and to which ``with`` statement (`Entered`).
+
+A scope finds the innermost lease of a thread or task, and the one that a reentrant lock may acquire once more. Entries
+make sure that each ``with lock`` ends the lease that it began.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,22 @@ L = TypeVar("L", bound=AnyHeld)
 
 
 class Scope(Generic[L]):
-    """What one thread or task acquired and has not given back, a lost lease included. Any thread may discard."""
+    """The leases that one thread or task has acquired and not released, lost ones included.
+
+    Any thread may call `discard`.
+    """
 
     def __init__(self) -> None:
         self._leases: dict[AnyHeld, None] = {}
         self._tidy_at = 64
 
     def push(self, lease: L) -> None:
-        """Of several locks each is here, under the lease of all of them."""
+        """Add a lease. For a lease of several locks, the single leases are added before it."""
         for each in (*lease.leases, lease):
             if each._scope is None:
                 each._scope = self
                 self._leases[each] = None
-        if len(self._leases) >= self._tidy_at:  # leases that were lost and never released by their owner
+        if len(self._leases) >= self._tidy_at:  # drop leases that were lost and that their owner never released
             for old in list(self._leases):
                 if old._state == LOST:
                     self.discard(old)
@@ -42,20 +48,20 @@ class Scope(Generic[L]):
         self._leases.pop(lease, None)
 
     def taken_through(self, want: Want) -> L | None:
-        """What a release through the lock object of ``want`` is about: its newest lease, lost ones included."""
+        """Return the lease that a release through the lock object of ``want`` ends: the newest, even if it was lost."""
         return self.newest(lambda lease: lease._want is want or lease._may_reenter(want))
 
     def keeps_out(self, want: Want) -> bool:
-        """Whether leases that were taken here and are still valid keep it out: who waits for it waits for itself."""
+        """Return whether valid leases of this thread or task exclude ``want``, so that it would wait for itself."""
         if want.parts:
             return any(self.keeps_out(part) for part in want.parts)
         held = islice(self._valid(want.name), max(1, want.permits))
         return len(list(held)) == max(1, want.permits)
 
     def blocks_itself(self, want: Want) -> L | None:
-        """The lease of a reader that would become the writer, or of the writer that would become a reader."""
+        """Return the read lease that excludes ``want`` to write, or the write lease that excludes ``want`` to read."""
         other = {"read": "write", "write": "read"}.get(want.kind)
-        held = next(self._valid(want.name), None) if other else None  # what is valid of one name is of one mode
+        held = next(self._valid(want.name), None) if other else None  # valid leases of one name are of one kind
         return held if held and held._want.kind == other else None
 
     def _valid(self, name: str) -> Iterator[L]:
@@ -65,17 +71,18 @@ class Scope(Generic[L]):
         return next((lease for lease in self if suits(lease)), None)
 
     def __iter__(self) -> Iterator[L]:
-        """Newest first, without those that were released."""
+        """Iterate over the leases that still have to be released, the newest first."""
         leases = cast("list[L]", list(self._leases))
         return (lease for lease in reversed(leases) if lease._to_be_released())
 
 
 class Entry(Generic[L]):
-    """What one ``with lock`` began: its lease, and the frame it stands in, which is the same at its end.
+    """One ``with lock``: its lease, and the frame that contains the ``with`` statement.
 
-    That is so in whatever thread or task the end comes: the frame of a generator (a fixture, a dependency of FastAPI)
-    goes with it. The frame of an exit stack's method, or of any other helper that entered for somebody, is another at
-    the end; kept here, none can be mistaken for it.
+    The frame is the same at the end of the ``with``, even if the end runs in another thread or task, because a
+    generator (a fixture, a dependency of FastAPI) keeps its frame. If an exit stack or another helper entered the lock,
+    its frame at the end is a different one. The entry keeps a reference to the frame, so no later frame can get the
+    same identity.
     """
 
     __slots__ = ("_open", "body", "frame", "lease")
@@ -83,11 +90,11 @@ class Entry(Generic[L]):
     def __init__(self, lease: L, frame: FrameType | None) -> None:
         self.lease = lease
         self.frame = frame
-        self.body: Any = None  # asyncio: what is cancelled when the lease is lost
+        self.body: Any = None  # with asyncio, the `Body` that a loss cancels
         self._open = [True]
 
     def close(self) -> bool:
-        """Take it to its end. False: somebody else did."""
+        """Claim the right to end this entry. Returns False if another caller has it already."""
         try:
             return self._open.pop()
         except IndexError:
@@ -98,8 +105,10 @@ class Entry(Generic[L]):
 
 
 class Entered(Generic[L]):
-    """What was entered through one lock object, and not left. Any thread may ask; no lock is taken, which a fork could
-    leave taken."""
+    """The open entries of one lock object. Any thread may call it.
+
+    It takes no lock, because a fork could leave a lock taken forever.
+    """
 
     def __init__(self) -> None:
         self._entries: list[Entry[L]] = []
@@ -112,12 +121,16 @@ class Entered(Generic[L]):
             self._entries.remove(entry)
 
     def ending(self, frame: FrameType | None, scope: object) -> Entry[L] | None:
-        """Return the entry that ends here, or None if none can be told. The caller closes it (if another thread was
-        faster it asks again), ends its lease, and then discards it.
+        """Return the entry that ends in this frame, or None if no entry can be chosen.
 
-        That is the entry of the ``with`` in this frame. Without one, an exit stack or an explicit call entered
-        it, and nothing tells which entry ends: the newest of this thread or task, else one whose end harms nobody (a
-        lost one first, so that its loss is reported), else the only one that is held."""
+        The caller closes it, ends its lease, and then discards it. If another thread closes it first, the caller asks
+        again.
+
+        The result is the entry of this frame's ``with`` statement, if there is one. Otherwise the lock was entered by
+        an exit stack or by hand, and the choice is a guess. The newest entry of this thread or task comes first. Then
+        follow entries whose end harms nobody: a lost lease, whose loss is then raised, or a released one. A held lease
+        of another thread or task is chosen only if there is no second lease.
+        """
         entries = [entry for entry in self._entries[::-1] if entry.is_open()]
 
         def newest(suits: Callable[[Entry[L]], bool]) -> Entry[L] | None:

@@ -1,4 +1,4 @@
-"""`Client.events`: tells every event to those who subscribed."""
+"""`Client.events`: delivers every event to the subscribers."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ BACKLOG = 10_000  # events kept for a subscriber that hangs; then the oldest are
 
 
 class Events:
-    """``subscribe(callback) -> unsubscribe``: calls it with every event, in order, off the threads that do the work
-    (asyncio: on the loop; there what it returns is awaited, if it can be).
+    """The events of one client. ``unsubscribe = client.events.subscribe(callback)`` subscribes to all of them.
 
-    One that raises is logged and goes on; one that hangs delays only its own events.
+    A callback gets every event in order, on a thread of its own. With asyncio it runs on the event loop and may be
+    ``async def``. If a callback raises, the error is logged and the next event is delivered. If it hangs, only its own
+    events are delayed, and at most 10,000 of them are kept.
     """
 
     def __init__(self, check: Callable[[str, object], None], now: Callable[[], float]) -> None:
-        self._check = check  # raises TypeError for what this client cannot call
+        self._check = check  # raises TypeError for a callback that this client cannot call
         self._now = now
         self._callbacks: Callbacks | None = None
-        self.tell: Tell | None = None  # None while nobody listens: then nothing is made, nor imported, of an event
+        self.tell: Tell | None = None  # None without subscribers, so that no event is built and nothing is imported
         self._subscribers: tuple[_Subscriber, ...] = ()
         self._lock = system.RLock()
 
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
-        """Have ``callback(event)`` called from now on; call what this returns to end it."""
+        """Have ``callback(event)`` called for every event from now on. Returns a function that ends this.
+
+        Raises TypeError if ``callback`` cannot be called, or is a coroutine function of a blocking client.
+        """
         if callback is None:
             raise TypeError("subscribe takes a function of one argument, not None")
         self._check("subscribe", callback)
@@ -59,14 +63,14 @@ class Events:
             self.tell = Tell(self, self._now)
 
     def begin(self, callbacks: Callbacks) -> None:
-        """At the start of the client, and again in a forked child, where nobody is draining."""
+        """Forget undelivered events. Called when the client starts, and again in a forked child."""
         self._callbacks = callbacks
         self._lock = system.RLock()
         for subscriber in self._subscribers:
             subscriber.begin()
 
     def emit(self, event: Event) -> None:
-        """The client tells its subscribers. No user needs it."""
+        """Deliver an event to all subscribers. For the client itself: users do not call it."""
         for subscriber in self._subscribers:
             try:
                 if subscriber.put(event) and (callbacks := self._callbacks):
@@ -77,6 +81,8 @@ class Events:
 
 
 class _Subscriber:
+    """One callback and its undelivered events. At most one thread or task delivers them at a time."""
+
     def __init__(self, callback: Callable[[Event], Any]) -> None:
         self.callback = callback
         self.begin()
@@ -87,18 +93,18 @@ class _Subscriber:
         self._lock = system.RLock()
 
     def put(self, event: Event) -> bool:
-        """Whether somebody must be started to drain."""
+        """Add an event. Returns True if the caller must start a thread or task that delivers."""
         with self._lock:
             self._events.append(event)
             draining, self._draining = self._draining, True
             return not draining
 
     def interrupted(self) -> None:
-        """Whether somebody drains is not known: the next event starts somebody."""
+        """Have the next event start a delivering thread or task, because after an interrupt one may be missing."""
         self._draining = False
 
     def following(self) -> Event | None:
-        """None: somebody must be started to drain again."""
+        """Return the next event. Returns None if there is none: the delivering thread or task then ends."""
         with self._lock:
             if self._events:
                 return self._events.popleft()

@@ -1,4 +1,4 @@
-"""What happens, told as typed events. Imported when somebody subscribes first: most programs never do."""
+"""Sends typed events to subscribers. Imported at the first subscription, because most programs never subscribe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Tell"]
 
 
 class Tell:
-    """`Events.tell` while somebody listens. Times are seconds on the clock of the client."""
+    """The value of `Events.tell` while there are subscribers. Times are seconds on the client's clock."""
 
     def __init__(self, subscribers: Events, now: Callable[[], float]) -> None:
         self._to = subscribers

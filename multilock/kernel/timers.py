@@ -1,4 +1,4 @@
-"""Things to do at a given time, on the kernel's one ticking thread. What is called must return at once."""
+"""Calls at a given time, on the kernel's ticking thread. A function called by a timer must return at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = ["Timers"]
 
 
 class Timers:
+    """The planned calls of one client."""
+
     def __init__(self, poke: Callable[[float], None]) -> None:
         self._poke = poke
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -20,12 +22,13 @@ class Timers:
         self._lock = system.RLock()
 
     def at(self, when: float, call: Callable[[], None]) -> None:
+        """Call ``call()`` at the time ``when``."""
         with self._lock:
             heapq.heappush(self._heap, (when, next(self._numbers), call))
         self._poke(when)
 
     def step(self, now: float) -> float:
-        """Call what is due; the time of the next."""
+        """Call everything that is due, and return the time of the next call."""
         while True:
             with self._lock:
                 if not self._heap:

@@ -1,4 +1,4 @@
-"""What a lock object wants each time it is acquired. Whatever a user can get wrong is checked here, before any I/O."""
+"""`Want`: the checked options of a lock object. Every user error in them is raised here, before any request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARED", "Make", "Want", "check_hold_at_least", "want"]
 
-SHARED = frozenset({"read", "permit"})  # the kinds of which several can hold a name. Behind the gate they would come
-# in one by one, each behind a writer of another process that came meanwhile.
+# The kinds of which several holders can share a name. They do not use the local gate: behind it they would join the
+# server's queue one by one, and a writer of another process could get between them each time.
+SHARED = frozenset({"read", "permit"})
 NEEDS = {
     "read": ("read_write", "readers and writers"),
     "write": ("read_write", "readers and writers"),
@@ -29,12 +30,12 @@ NEEDS = {
 PERMITS_MAX = 1_000_000
 
 Make = Callable[["Kernel", "Want", Claim, Granted, bool], "Holding"]
-"""How a face makes its lease of a grant; the last argument is `Holding._unsure`."""
+"""How a face makes a lease from a grant. The last argument is `Holding._unsure`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Want:
-    """Two lock objects never want the same (identity counts)."""
+    """The options of one lock object. Two wants are equal only if they are the same object."""
 
     name: str
     kind: str
@@ -42,20 +43,21 @@ class Want:
     grant: float  #: rounded up to what the backend grants
     renew: bool
     reentrant: bool
-    fair: bool  #: of its claims
-    queues: bool  #: each takes a place of its own at the backend, and none at the local gate
+    fair: bool  #: as its claims ask the backend for it
+    queues: bool  #: each waiter joins the backend's own queue, and none uses the local gate
     hold_at_least: float  #: seconds from the grant for which a release leaves the name taken
     on_lost: Callable[[Loss[Any]], object] | None
-    hard_fence: bool  #: the process ends with the validity of its leases
+    hard_fence: bool  #: the operating system kills the process when the validity of a lease passes
     identity: str | None
     outage_timeout: float
     request_timeout: float
     make: Make
-    permits: int  #: of kind "permit": how many may hold the name together
-    parts: tuple[Want, ...] = ()  #: of kind "set": what it wants of each, in the order in which they are taken
+    permits: int  #: for the kind "permit": how many may hold the name together
+    parts: tuple[Want, ...] = ()  #: for the kind "set": one want for each name, in the order of acquiring
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of all parts, or the one name."""
         return tuple(part.name for part in self.parts) or (self.name,)
 
 
@@ -76,8 +78,11 @@ def want(
     identity: str | None = None,
     patient: bool = False,
 ) -> Want:
-    """``patient``: outlast every outage. ``fair`` None: as the backend can, for readers, writers and permits, whose
-    order does not depend on it. Raises ValueError, TypeError, CapabilityMissing, ClientClosed."""
+    """Check the options of a lock, and return its `Want`. ``patient`` outlasts every outage.
+
+    ``fair=None`` means whatever the backend can do. It is allowed for readers, writers and permits, whose order does
+    not depend on it. Raises ValueError, TypeError, CapabilityMissing, ClientClosed.
+    """
     kernel.check_open()
     backend, settings = kernel.backend, kernel.settings
     check_name(name)
@@ -145,7 +150,10 @@ def _check_kind(backend: Backend, name: str, capability: str, what: str) -> None
 
 
 def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:
-    """Raise CapabilityMissing where the client would have to live for it."""
+    """Return ``hold_at_least`` in seconds, 0.0 if it is not used.
+
+    Raises CapabilityMissing if the backend would need a living client for it. Raises ValueError, TypeError.
+    """
     if seconds == 0 and not isinstance(seconds, bool):
         return 0.0
     checked = check_seconds(seconds, "hold_at_least")
@@ -163,10 +171,10 @@ def check_hold_at_least(backend: Backend, seconds: float, name: str) -> float:
 
 
 def _grantable(ttl: float, can: Capabilities, scheme: str) -> float:
-    """Rounded up to the backend's steps."""
+    """Return the ttl rounded up to what the backend grants. Raises ValueError if it is too long."""
     granted = max(ttl, can.ttl_min if can.ttl_floor is None else can.ttl_floor)
     steps = granted / can.ttl_step
-    if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001, whatever floats say
+    if abs(steps - round(steps)) > 1e-6:  # 0.3 is 300 steps of 0.001 in spite of rounding errors
         granted = math.ceil(steps) * can.ttl_step
     if granted > can.ttl_max:
         raise ValueError(f"ttl is {ttl:g} s: {scheme} grants {at_most(can)}")

@@ -1,8 +1,9 @@
-"""Keeps leases alive: one thread per client looks at every lease when something is due, and carries out nothing itself.
+"""The watchdog: keeps leases alive, and loses those whose deadline passes.
 
-A renewal is a request and may hang; the deadline of a lease is a timer and does not. So the ticking thread only decides
-(`multilock.kernel.validity`), and hands renewals to workers: leases of one group (a server, a session) in one request,
-each group on threads of its own, so that a dead server starves no other.
+One thread per client, the ticking thread, looks at each lease when something is due. A renewal is a request and may
+hang, but a deadline must be noticed in time. So the ticking thread only decides (`multilock.kernel.validity`) and hands
+renewals to workers. The leases of one group (a server or a session) are renewed in one request. Each group has threads
+of its own, so that a dead server does not delay the renewals at the others.
 """
 
 from __future__ import annotations
@@ -28,32 +29,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Watchdog"]
 
-CARRIERS = 4  # threads per group: a renewal that hangs must not keep the next from being tried
-WATCHERS = 2
-WATCH_AGAIN = 1.0  # seconds after a watch that could not be set
+CARRIERS = 4  # renewing threads for each group, so that a renewal that hangs does not stop the next one
+WATCHERS = 2  # threads that set watches
+WATCH_AGAIN = 1.0  # seconds until a watch that could not be set is tried again
 
 Batch = tuple[Hashable, float, int]  # group, request timeout, urgency
 
 
 class Watchdog:
+    """The renewals and deadlines of one client's leases."""
+
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._heap: list[tuple[float, int, Holding]] = []  # a lease's valid entry is the one at lease._due
-        self._stale = 0
+        self._heap: list[tuple[float, int, Holding]] = []  # an entry is valid if its time equals lease._due
+        self._stale = 0  # entries of the heap that are not valid
         self._numbers = itertools.count()
         self._carriers: dict[Hashable, Workers] = {}
         self._watchers = kernel.runtime.workers("multilock-watch", WATCHERS)
         self.sessions = Sessions(kernel, self)
 
-    # Called by the kernel under its lock
+    # Methods that need the kernel's lock
 
     def adopt(self, lease: Holding) -> float:
-        """Look after this lease from now on; when it is looked at first.
+        """Look after this lease from now on. Returns the time of the first look.
 
-        That is soon, and only then is anything planned: most locks have been given back by then.
+        That look is cheap to plan here. It plans the renewals, and most locks have been released before it comes.
         """
         granted = lease._granted
-        if granted.short:  # sent long ago, perhaps: what counts from then may be past
+        if granted.short:  # its request may have been sent long ago, so a time counted from there may be past
             due = validity.first_renewal_at(lease._granted_at, lease._lost_at)
         else:
             due = granted.sent_at + granted.renew_every / 2
@@ -65,11 +68,13 @@ class Watchdog:
         return due
 
     def drop(self, lease: Holding) -> None:
+        """Stop looking after this lease. A second call changes nothing."""
         if lease._due is not None:
             lease._due = None
             self._outdate()
 
     def plan(self, lease: Holding) -> float:
+        """Plan the next look at this lease, and return its time."""
         due = lease._lost_at
         if lease._claim.renew:
             granted = lease._granted
@@ -79,7 +84,7 @@ class Watchdog:
                 due = min(due, validity.late_at(granted.sent_at, granted.renew_every))
         if not lease._armed:
             due = min(due, validity.arm_at(lease._granted_at))
-        if lease._due != due:  # renewals fall on a grid: often it is planned for this very moment already
+        if lease._due != due:  # renewals fall on a grid, so the look is often planned for this moment already
             self.drop(lease)
             self._look_at(lease, due)
         return due
@@ -89,6 +94,7 @@ class Watchdog:
         heapq.heappush(self._heap, (due, next(self._numbers), lease))
 
     def _renew_at(self, lease: Holding) -> float:
+        """Return when to renew this lease. The time is chosen once for each proof."""
         if lease._renew_at is None:
             kernel = self._kernel
             granted = lease._granted
@@ -102,7 +108,10 @@ class Watchdog:
         return lease._renew_at
 
     def _outdate(self) -> None:
-        """An entry of the heap is valid no more. It stays until it comes up, or until such are most of the heap."""
+        """Count an entry of the heap that is no longer valid.
+
+        It stays in the heap until its time comes, or until most entries are invalid.
+        """
         self._stale += 1
         if self._stale > 64 and self._stale * 2 > len(self._heap):
             self._heap[:] = {entry[2]: entry for entry in self._heap if entry[2]._due == entry[0]}.values()
@@ -112,7 +121,7 @@ class Watchdog:
     # The ticking thread
 
     def step(self, now: float) -> float:
-        """Lose what is over, hand out what is to be renewed; when to look again."""
+        """Lose leases whose deadline has passed, hand out due renewals, and return the time of the next step."""
         over: list[Holding] = []
         renew: dict[Batch, list[Holding]] = {}
         watch: dict[Hashable, list[Holding]] = {}
@@ -125,7 +134,7 @@ class Watchdog:
                 if lease._due != when:
                     self._stale -= 1
                     if when > now:
-                        following = when  # locks come and go: a step then, instead of a poke by each that comes
+                        following = when  # a step at this time saves a poke by each new lease
                     continue
                 lease._due = None
                 if now >= lease._lost_at:
@@ -155,6 +164,7 @@ class Watchdog:
         watch: dict[Hashable, list[Holding]],
         late: list[Holding],
     ) -> None:
+        """Add the lease to the renewals, watches and warnings that are due."""
         granted = lease._granted
         if not lease._armed and now >= validity.arm_at(lease._granted_at):
             lease._armed = True
@@ -182,17 +192,18 @@ class Watchdog:
             tell.at_risk(lease)
 
     def carry(self, group: Hashable, job: Callable[[], None]) -> None:
+        """Run a renewal on the threads of its group."""
         carriers = self._carriers.get(group)
         if carriers is None:
             carriers = self._carriers[group] = self._kernel.runtime.workers("multilock-renew", CARRIERS)
         carriers.submit(job)
 
-    # The carriers
+    # The renewing threads
 
     def _renew(self, group: Hashable, leases: Sequence[Holding]) -> None:
-        """One request for these leases. Its timeout ends before the first deadline among them."""
+        """Renew these leases in one request, whose timeout ends before the first of their deadlines."""
         for lease in leases:
-            lease._alive()  # a deadline that passed on the way here is noticed first
+            lease._alive()  # loses the lease if its deadline has passed meanwhile
         leases = [lease for lease in leases if lease._state == HELD]
         if leases:
             within = min(self._kernel.request_timeout(lease._granted.ttl) for lease in leases)
@@ -200,6 +211,7 @@ class Watchdog:
             self.request(group, leases, min(within, first - self._kernel.now()))
 
     def request(self, group: Hashable, leases: Sequence[Holding], within: float) -> MultilockError | None:
+        """Send one renewal for these leases and apply the answers. Returns the error if the whole request failed."""
         kernel = self._kernel
         try:
             held = [(lease._claim, lease._granted) for lease in leases]
@@ -215,12 +227,10 @@ class Watchdog:
         return None
 
     def settle(self, lease: Holding, answer: Granted | None) -> None:
-        """The answer to one renewal. One that comes after ``lost_at`` revives nothing."""
+        """Apply the answer to the renewal of one lease. An answer after the deadline does not revive the lease."""
         kernel = self._kernel
         if answer is None:
-            kernel.monitor.lose(
-                lease, LossReason.TAKEN, "the backend says that it is not ours any more", confirmed=True
-            )
+            kernel.monitor.lose(lease, LossReason.TAKEN, "the backend says that it is no longer ours", confirmed=True)
             return
         with kernel.lock:
             now = kernel.now()
@@ -238,6 +248,7 @@ class Watchdog:
             tell.renewed(lease, now, slack, answer.sent_at)
 
     def unanswered(self, leases: Sequence[Holding], error: Exception) -> None:
+        """Record a renewal that failed, and plan the next attempt."""
         kernel = self._kernel
         unknown = not isinstance(error, MultilockError) or getattr(error, "unknown", False)
         if not isinstance(error, BackendUnavailable):
@@ -264,21 +275,22 @@ class Watchdog:
                 tell.renew_failed(lease, error)
 
     def _watch(self, group: Hashable, leases: Sequence[Holding]) -> None:
+        """Ask the backend to report the loss of these locks. Shorter holdings are not worth that request."""
         kernel = self._kernel
         held = [(lease._claim, lease._granted) for lease in leases if lease._state == HELD]
         try:
             if held:
-                # No deadline depends on it, so the lease with the least time must not cut it short for the others.
+                # No deadline depends on a watch, so the timeout is the longest of these leases, not the shortest.
                 within = max(kernel.request_timeout(claim.ttl) for claim, _ in held)
                 call_inside(kernel.backend.watch, group, held, within)
         except Exception as error:
-            # Only the early notice is missing: the next renewal tells, and the watch is tried again.
+            # Without a watch the loss is noticed later, by the next renewal. The watch is tried again.
             logger.debug("no watch on %d locks yet: %s", len(held), error)
             again = partial(self._watch, group, leases)
             kernel.timers.at(kernel.now() + WATCH_AGAIN, lambda: self._watchers.submit(again))
 
     def hurry(self, group: Hashable) -> None:
-        """Renew at once: what kept this group alive broke."""
+        """Renew the leases of this group at once, because the connection that kept them alive broke."""
         if self.sessions.hurry(group):
             return
         kernel = self._kernel
@@ -291,11 +303,12 @@ class Watchdog:
         kernel.poke(now)
 
     def dismiss(self, group: Hashable) -> None:
-        """No more is carried for this group; what is under way still is."""
+        """End the renewing threads of this group. Renewals under way are still finished."""
         if carriers := self._carriers.pop(group, None):
             carriers.close()
 
     def close(self) -> None:
+        """End all sessions and threads of the watchdog."""
         self.sessions.of.clear()
         for carriers in [self._watchers, *self._carriers.values()]:
             carriers.close()

@@ -88,7 +88,7 @@ def test_an_upgrade_is_refused_before_any_request(client: Client, backend: Scrip
     with both.reader():
         asked = len(backend.called("attempt"))
         for attempt in (both.writer().acquire, both.writer().try_acquire, client.read_write_lock("n").writer().acquire):
-            with pytest.raises(CapabilityMissing, match="asks to write 'n', of which it has a read lease"):
+            with pytest.raises(CapabilityMissing, match="asks to write 'n' while it has a read lease"):
                 attempt()
         assert len(backend.called("attempt")) == asked
         client.read_write_lock("other").writer().acquire().release()

@@ -9,7 +9,7 @@ from multilock.testing import compare
 
 @pytest.mark.multilock(requires={"cross_host"})
 @pytest.mark.timeout(300)
-def test_nobody_believes_in_a_lock_across_a_partition(multilock_url: str) -> None:
+def test_no_process_believes_in_its_lock_across_a_partition(multilock_url: str) -> None:
     report = compare.run([multilock_url], scenarios=["partition"], cycles=2, all_of_controls=False)
     assert report.violations == []
     if report.void:  # nothing was shown, perhaps because this machine is busy

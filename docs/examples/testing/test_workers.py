@@ -24,7 +24,7 @@ def work(url: str, believers: str) -> None:
         say("stopped")
 
 
-def test_a_worker_that_is_frozen_stops_when_it_goes_on(
+def test_a_frozen_worker_stops_when_it_resumes(
     multilock_client: Client, multilock_url: str, multilock_believers: Believers
 ) -> None:
     with Helper(WORK, multilock_url, multilock_believers.path) as worker:

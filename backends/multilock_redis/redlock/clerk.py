@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from multilock import system
 from multilock.backend import start_worker
-from multilock_redis.redlock.fan import Fan, Pool
+from multilock_redis.redlock.fan import LAST_WORDS, Fan, Pool
 from multilock_redis.redlock.place import Evidence
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ __all__ = ["Clerk"]
 LATE = 0.01  # seconds after which the clerk reads what a fan is owed that nobody uses
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries to tell a server of a release
 ASLEEP = 60.0  # seconds
-LAST_WORDS = 0.1  # seconds for what is still to be told when the client is closed
 
 
 class _Untold:

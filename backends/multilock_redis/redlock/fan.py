@@ -27,6 +27,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between connections to a serve
 GRACE = 0.25  # seconds for which connections beyond a majority are waited for
 SPARE = 4  # idle fans that are kept however long they were not used …
 SPARE_FOR = 60.0  # … and seconds for which more than these are kept
+LAST_WORDS = 0.1  # seconds for what is still to be sent and answered when the client is closed
 FRESH = 0.01  # seconds; a connection idle for longer may have been closed by the server
 
 
@@ -364,11 +365,18 @@ class Pool:
             old.close()
 
     def close(self) -> None:
-        """Idle fans end now, those in use when they are given back."""
+        """Close the idle fans now, and each fan in use when it is given back.
+
+        A server may answer a release that it does not know the script: then the release must be sent again. So a moment
+        is spent on answers that are still owed.
+        """
         with self._lock:
             self._closed = True
             idle, self.idle = self.idle, []
+        until = self._now() + LAST_WORDS
         for fan in idle:
+            while fan.owes() and (left := until - self._now()) > 0:
+                fan.look(left)
             fan.close()
 
     def drop(self) -> None:

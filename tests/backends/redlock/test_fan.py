@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from multilock import BackendUnavailable
-from multilock_redis.redlock.fan import Fan, Lane, Link, Owed
+from multilock_redis.redlock.fan import Fan, Lane, Link, Owed, Pool
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.transport import Wire
+from multilock_redis.wire import ScriptMissing
 
 
 class Broken:
@@ -84,3 +86,37 @@ def test_a_late_answer_ends_its_connection_and_marks_the_server_down() -> None:
     assert lane.link.down
     assert lane.wire is None
     fan.close()
+
+
+def test_a_pool_that_closes_sends_again_what_a_server_had_forgotten() -> None:
+    ours, server = socket.socketpair()
+    sent: list[bytes] = []
+    answers: list[Any] = [ScriptMissing("no such script"), 1, 1]
+
+    class Forgetful(Broken):
+        def put(self, request: bytes, patience: float) -> bool:
+            sent.append(request)
+            return True
+
+        def finish(self) -> Any:
+            return answers.pop(0)
+
+        def fileno(self) -> int:
+            return ours.fileno()
+
+    clock = iter(range(10**6))
+    endpoint = Guarded("redis://h", None, {})  # type: ignore[arg-type]
+    pool = Pool([Link(endpoint, lambda: 0.0, lambda: None)], lambda: next(clock) / 10**4)
+    fan = pool.take()
+    lane = fan.lanes[0]
+    lane.wire = Forgetful()  # type: ignore[assignment]
+    fan.watch(lane, lane.wire)  # type: ignore[arg-type]
+    handled: list[Any] = []
+    lane.send(b"release", [Owed(handled.append, 9.0, lambda: b"load and release")], 0.0)
+    pool.give(fan)
+    server.send(b"!")
+    pool.close()
+    assert sent == [b"release", b"load and release"]
+    assert handled == [1]
+    ours.close()
+    server.close()

@@ -1,9 +1,9 @@
-"""Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul handed over.
+"""Locks on Consul: ``consul://``, ``consuls://`` (TLS), or a client of py-consul that is handed over.
 
-`recipe` is the algorithm, `readers` and `semaphore` what of it is theirs, `keys` the keys of a name and what they say,
-`sessions` what keeps a lock, `sweep` what a renewal looks after. `transactions` and `transport` carry the requests,
-`wire` reads HTTP; `notices` is what is pushed. `inspection` is for operators, `diagnosis` says what these servers take
-away.
+`recipe` is the algorithm, and `readers` and `semaphore` add what shared locks need. `keys` lays out the keys of a name,
+`sessions` keeps the sessions that the locks depend on, and `sweep` does what each renewal does on the side.
+`transactions` and `transport` carry the requests, `wire` reads HTTP, and `notices` receives what the servers push.
+`inspection` is for operators, and `diagnosis` reports what weakens a lock on these servers.
 """
 
 from __future__ import annotations
@@ -43,27 +43,31 @@ from multilock_consul.transport import Address, Agents
 __all__ = ["ConsulBackend", "open_backend"]
 
 OPTIONS = ("token", "lock_delay", *TLS_FILES, "client")
-TTL_MIN = 10.0  # seconds; session_ttl_min of a server that says nothing about it
+TTL_MIN = 10.0  # seconds; the default of the servers' session_ttl_min
 TTL_FLOOR = 0.1
 TTL_MAX = 86400.0
 DELAY_SEEN = 0.5  # seconds after a lock delay within which a waiter has tried again
-CLOSE_WITHIN = 0.5  # seconds that a silent server may hold up close()
+CLOSE_WITHIN = 0.5  # seconds for which a silent server may delay close()
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
-    """The backend of ``consul://host[:port][,host[:port]…]`` (port 8500) or ``consuls://…`` (port 8501).
+    """Return the backend for ``consul://host[:port][,host[:port]…]`` (port 8500) or ``consuls://…`` (port 8501).
 
-    Several agents: the first that answers is used, the next when it fails. Own options: ``token`` (ACL),
-    ``lock_delay`` (seconds, 0 to 60; default: 5 less than the ttl, and 1 at least), ``ca``, ``cert``, ``key`` (files,
-    for ``consuls://``), or ``client``, a ``consul.Consul`` whose address, token, datacentre and TLS settings are used
-    for connections of our own; it is never closed. Without ``token`` the environment's ``CONSUL_HTTP_TOKEN`` is used.
-    Raises ConfigurationError; no request is sent.
+    With several agents, the first that replies is used, and the next one when it fails. The options are:
+
+    * ``token`` is the ACL token. Without it the environment's ``CONSUL_HTTP_TOKEN`` is used.
+    * ``lock_delay`` is in seconds, from 0 to 60. The default is 5 less than the ttl, and at least 1.
+    * ``ca``, ``cert`` and ``key`` are files for ``consuls://``.
+    * ``client`` is a ``consul.Consul``. This backend opens its own connections with the client's address, token,
+      datacentre and TLS settings, and never closes the client.
+
+    Raises `ConfigurationError` if they do not fit together. No request is sent.
     """
     scheme = url.partition("://")[0]
     reject_unknown(options, OPTIONS, scheme)
     prefix = prefix_of(options)
     if prefix.startswith("/") or "//" in prefix:
-        raise ConfigurationError(f"prefix {prefix!r}: Consul takes no key with a '/' at its beginning or after another")
+        raise ConfigurationError(f"prefix {prefix!r}: a key of Consul cannot begin with '/' or contain '//'")
     place = _place_of_client(url, options) if "client" in options else _place_of_url(url, scheme, options)
     return ConsulBackend(
         scheme,
@@ -77,7 +81,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ConsulBackend:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Place:
-    """Where the agents are, and what they must be told."""
+    """The agents of one client, and what requests to them need: TLS, token, datacentre."""
 
     addresses: Sequence[Address]
     tls: ssl.SSLContext | None = None
@@ -90,7 +94,7 @@ def _place_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Place
     if "@" in where:
         raise ConfigurationError(f"{scheme}:// takes no user in its URL: give token=")
     if "/" in where:
-        raise ConfigurationError(f"{scheme}:// takes no path in its URL: the beginning of all keys is prefix=")
+        raise ConfigurationError(f"{scheme}:// takes no path in its URL: give the beginning of all keys as prefix=")
     files = tls_only(options, scheme, "consuls")
     if "key" in files and "cert" not in files:
         raise ConfigurationError("key= is the key of a certificate: give cert= too")
@@ -116,7 +120,7 @@ def _place_of_client(url: str, options: Mapping[str, object]) -> Place:
         cert, key = http.cert if isinstance(http.cert, (tuple, list)) else (http.cert, None)
         ca = http.verify if isinstance(http.verify, str) else None
         tls = _tls({"ca": ca, "cert": cert, "key": key}, verify=bool(http.verify))
-    addresses = [Address(http.host.strip("[]"), int(http.port))]  # it writes its host into URLs
+    addresses = [Address(http.host.strip("[]"), int(http.port))]  # py-consul needs the brackets for its URLs
     if rest and _place_of_url(url, scheme, {}).addresses != addresses:
         raise ConfigurationError(
             f"client= is connected to {http.host}:{http.port}, which is not where the URL leads: give {scheme}://"
@@ -129,7 +133,7 @@ def _address(scheme: str, said: str, port: int) -> Address:
     if said.endswith("]") or not colon:
         host, digits = said, str(port)
     bare = host.removeprefix("[").removesuffix("]")
-    if not bare:  # to guess one might show the token to a stranger
+    if not bare:  # a guess could send the token to a stranger
         raise ConfigurationError(f"a host in the URL of {scheme}:// is empty: {scheme}:// alone is localhost")
     if host != (f"[{bare}]" if ":" in bare else bare):
         raise ConfigurationError(f"an IPv6 address in the URL of {scheme}:// needs brackets: [::1], or [::1]:{port}")
@@ -155,7 +159,7 @@ def _token(value: object) -> str | None:
 
 
 def _lock_delay(options: Mapping[str, object]) -> Callable[[float], float]:
-    """Seconds, for a session of so many."""
+    """Return a function from a session's ttl to the seconds of its lock delay."""
     if "lock_delay" not in options:
         return safe_delay
     seconds = number(float, options["lock_delay"])
@@ -167,7 +171,7 @@ def _lock_delay(options: Mapping[str, object]) -> Callable[[float], float]:
 
 
 class ConsulBackend:
-    """See `multilock.backend.Backend` for what each method promises."""
+    """The `multilock.backend.Backend` for one Consul cluster."""
 
     spi_version = 2
 
@@ -201,7 +205,7 @@ class ConsulBackend:
             ttl_min=TTL_MIN,
             ttl_max=TTL_MAX,
             ttl_step=0.001,
-            # A server ends a session when twice its ttl is over, not before.
+            # A server ends a session after up to twice its ttl.
             takeover_bound=2 * longest + lock_delay(longest) + DELAY_SEEN,
             lock_delay=lock_delay(ttl),
             ttl_floor=TTL_FLOOR,
@@ -215,7 +219,7 @@ class ConsulBackend:
 
     def open(self, notices: Notices) -> None:
         if self._opened:
-            self._agents.close()  # in a forked child: descriptors only, nothing is shut down or said
+            self._agents.close()  # in a forked child this closes its descriptors only, and sends nothing
         self._opened = True
         place = self._place
         self._agents = Agents(place.addresses, tls=place.tls, token=place.token, dc=place.dc, now=notices.now)
@@ -237,7 +241,7 @@ class ConsulBackend:
         return self._recipe.attempt(claim, join, within)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        # What of this claim has no answer is known here better than by the kernel's word for it.
+        # The sessions know exactly which requests of this claim have no reply, so ``unsure`` is not needed.
         self._listener.forget(claim.id)
         return Returned(self._recipe.release(claim, granted, within))
 
@@ -253,7 +257,7 @@ class ConsulBackend:
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
         for claim, granted in held:
             self._listener.hold(claim, cast("str", granted.key), granted.token or 0)
-        if group != OWN:  # what has a session of its own hears of its end by its key
+        if group != OWN:  # a lock with a separate session is notified of the session's end by its key
             self._listener.watch_session(cast("str", group))
 
     def follow(self, names: frozenset[str], within: float) -> bool:
@@ -281,7 +285,7 @@ class ConsulBackend:
         for session in self._sessions.close():
             if (left := until - self._agents.now()) <= 0:
                 break
-            with suppress(MultilockError):  # it ends by itself
+            with suppress(MultilockError):  # the session expires
                 self._sessions.destroy(session, left)
         self._agents.close()
 

@@ -1,4 +1,4 @@
-"""What of the agents' versions and settings weakens a lock."""
+"""Report which versions and settings of the agents weaken a lock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from multilock_consul.transport import Agents
 
 __all__ = ["diagnose"]
 
-CONNECTIONS = 150  # of one address that an agent should take: a client has up to 64 queries and 64 requests open
+CONNECTIONS = 150  # of one address that an agent should accept: a client may have 64 queries and 64 requests open
 
 
 def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
+    """Query the agent for its settings and the servers for their peers. Raises what a request raises."""
     until = agents.now() + within
     findings = _library()
     try:
@@ -32,7 +33,7 @@ def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
             Finding(
                 "few-servers",
                 "warning",
-                f"there are {len(peers)} servers: none may fail, or no lock is renewed",
+                f"the cluster has {len(peers)} server(s): if one fails, no lock can be renewed",
                 "run 3 or 5 servers",
             )
         )
@@ -42,12 +43,14 @@ def diagnose(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
 
 
 def _removal(agents: Agents, ttl: float, lock_delay: float, within: float) -> list[Finding]:
-    """Servers that stand still are taken out by the others, with every session that was made on them: a holder that
-    talks to such a one hears of nothing."""
+    """Report that the servers remove a frozen server, with every session that was made on it.
+
+    A holder whose agent is the frozen server is not notified of that.
+    """
     try:
         response, _ = agents.call("GET", agents.target("/v1/operator/autopilot/configuration"), within)
         cleans_up = response.status != 200 or response.json().get("CleanupDeadServers", True)
-    except BackendRejected:  # it is not ours to know; Consul does unless it is told not to
+    except BackendRejected:  # the token may not read this setting, and by default Consul removes them
         cleans_up = True
     if not cleans_up:
         return []
@@ -55,8 +58,8 @@ def _removal(agents: Agents, ttl: float, lock_delay: float, within: float) -> li
         Finding(
             "server-agent",
             "warning",
-            "this agent is a server: if it freezes, the others remove it after about ten seconds, and its sessions "
-            f"with it; who made them may still believe in a lock (ttl {ttl:g} s) when its lock delay "
+            "this agent is a server: if it freezes, the others remove it after about ten seconds, together with its "
+            f"sessions. A holder of such a session may still believe in its lock (ttl {ttl:g} s) when the lock delay "
             f"({lock_delay:g} s) is over",
             "talk to client agents, or leave lock_delay= out with a ttl of 65 s at most, or set autopilot's "
             "cleanup_dead_servers to false",
@@ -82,7 +85,7 @@ def _settings(debug: dict[str, Any], ttl: float) -> list[Finding]:
             Finding(
                 "few-connections",
                 "warning",
-                f"the agent takes {limit} connections of one address, all clients of a host together",
+                f"the agent accepts {limit} connections from one address, for all clients of a host together",
                 "raise limits.http_max_conns_per_client, or run an agent on each host",
             )
         )
@@ -92,8 +95,8 @@ def _settings(debug: dict[str, Any], ttl: float) -> list[Finding]:
             Finding(
                 "ttl-raised",
                 "info",
-                f"the server grants {least:g} s at least: that is the ttl of these locks, not {ttl:g} s",
-                "lower session_ttl_min of the servers, or live with the ttl",
+                f"the server grants a ttl of at least {least:g} s: these locks have that ttl, not {ttl:g} s",
+                "lower session_ttl_min on the servers, or accept the longer ttl",
             )
         )
     return findings
@@ -108,14 +111,14 @@ def _library() -> list[Finding]:
         Finding(
             "python-consul",
             "warning",
-            f"python-consul {version} is installed, which nobody maintains and which py-consul overwrites in part",
+            f"python-consul {version} is installed: nobody maintains it, and py-consul overwrites parts of it",
             "pip uninstall python-consul py-consul; pip install py-consul",
         )
     ]
 
 
 def _seconds(duration: object) -> float | None:
-    """Of what Go writes: ``1m30s``."""
+    """Parse a duration as Go writes it, such as ``1m30s``."""
     parts = re.findall(r"([0-9.]+)(ms|h|m|s)", str(duration))
     units = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
     return sum(float(number) * units[unit] for number, unit in parts) or None

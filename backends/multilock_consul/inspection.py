@@ -1,4 +1,4 @@
-"""What operators ask: who holds a name, which names are held; and to take one away."""
+"""The operators' requests: show who holds a name, list all held names, and take a name away."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from multilock_consul.transport import Agents
 
 __all__ = ["Inspection"]
 
-TRIES = 3  # an operator who writes a key again and again must not keep a call for ever
-TAKEN_AT_ONCE = 32  # readers, of one transaction
+TRIES = 3  # an operator who writes a key again and again must not block a call forever
+TAKEN_AT_ONCE = 32  # readers in one transaction
 OTHERS_MAX = 99
 
 
 class Inspection:
+    """The operators' requests of one client."""
+
     def __init__(self, agents: Agents, keys: Keys, transactions: Transactions, sessions: Sessions) -> None:
         self._agents = agents
         self._keys = keys
@@ -36,26 +38,28 @@ class Inspection:
         return self._info(name, self._read(name, self._agents.now() + within))
 
     def _read(self, name: str, until: float) -> Mapping[str, Entry]:
-        """Read all keys of this name. Raises BackendRejected if the token may not read one of the kinds of keys: a list
-        leaves those out."""
+        """Read all keys of this name.
+
+        Raises `BackendRejected` if the token may not read one of the kinds of keys, since a list leaves those out.
+        """
         found, _ = self._transactions.read_folder(name, until)
         one_of_each = [self._keys.of(name), f"{self._keys.folder(name)}!", f"{self._keys.readers(name)}!"]
-        # No key has this index, so the question itself always fails. Without the right it is refused for that reason.
+        # No key has index 0, so these checks always fail. If the token lacks the right, they fail for that reason.
         asked = [operation("check-index", key, Index=0) for key in one_of_each]
         with suppress(Refused):
             self._transactions.look(asked, until)
         return found
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        # A name that is all dots is escaped otherwise than the beginning of a longer one.
+        # A name made only of dots is escaped in another way than the beginning of a longer name.
         begin = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix))
         target = self._agents.target(f"/v1/kv/{quote(begin)}", recurse="", consistent="")
         until = self._agents.now() + within
         response, _ = self._agents.call("GET", target, within)
         if response.status == 404 and begin:
-            # A list leaves out what the token may not read; a question for one key is refused.
+            # A list leaves out what the token may not read, while a query for one key is refused.
             self._agents.call("GET", self._agents.target(f"/v1/kv/{quote(begin)}"), until - self._agents.now())
-        index_of(response)  # a 404 without it is that of a proxy
+        index_of(response)  # a 404 without an index is that of a proxy
         entries = [] if response.status == 404 else listed(response, begin)
         names: dict[str, dict[str, Entry]] = {}
         for key, entry in entries:
@@ -79,7 +83,7 @@ class Inspection:
     def _state(self, name: str, found: Mapping[str, Entry]) -> State:
         try:
             return self._semaphore.state(name, found)
-        except BackendRejected:  # in use by something else: nobody holds it
+        except BackendRejected:  # something else uses the name, so nobody holds it
             return State(None, {}, 0)
 
     def force_release(self, name: str, within: float) -> bool:
@@ -94,8 +98,11 @@ class Inspection:
         raise self._transactions.restless(self._keys.of(name))
 
     def _held(self, name: str, state: State) -> Mapping[str, Entry]:
-        """The keys of those who hold it now, and not of who waits for readers to leave, or for the lock delay of those
-        that vanished: he is next."""
+        """Return the keys of those that hold the name now.
+
+        That leaves out a claim which has locked the key of the name but still waits, for readers to leave or for the
+        lock delay of dead ones.
+        """
         lock = {self._keys.of(name): state.lock} if state.lock and state.lock.session else {}
         if state.readers:
             readers = {key: entry for key, entry in state.readers.items() if entry.session}
@@ -104,20 +111,20 @@ class Inspection:
         return lock or {folder + session: entry for session, entry in state.living.items()}
 
     def _take_away(self, held: Mapping[str, Entry], until: float) -> list[Entry]:
-        """Those of them that were still held."""
+        """Delete these keys; return those that were still held."""
         taken: list[Entry] = []
 
         def take(keys: Sequence[str]) -> None:
             if self._delete([(key, held[key]) for key in keys], until):
                 taken.extend(held[key] for key in keys)
-            else:  # one of them has just been given back
+            else:  # one of them has just been released
                 taken.extend(held[key] for key in keys if self._delete([(key, held[key])], until))
 
         self._transactions.in_portions(list(held), TAKEN_AT_ONCE, take)
         return taken
 
     def _delete(self, held: Sequence[tuple[str, Entry]], until: float) -> bool:
-        """All of them, or none."""
+        """Delete all of these keys, or none. Returns whether they were deleted."""
         steps = []
         for key, entry in held:
             steps += [operation("check-session", key, Session=entry.session), operation("delete", key)]
@@ -142,7 +149,7 @@ def _holder(name: str, entry: Entry) -> LockInfo:
 def _together(
     name: str, entries: Sequence[Entry], kind: str, *, permits: int | None = None, waiting: int | None = None
 ) -> LockInfo:
-    """The one that has held it for longest, and the others."""
+    """Return one `LockInfo` for claims that share a name: the claim that has held it longest, and the others in it."""
     oldest = sorted(entries, key=lambda entry: entry.index)[: OTHERS_MAX + 1]
     first, *others = (replace(_holder(name, entry), kind=kind, permits=permits) for entry in oldest)
     return replace(first, holders=len(entries), waiting=waiting, others=tuple(others))

@@ -1,4 +1,4 @@
-"""Names and keys: where a lock is, where its readers and permits are, and what a key says."""
+"""The keys of a name: that of the lock, those of its readers and permits, and what a key says of its owner."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _OURS = re.compile(r"([^/]+)/(?:(\.lock)|!r/[^/]+|([0-9a-f]{8}(?:-[0-9a-f]{4}){3
 
 
 class Keys:
+    """The mapping between names and keys, below one prefix."""
+
     def __init__(self, prefix: str, agents: Agents) -> None:
         self.prefix = prefix
         self._agents = agents
@@ -37,68 +39,72 @@ class Keys:
         return f"{self.prefix}{escape(name)}/"
 
     def readers(self, name: str) -> str:
-        """What the keys of its readers begin with."""
+        """Return the beginning of the keys of this name's readers."""
         return f"{self.folder(name)}!r/"
 
     def place(self, claim: Claim, session_id: object) -> str:
-        """Return the key that this claim locks for that session: that of the name, or, with others, one of its own.
+        """Return the key that this claim locks for that session: the key of the name, or a separate key if the claim
+        shares the name with others.
 
-        A reader has another key in each session: after the end of one, its key may keep a lock delay.
+        A reader has another key in each session: when one session ends, its key may keep a lock delay.
         """
         if claim.permits > 1:
             return f"{self.folder(claim.name)}{session_id}"
         return f"{self.readers(claim.name)}{claim.id}.{session_id}" if claim.mode == "r" else self.of(claim.name)
 
     def places(self, claim: Claim, session_id: object) -> list[str]:
-        """The keys that must be as they are as long as it holds: for a permit, the list of holders too."""
+        """Return the keys that must be unchanged while this claim holds: for a permit, the list of holders too."""
         place = self.place(claim, session_id)
         return [place, self.of(claim.name)] if claim.permits > 1 else [place]
 
     def name(self, key: str) -> str | None:
-        """The lock that a key of ours is about."""
+        """Return the name of the lock to which this key belongs, or None for any other key."""
         found = _OURS.fullmatch(key.removeprefix(self.prefix)) if key.startswith(self.prefix) else None
         return unescape(found[1]) if found else None
 
     def target(self, key: str, **query: str | int) -> str:
-        """In a path the key is quoted once more."""
+        """Return the request target for this key. In the path, the key is quoted a second time."""
         return self._agents.target(f"/v1/kv/{quote(key)}", consistent="", **query)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key as the server shows it."""
+    """A key as the server returned it."""
 
     flags: int
-    session: str  #: "" for none
+    session: str  #: the session that locks it, or ""
     value: bytes
-    index: int  #: of its last change
+    index: int  #: the index of its last change
 
     @property
     def claim_id(self) -> str | None:
-        """Of the acquisition of multilock that wrote it."""
+        """The id of the multilock claim that wrote the key, or None if another program wrote it."""
         owner = decode_value(self.value).owner
         return owner.partition("@")[0] if owner else None
 
     @property
     def rests(self) -> bool:
-        """Its claim was released, and left the name taken for a while."""
+        """Whether the key's claim was released but keeps the name taken for a while."""
         return bool(self.session) and decode_value(self.value).resting_until is not None
 
     def held_by(self, claim_id: str, session: object) -> bool:
-        """An operator may have overwritten the value, which takes the lock from nobody."""
+        """Return whether this claim holds the key in this session.
+
+        An operator may have overwritten the value. The claim still holds the lock then.
+        """
         return bool(self.session) and self.session == session and self.claim_id in (claim_id, None)
 
     @classmethod
     def parse(cls, said: Mapping[str, Any]) -> Entry:
-        """Raises LookupError, ValueError or TypeError for anything else."""
+        """Parse one key of a reply. Raises LookupError, ValueError or TypeError if it is not one."""
         session, flags, index = said.get("Session") or "", said["Flags"], said["ModifyIndex"]
         if not (isinstance(session, str) and isinstance(flags, int) and isinstance(index, int)):
-            raise TypeError("no entry of a key")
+            raise TypeError("not an entry of a key")
         return cls(flags, session, b64decode(said["Value"] or ""), index)
 
 
 def entry_of(response: Response, key: str) -> tuple[Entry | None, int]:
-    """The answer to a GET of this key, and the index from which on to wait for its next change."""
+    """Parse the reply to a GET of this key; return the key, and the index to wait from for its next change."""
     index = index_of(response)
     if response.status == 404:
         return None, index
@@ -112,7 +118,7 @@ def entry_of(response: Response, key: str) -> tuple[Entry | None, int]:
 
 
 def names_of(response: Response, folder: str) -> frozenset[str]:
-    """The answer to a GET of the names in this folder."""
+    """Parse the reply to a GET of the names in this folder."""
     try:
         names = frozenset(response.json()) if response.status != 404 else frozenset()
         if not all(name.startswith(folder) for name in names):
@@ -130,7 +136,7 @@ def index_of(response: Response) -> int:
 
 
 def listed(response: Response, begin: str) -> list[tuple[str, Entry]]:
-    """The answer to a GET of all keys with this beginning."""
+    """Parse the reply to a GET of all keys with this beginning."""
     try:
         found = [(said["Key"], Entry.parse(said)) for said in response.json()]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -141,4 +147,4 @@ def listed(response: Response, begin: str) -> list[tuple[str, Entry]]:
 
 
 def no_answer(response: Response) -> BackendUnavailable:
-    return BackendUnavailable(f"no answer of Consul: {response.text}", backend="consul")
+    return BackendUnavailable(f"this is not a reply of Consul: {response.text}", backend="consul")

@@ -1,12 +1,12 @@
-"""What the servers push: one thread keeps all blocking queries of a client open.
+"""Receive what the servers push: one thread keeps all blocking queries of a client open.
 
-A query asks for a key, the names in a folder, or a session from an index on, and is answered when that changes, or
-after ten seconds. Each has a connection of its own; one query per key serves whoever waits for it, holds it or follows
-it. A query that nobody needs any more stays open until its answer comes, and serves the next who needs it: the agent
-would keep its end of a closed connection for as long.
+A query asks for a key, the names in a folder, or a session, from an index on. The server replies when that changes, or
+after ten seconds. Each query has a separate connection. One query for a key serves every claim that waits for the key
+or holds it, and those who follow it. A query that is no longer needed stays open until its reply comes, and serves the
+next claim that needs it: the agent would keep its end of a closed connection for as long anyway.
 
-A push is a hint and never proof. It is lost when a connection breaks; so the next query asks for the present state, and
-until then safety timers and renewals find out what no push told.
+A push is a hint, never proof. It is lost when a connection breaks. So the next query asks for the present state, and
+until then safety timers and renewals find what was not pushed.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ from multilock_consul.wire import Reading, Response
 
 __all__ = ["Listener"]
 
-QUERIES = 64  # open at once: an agent takes 200 connections of one address
-HELD = 8  # of these for keys that are held; the others' loss is found by the next renewal
-SPARE = 2  # connections kept for the next query
-# Seconds until the server answers although nothing changed; it adds up to 1/16 by itself. A query that its client
-# gave up keeps a connection of the agent until then.
+QUERIES = 64  # open at once; an agent accepts 200 connections from one address
+HELD = 8  # of these for keys that are held; the loss of the other held keys is found by the next renewal
+SPARE = 2  # idle connections kept for the next query
+# Seconds until the server replies although nothing changed; it adds up to 1/16 of that. A query whose client has gone
+# occupies a connection of the agent until then.
 WAIT = 10
-PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without an answer is taken for dead
+PATIENCE = WAIT * 17 / 16 + 5.0  # seconds until a query without a reply counts as dead
 CONNECT_WITHIN = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries after a failure
-REFUSED_PAUSE = 30.0  # … after a refusal: an operator would have to change something
-PACE = 0.01  # seconds: one query is not asked more often, however much changes
-FREE_PACE = 0.1  # … for a key that was free and is: the server answers whenever some key near it changes
-FREE_EACH = 0.04  # … and all such keys together not more often than one in this time
-LOST_RACE = 1.0  # seconds after a wake-up within which a waiter that comes back was not the only one
+REFUSED_PAUSE = 30.0  # seconds until a refused query is tried again: an operator would have to change something first
+PACE = 0.01  # seconds between two requests of one query, however often its subject changes
+# The paces for keys that were free and still are: a server replies whenever any key near them changes.
+FREE_PACE = 0.1  # seconds between two requests for one such key
+FREE_EACH = 0.04  # seconds between two requests for any of them
+LOST_RACE = 1.0  # seconds; if a woken waiter comes back within this time, other waiters were woken as well
 CONTESTED = 60.0  # seconds for which that is remembered
-SPREAD = 0.02  # seconds over which the waiters of different processes are spread then
-EXPLAIN_WITHIN = 0.1  # seconds that finding out the reason of a loss may take: its notice must not wait longer
+SPREAD = 0.02  # seconds over which the waiters of different processes are then spread
+EXPLAIN_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason
 
-ANSWER_MAX = 2 << 20  # bytes of one key, whose value is half a MiB at most; else nobody else would be told meanwhile
+# bytes of one key; its value has at most half a MiB. A longer reply would delay all other notices.
+ANSWER_MAX = 2 << 20
 
 KEY, FOLDER, SESSION = "key", "folder", "session"
 FAILED = "blocking queries to Consul"
@@ -56,35 +58,38 @@ REFUSED = "blocking query on the {0.kind} {0.subject!r}"
 
 @dataclass(eq=False, slots=True)
 class Query:
-    """What one connection asks for, and for whom."""
+    """One blocking query: what its connection asks for, and the claims that need the reply."""
 
     kind: str
-    subject: str  # the key, what all keys of the folder begin with, or the id of the session
-    index: int  # from which on it waits; 0: what is there now?
+    subject: str  # the key, the beginning of all keys of the folder, or the id of the session
+    index: int  # the index to wait from; 0 asks for the present state
     waiting: set[str] = field(default_factory=set)  # claim ids
-    held: dict[str, tuple[str, int]] = field(default_factory=dict)  # claim id -> its session, and since which index
+    held: dict[str, tuple[str, int]] = field(default_factory=dict)  # claim id -> its session, and the index of its lock
     followed: bool = False
-    free: bool = False  # nobody held it when it was looked at last
-    seen: frozenset[str] | None = None  # of a folder: what was in it
+    free: bool = False  # nobody held the key at the last look
+    seen: frozenset[str] | None = None  # the names in the folder at the last look
     wire: Wire | None = None
-    reading: Reading | None = None  # of the answer that is awaited
+    reading: Reading | None = None  # the parser of the awaited reply
     dialing: bool = False
     failures: int = 0
-    trouble: str = ""  # the name under which the kernel was told that it fails
+    trouble: str = ""  # the name under which its failure was reported to the kernel
     asked_at: float = 0.0
-    due: float = 0.0  # when to ask, or, while an answer is awaited, when to give up
+    due: float = 0.0  # when to send the request or, while a reply is awaited, when to give up
 
     def wanted(self) -> bool:
         return self.kind == SESSION or bool(self.waiting or self.held or self.followed)
 
     def pending(self) -> bool:
-        """Whether its connection is being made, or its answer is awaited."""
+        """Return whether its connection is being made or its reply is awaited."""
         return self.dialing or self.reading is not None
 
 
 class Listener:
-    """``exists(session_id, within)`` asks the server; ``ended(session_id, within)`` is told of a session that it does
-    not show, and says whether it is gone."""
+    """The blocking queries of one client, and the thread that reads their replies.
+
+    ``exists(session_id, within)`` asks the server for a session. ``ended(session_id, within)`` is called with a session
+    that a reply did not show, and returns whether that session is gone.
+    """
 
     def __init__(
         self,
@@ -100,28 +105,28 @@ class Listener:
         self._now = notices.now
         self._exists = exists
         self._ended = ended
-        self._unseen: deque[str] = deque(maxlen=100)  # sessions that the server did not show, the last ones
+        self._unseen: deque[str] = deque(maxlen=100)  # the last sessions that the server did not show
         self._jobs: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()  # ids of claims that may be in a query
         self._starting = system.Lock()
-        self._bell: socket.socket | None = None  # rings the thread
+        self._bell: socket.socket | None = None  # wakes the thread
         self._closed = False
-        # All below is the thread's own; others only count and look.
+        # Only the thread changes what follows; other threads read the number of queries and look up a subject.
         self._queries: dict[tuple[str, str], Query] = {}
         self._serves: dict[str, Query] = {}  # claim id -> the query that has it
-        self._leaders: set[str] = set()  # those in `held` that no other lock displaces
+        self._leaders: set[str] = set()  # ids in `held` that no other lock displaces
         self._woken: dict[str, float] = {}  # name -> when its waiters were woken last
         self._contested: dict[str, float] = {}  # name -> when more than one waiter was seen
-        self._alarms: list[tuple[float, str]] = []  # wake-ups that are spread: when, claim id
+        self._alarms: list[tuple[float, str]] = []  # wake-ups that are spread over time: when, claim id
         self._spare: list[Wire] = []
 
-    # Called by any thread
+    # Called from any thread
 
     def wait(self, key: str, claim_id: str, index: int) -> bool:
-        """Wake this claim when the key is free, or a key goes from the folder with this name, also if that happened
-        since ``index``. False: there is no room.
+        """Wake this claim when the key is free, or when a key of the folder with this name is deleted.
 
-        If others take the room before the thread comes to it, the claim is woken at once, so that it asks again.
+        A change since ``index`` counts too. Returns False if too many queries are open. If others open the last one
+        before the thread runs, the claim is woken at once, so that it asks again.
         """
         kind = FOLDER if key.endswith("/") else KEY
         if (kind, key) not in self._queries and len(self._queries) >= QUERIES - HELD:
@@ -130,12 +135,13 @@ class Listener:
         return self._post(lambda: self._wait(kind, key, claim_id, index))
 
     def hold(self, claim: Claim, session_id: str, index: int) -> None:
-        """Tell when this claim's key vanishes, also if that happened since ``index``; while there is room."""
+        """Report when this claim's key is deleted, or was deleted since ``index``. Does nothing if there is not enough
+        room."""
         self._known.add(claim.id)
         self._post(lambda: self._hold(claim, session_id, index))
 
     def forget(self, claim_id: str) -> None:
-        """It waits no more, or was given back."""
+        """Stop notifying this claim: it no longer waits, or it was released."""
         if claim_id in self._known:
             self._known.discard(claim_id)
             self._post(lambda: self._forget(claim_id))
@@ -149,7 +155,7 @@ class Listener:
             self._post(lambda: self._forget_session(session_id))
 
     def follow(self, names: frozenset[str]) -> bool:
-        """Tell each change of holder of exactly these names. False: there is no room for all."""
+        """Report each change of holder of exactly these names. Returns False if there is not enough room."""
         keys = frozenset(map(self._keys.of, names))
         new = sum((KEY, key) not in self._queries for key in keys)
         if len(self._queries) + new > QUERIES:
@@ -159,11 +165,11 @@ class Listener:
     def close(self) -> None:
         with self._starting:
             if self._bell and not self._closed:
-                self._bell.close()  # which rings
+                self._bell.close()  # this wakes the thread
             self._closed = True
 
     def _post(self, job: Callable[[], None]) -> bool:
-        """False: the thread has ended, and nothing is pushed any more."""
+        """Have the thread run this job. Returns False if the client is closed, so that nothing is pushed any longer."""
         with self._starting:
             if self._closed:
                 return False
@@ -178,23 +184,23 @@ class Listener:
 
     def _ring(self) -> None:
         assert self._bell is not None
-        with suppress(OSError):  # full: it has been rung often enough
+        with suppress(OSError):  # the buffer is full, so the thread will wake up anyway
             self._bell.send(b"!")
 
-    # What the thread does for them
+    # Jobs of the thread
 
     def _wait(self, kind: str, key: str, claim_id: str, index: int) -> None:
         if claim_id not in self._known:
             return
         if (before := self._serves.get(claim_id)) and (before.kind, before.subject) != (kind, key):
-            self._forget(claim_id)  # it waits for one at a time
+            self._forget(claim_id)  # a claim waits for one key at a time
         now = self._now()
         if now - self._woken.get(key, -math.inf) < LOST_RACE:
             self._contested[key] = now
         if query := self._query(kind, key, index, QUERIES - HELD):
             query.waiting.add(claim_id)
             self._serves[claim_id] = query
-        else:  # many came at once, and each saw the room that was left
+        else:  # many claims came at once, and each saw the last room
             self._notices.wake(claim_id)
 
     def _hold(self, claim: Claim, session_id: str, index: int) -> None:
@@ -234,20 +240,22 @@ class Listener:
                 self._drop_unwanted(query)
         for key in keys:
             before = self._queries.get((KEY, key))
-            if before and not before.followed:  # a change that it reported already was told to nobody
+            if before and not before.followed:  # a change reported before now was not passed on
                 self._notices.changed(self._keys.name(key))
             if found := before or self._query(KEY, key, 0):
                 found.followed = True
 
     def _query(self, kind: str, subject: str, index: int, at_most: int = QUERIES) -> Query | None:
-        """Return the query for this subject, which is to report what changed since ``index``. Returns None if it would
-        be one more than ``at_most``."""
+        """Return the query for this subject, which then reports all changes since ``index``.
+
+        Returns None if it would be one more than ``at_most``.
+        """
         query = self._queries.get((kind, subject))
         if query is None:
             if kind != SESSION and len(self._queries) >= at_most:
                 return None
             query = self._queries[kind, subject] = Query(kind, subject, index)
-        elif query.index > index:  # what happened in between was reported before anybody asked for it
+        elif query.index > index:  # the changes in between were reported before any claim asked for them
             self._hang_up(query)
             query.index = index
             query.seen = None
@@ -260,7 +268,7 @@ class Listener:
             self._put_away(query)
 
     def _put_away(self, query: Query) -> None:
-        """Keep the connection of a query that is not needed any more, unless it awaits an answer."""
+        """Keep the connection of a query that is no longer needed, unless it still awaits a reply."""
         self._report(query, None)
         wire = query.wire
         if wire and wire.alive and query.reading is None and len(self._spare) < SPARE:
@@ -286,7 +294,7 @@ class Listener:
                 for key, _ in self._selector.select(self._pause()):
                     if key.data is None:
                         ear.recv(4096)
-                    elif key.data.reading:  # not hung up meanwhile
+                    elif key.data.reading:  # it was not hung up since select() returned
                         self._receive(key.data)
                 while self._jobs:
                     self._jobs.popleft()()
@@ -295,13 +303,13 @@ class Listener:
             self._put_down(ear)
 
     def _put_down(self, ear: socket.socket) -> None:
-        """End all connections: the client is closed, or this thread dies of a defect and begins again."""
+        """Close all connections: the client was closed, or a bug ended this thread and it will start again."""
         for query in self._queries.values():
             self._hang_up(query)
             query.index = 0
             query.due = 0.0
         if self._closed:
-            while self._jobs:  # a connection may have been made for one of them
+            while self._jobs:  # a job may bring a connection that was just made
                 self._jobs.popleft()()
             for query in self._queries.values():
                 self._hang_up(query)
@@ -323,7 +331,7 @@ class Listener:
             if now < query.due or query.dialing:
                 continue
             if query.reading:
-                self._failed(query, BackendUnavailable(f"no answer in {PATIENCE:g} s"))
+                self._failed(query, BackendUnavailable(f"no reply in {PATIENCE:g} s"))
             else:
                 self._ask(query)
         ripe = [claim_id for when, claim_id in self._alarms if when <= now]
@@ -346,7 +354,7 @@ class Listener:
         request = query.wire.request("GET", target)
         try:
             if query.wire.sock.send(request) != len(request):
-                raise ConnectionError("it takes no request")
+                raise ConnectionError("the connection does not accept a whole request")
         except OSError as error:
             self._failed(query, error)
             return
@@ -364,7 +372,7 @@ class Listener:
         return self._agents.target(f"/v1/session/info/{query.subject}", consistent="", **since)
 
     def _dial(self, query: Query) -> None:
-        """On a thread of its own: a look-up and a handshake take their time."""
+        """Connect on a separate thread, because a DNS look-up and a handshake take time."""
         query.dialing = True
 
         def dial() -> None:
@@ -396,18 +404,21 @@ class Listener:
         if not query.wanted():
             self._drop_unwanted(query)
             return
-        query.index = 0  # what happened meanwhile is asked for
+        query.index = 0  # so that the next request returns what happened meanwhile
         query.failures += 1
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(query.failures, 10)) * system.uniform(0.5, 1.0)
         query.due = self._now() + (REFUSED_PAUSE if isinstance(error, BackendRejected) else pause)
-        logger.debug("Consul does not tell changes of the %s %r: %s", query.kind, query.subject, error)
+        logger.debug("Consul does not push changes of the %s %r: %s", query.kind, query.subject, error)
         self._report(query, error)
         if query.kind == SESSION and query.failures == 1 and not isinstance(error, BackendRejected):
             self._notices.silent(query.subject)
 
     def _report(self, query: Query, error: Exception | None) -> None:
-        """Tell the kernel whether changes are pushed. Agents fail for all queries alike, and are named once; what a
-        token may not read is named for itself."""
+        """Report to the kernel whether changes are pushed.
+
+        If an agent fails, that concerns all queries, and is reported once. A subject that the token may not read is
+        reported by its own name.
+        """
         refused = isinstance(error, BackendRejected)
         known = query.trouble
         query.trouble = (REFUSED.format(query) if refused else FAILED) if error else ""
@@ -438,14 +449,14 @@ class Listener:
     def _answered(self, query: Query, response: Response) -> None:
         index = int(response.headers["x-consul-index"])
         changed = index != query.index
-        # An index that went back is of servers that were restored or began anew.
+        # An index that went backwards is that of servers which were restored, or which started with empty data.
         query.index = 0 if index < query.index else index
         query.failures = 0
         self._report(query, None)
         query.due = query.asked_at + PACE
         if query.kind == KEY:
             self._look_at_key(query, response)
-            if query.followed and changed:  # taken and given back between two queries, it looks the same as before
+            if query.followed and changed:  # taken and released between two replies, the key looks the same as before
                 self._notices.changed(self._keys.name(query.subject))
             self._drop_unwanted(query)
         elif query.kind == FOLDER:
@@ -458,11 +469,12 @@ class Listener:
     def _look_at_key(self, query: Query, response: Response) -> None:
         entry, index = entry_of(response, query.subject)
         for claim_id, (session_id, since) in list(query.held.items()):
-            if index < since:  # it was sent before this claim got the lock, and says nothing about it
+            if index < since:  # this reply was sent before the claim got the lock
                 continue
             if entry is None or not entry.held_by(claim_id, session_id):
                 self._forget(claim_id)
-                self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))  # type: ignore[misc]
+                # type: ignore[misc]
+                self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))
         was_free, query.free = query.free, not (entry and entry.session)
         if query.free and was_free:
             query.due = query.asked_at + max(FREE_PACE, FREE_EACH * sum(each.free for each in self._queries.values()))
@@ -470,7 +482,10 @@ class Listener:
             self._wake(query)
 
     def _look_into_folder(self, query: Query, response: Response) -> None:
-        """Who waits for room has no use of what comes; what went before the first look is not known."""
+        """Wake the waiters if a name has gone from the folder.
+
+        New names make no room. At the first look it is unknown what has gone before, so that wakes them as well.
+        """
         seen, query.seen = query.seen, names_of(response, query.subject)
         if query.waiting and (seen is None or seen - query.seen):
             self._wake(query)
@@ -494,7 +509,7 @@ class Listener:
         start_worker(tell, "multilock-consul-loss", once=True)
 
     def _lost(self, claim_id: str, session_id: str) -> None:
-        """The key went; with its session?"""
+        """Report the loss of a claim whose key has gone, and find out whether its session has ended."""
         try:
             alive = self._exists(session_id, EXPLAIN_WITHIN)
         except MultilockError:

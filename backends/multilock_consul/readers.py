@@ -1,10 +1,11 @@
-"""Readers: each locks a key of its own, ``<prefix><name>/!r/<id>.<session>``, while nobody has the key of the name.
+"""Readers: each locks a separate key ``<prefix><name>/!r/<id>.<session>``, while nobody has the key of the name.
 
-1. In one transaction, a reader proves that the name is free and that no lock delay keeps it, and locks its own key.
-2. Who wants the name alone, or a permit, takes it as ever: from then on no reader comes in. The same transaction shows
-the readers that are there. Until they have gone the name is taken, and nobody has been told that he holds it.
-3. A reader that gives up its key deletes it. The key of one whose session ended stays, without a session: its holder
-may still believe, as long as the server has a lock delay for that key. So a writer that comes later learns of it.
+1. A reader locks its own key. The same transaction proves that the name is free and that no lock delay keeps it.
+2. A claim that excludes readers locks the key of the name as always: no further reader can enter then. The same
+transaction returns the readers that are still there. The claim holds the name only after they have gone.
+3. A reader that releases deletes its key. If a reader's session ends, its key stays without a session. The reader may
+still believe that it holds the name for as long as the server keeps a lock delay for that key. So the key is what tells
+a later writer to wait.
 """
 
 from __future__ import annotations
@@ -23,25 +24,27 @@ from multilock_consul.transactions import Refused, Transactions, operation, whol
 
 __all__ = ["SAFETY", "UNPUSHED", "Readers", "Wait"]
 
-SAFETY = 10.0  # seconds after which a waiter looks again, although nothing was pushed
-UNPUSHED = 1.0  # … where no push can come: too many keys are waited for
+SAFETY = 10.0  # seconds after which a waiter looks again although nothing was pushed
+UNPUSHED = 1.0  # the same for a waiter that gets no push, since too many keys are watched already
 
 Wait = Callable[[str, str, int], bool]
-"""``wait(key, claim_id, index)`` is to wake this claim when the key is free; whether it will."""
+"""``wait(key, claim_id, index)`` has this claim woken when the key is free. Returns False if it cannot."""
 
 
 class Readers:
+    """The part of the recipe that deals with readers."""
+
     def __init__(self, keys: Keys, transactions: Transactions, wait: Wait) -> None:
         self._keys = keys
         self._transactions = transactions
         self._wait = wait
 
     def shown(self, name: str) -> list[dict[str, Any]]:
-        """2, what shows them all in the transaction that shuts the door."""
+        """Step 2: return the operations that show all readers, for the transaction that locks the key of the name."""
         return whole_tree(self._keys.readers(name))
 
     def steps(self, session: Session, claim: Claim) -> list[dict[str, Any]]:
-        """1, for a name of which it is known that it is free."""
+        """Step 1: return the operations that lock a reader's key, for a name that is known to be free."""
         lock, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
         value = b64encode(encode_value(claim)).decode()
         return [
@@ -59,7 +62,11 @@ class Readers:
         join: bool,
         until: float,
     ) -> Busy | None:
-        """2. None: nobody reads, while ``still`` is true. Raises `Refused`, also as long as a lock delay lasts."""
+        """Step 2: wait for one of these readers to leave. Returns None if no reader is left.
+
+        Keys whose sessions have ended are deleted, while ``still`` is true. That raises `Refused` for as long as one
+        of them has a lock delay.
+        """
         if living := {key: entry for key, entry in readers.items() if entry.session}:
             return self.wait_for_one(session, claim, living, join)
         if readers:
@@ -67,22 +74,24 @@ class Readers:
         return None
 
     def wait_for_one(self, session: Session, claim: Claim, holders: Mapping[str, Entry], join: bool) -> Busy:
-        """Wait until any one of these gives up its key. With n of them that is done ln n times, as a rule. A try waits
-        for none."""
+        """Wait until one of these, chosen at random, gives up its key.
+
+        With n of them a waiter repeats this about ln n times. A try waits for none of them.
+        """
         if not join:
             return Busy(SAFETY)
         key = system.choice(list(holders))
         if not self._wait(key, claim.id, holders[key].index):
             return Busy(UNPUSHED)
-        # A session of its own is renewed by each attempt, and by nothing else.
+        # A session for one claim is renewed by that claim's attempts only, so they must come often enough.
         return Busy(SAFETY if session.shared else min(SAFETY, session.ttl / 3))
 
     def forget(self, claim: Claim, sessions: Iterable[object], until: float) -> None:
-        """Delete the keys that a reader, which has given up, left in these sessions, if they have ended before."""
+        """Delete the keys that a released reader left in these sessions, as far as the sessions have ended."""
         for session_id in sessions:
             key = self._keys.place(claim, session_id)
             entry, _ = self._transactions.read(key, until)
             if entry and not entry.session:
                 still = operation("check-index", key, Index=entry.index)
-                with suppress(Refused):  # who wanted the name has buried it
+                with suppress(Refused):  # a claim that wanted the name has deleted the key
                     self._transactions.execute([still, operation("delete", key)], until)

@@ -1,17 +1,17 @@
-"""The lock on Consul: what is asked of the servers, and what their answers mean.
+"""The lock on Consul: what is requested from the servers, and what their replies mean.
 
-A lock that one holds alone is the key ``<prefix><name>/.lock`` with the flags of the lock of Consul's own Go client,
-held by a session, so that ``consul lock`` and that client exclude us and we them
+An exclusive lock is the key ``<prefix><name>/.lock``, locked by a session. It has the flags of the lock in Consul's own
+Go client, so ``consul lock`` and that client exclude us and we exclude them
 (https://developer.hashicorp.com/consul/docs/dynamic-app-config/sessions/application-leader-election):
 
-1. make a session; 2. lock the key for it; 3. if another session has it, wait until the key changes and go to 2;
-4. renew the session for as long as the lock is held; 5. to release, give the key up.
+1. Make a session. 2. Lock the key for it. 3. If another session has locked the key, wait until it changes and go to 2.
+4. Renew the session as long as the lock is held. 5. To release, delete the key.
 
-`readers` and `semaphore` say what those lock who hold a name with others; all else is the same for them.
+`readers` and `semaphore` describe what a claim locks that shares the name with others; everything else is the same.
 
-Two things differ. A free lock has no key: a release deletes it, and so does the server when the session ends. And a
-lock is taken by a transaction that creates the key; the bare verb ``lock`` would succeed again for our own session, and
-overwrite a key that is used for something else.
+Two things differ from that client. A free lock has no key: a release deletes it, and so does the server when the
+session ends. And a lock is taken by a transaction that creates the key. The bare verb ``lock`` would succeed a second
+time for our own session, and would overwrite a key that an application uses for something else.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ from multilock_consul.transactions import Refused, Transactions, operation
 __all__ = ["Recipe"]
 
 DELAYED = 0.25  # seconds between tries during a lock delay, whose end is not pushed; a refusal costs the servers little
-AT_ONCE_AGAIN = 0.02  # seconds over which those are spread who found the key taken, and gone a moment later
-PASSED = 0.02, 0.05  # seconds after which who found others change a semaphore tries again
-RENEWED_AT_ONCE = 8  # sessions, by as many threads and connections
-TRIES = 3  # an operator who writes our key again and again must not keep a release for ever
+AT_ONCE_AGAIN = 0.02  # seconds over which the next tries of claims are spread that just missed the same key
+PASSED = 0.02, 0.05  # seconds after which a claim tries again if others changed the semaphore first
+RENEWED_AT_ONCE = 8  # sessions renewed at the same time, each by a thread on a connection
+TRIES = 3  # an operator who writes our key again and again must not block a release forever
 
 
 class Recipe:
+    """The algorithm of the module's docstring, for all claims of one client."""
+
     def __init__(
         self,
         keys: Keys,
@@ -59,8 +61,9 @@ class Recipe:
         self._semaphore = Semaphore(keys, transactions)
         self._now = now
         self._wait = wait
-        self._unannounced: set[str] = set()  # ids of claims whose key may have been seen while readers still held
-        self._unsettled: dict[str, list[str]] = {}  # claim id -> sessions whose late requests are to be looked for
+        # ids of claims whose locked key may have been seen while readers still held
+        self._unannounced: set[str] = set()
+        self._unsettled: dict[str, list[str]] = {}  # claim id -> sessions in which to look for its late requests
 
     # ---- acquire
 
@@ -70,12 +73,12 @@ class Recipe:
         try:
             return self._attempt(claim, join, until)
         except BackendUnavailable as silence:
-            # The request that failed may have done nothing, and one before it something.
+            # The request that failed may have done nothing, but an earlier one of this attempt has.
             silence.unknown = silence.unknown or (self._has(claim) and not had)
             raise
 
     def _has(self, claim: Claim) -> bool:
-        """Whether something at the servers may be this claim's."""
+        """Return whether a key or a session at the servers may be this claim's."""
         return self._sessions.holds(claim) or self._sessions.own(claim) is not None
 
     def _attempt(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
@@ -89,15 +92,15 @@ class Recipe:
         return answer
 
     def _try(self, claim: Claim, join: bool, until: float) -> Granted | Busy:
-        """1: in the session that there is."""
-        for _ in range(2):  # a session found dead is replaced, once
+        """Step 1: try in the present session, or in a new one if there is none."""
+        for _ in range(2):  # a session that turns out to be dead is replaced once
             if not join and claim.kind == "write" and self._is_taken(claim, until):
                 return Busy(SAFETY)
             state = self._semaphore.look(claim.name, until) if claim.permits > 1 else None
             if state and not self._sessions.own(claim):
                 if not self._semaphore.room(claim, state):
                     return self._wait_for_room(claim, state, join)
-                if state.read and not join:  # it would only shut the door
+                if state.read and not join:  # locking the key would only keep other readers out
                     return Busy(SAFETY)
             with self._sessions.trying(claim, until) as session:
                 answer = self._take(session, claim, state, join, until)
@@ -106,24 +109,27 @@ class Recipe:
         raise BackendUnavailable("sessions end as soon as they are made", unknown=False, backend="consul")
 
     def _is_taken(self, claim: Claim, until: float) -> bool:
-        """Look before a try that likely meets readers: to find them by shutting the door keeps other readers out, for a
-        moment, or for as long as a session lives if this process dies in it."""
+        """Return whether the name is taken, before a try that may meet readers.
+
+        Locking the key to find that out would keep other readers out: for a moment, or for as long as the session lives
+        if this process dies in it.
+        """
         state = self._semaphore.look(claim.name, until)
-        if state.lock and state.lock.claim_id == claim.id:  # by an attempt without an answer
+        if state.lock and state.lock.claim_id == claim.id:  # by an earlier attempt whose reply was lost
             return False
         return bool(state.read or state.living or (state.lock and state.lock.session))
 
     def _leave_nothing(self, claim: Claim, until: float) -> None:
-        if self._sessions.holds(claim):  # it kept readers out
+        if self._sessions.holds(claim):  # it has locked the key to keep readers out
             self._give_back(claim, until)
         if own := self._sessions.own(claim):
-            with suppress(BackendUnavailable):  # it holds nothing, and ends by itself
+            with suppress(BackendUnavailable):  # the session holds nothing, and expires
                 self._sessions.destroy(own, until - self._now())
 
     def _take(
         self, session: Session, claim: Claim, state: State | None, join: bool, until: float
     ) -> Granted | Busy | None:
-        """2: create the key and lock it. None: the session is gone."""
+        """Step 2: create the key and lock it. Returns None if the session has ended."""
         try:
             if state:
                 return self._take_permit(session, claim, state, join, until)
@@ -140,7 +146,7 @@ class Recipe:
     def _locked(
         self, session: Session, claim: Claim, first: list[dict[str, Any]], join: bool, until: float
     ) -> Granted | Busy:
-        """``first`` is what must be true of the key before it is locked, in the same transaction."""
+        """Lock the key. ``first`` are the operations that must succeed before, in the same transaction."""
         if claim.mode == "r":
             steps = self._readers.steps(session, claim)
         else:
@@ -159,21 +165,23 @@ class Recipe:
         *,
         again: bool = False,
     ) -> Granted | Busy:
-        """Return the grant for a key that this attempt locked, or found locked ``again``, unless ``found`` has readers
-        that exclude it."""
+        """Return the grant for a key that this attempt has locked, or found locked ``again`` after a lost reply.
+
+        If ``found`` has readers that exclude the claim, wait for them instead.
+        """
         mine = self._keys.place(claim, session.id)
         entry = found.get(mine)
         if entry is None or entry.session != session.id:
             raise BackendUnavailable("it was locked for another session", backend="consul")
         before = self._sessions.holds(claim)
-        if not self._sessions.hold(session, claim):  # it was cancelled while it was asked for
+        if not self._sessions.hold(session, claim):  # the claim was cancelled during the request
             self._free(claim, session.id, entry.index, until)
             return Busy(SAFETY)
         if claim.mode != "r":
             readers = {key: one for key, one in found.items() if key.startswith(self._keys.readers(claim.name))}
             if claim.permits < 2 and (readers or (again and not before)):
                 self._unannounced.add(claim.id)
-            still = operation("check-index", mine, Index=entry.index)  # others of our claims are in this session, too
+            still = operation("check-index", mine, Index=entry.index)  # the session alone may hold others of our claims
             if busy := self._readers.wait_for_readers(session, claim, readers, still, join, until):
                 return busy
             if claim.id in self._unannounced:
@@ -183,8 +191,8 @@ class Recipe:
     def _announce(self, session: Session, claim: Claim, still: dict[str, Any], until: float) -> int:
         """Lock the key of the name once more, now that the readers have left, and return the new token.
 
-        Followers looked at the name when the key was locked first, and nobody held it then. A server ignores a write
-        that changes nothing, so the key is unlocked in between, in the same transaction.
+        When the key was first locked, followers looked at the name, and nobody held it then. So they need a second
+        change of the key. A server ignores a write that changes nothing, so the same transaction first unlocks the key.
         """
         key = self._keys.place(claim, session.id)
         value = b64encode(encode_value(claim)).decode()
@@ -196,26 +204,27 @@ class Recipe:
     def _not_lockable(self, session: Session, claim: Claim, refused: Refused) -> Busy | None:
         own = self._keys.place(claim, session.id)
         if "lock delay" in refused.why and refused.key == own != self._keys.of(claim.name):
-            # Nobody else ever locks that key, and a server says this before it says that the session is invalid.
+            # Nobody else ever locks this key, so its lock delay is that of this session. A server reports the delay
+            # before it reports that the session is invalid.
             self._sessions.gone(session, "the server ended it")
             return None
         if "lock delay" in refused.why:
             return Busy(system.uniform(0.5, 1.5) * DELAYED)
         if "invalid session" in refused.why:
-            self._sessions.gone(session, "the server does not know it any more")
+            self._sessions.gone(session, "the server no longer has it")
             return None
-        # Somebody was faster between the two.
+        # Another client has changed the key between the two requests.
         return Busy(system.uniform(*PASSED) if claim.permits > 1 else system.uniform(0.0, AT_ONCE_AGAIN))
 
     def _taken(self, session: Session, claim: Claim, join: bool, until: float) -> Granted | Busy:
-        """3: the key exists; whose is it?"""
+        """Step 3: the key exists; find out whose it is."""
         key, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
         if mine != key and (self._sessions.holds(claim) or self._sessions.asked_before(claim)):
             own, _ = self._transactions.read(mine, until)
             if own and own.session:
                 return self._ours_already(session, claim, own, join, until)
         entry, index = self._transactions.read(key, until)
-        if entry is None:  # deleted between the two
+        if entry is None:  # it was deleted between the two requests
             return Busy(system.uniform(0.0, AT_ONCE_AGAIN))
         if mine == key and entry.session and entry.claim_id == claim.id and not entry.rests:
             return self._ours_already(session, claim, entry, join, until)
@@ -226,17 +235,18 @@ class Recipe:
         return Busy(SAFETY if self._wait(key, claim.id, index) else UNPUSHED)
 
     def _ours_already(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Our own attempt locked it, whose answer was lost; or it waits for readers to leave."""
+        """Deal with a key that our own attempt locked: its reply was lost, or the claim waits for readers to leave."""
         if entry.session == session.id:
             still = operation("check-index", self._keys.place(claim, session.id), Index=entry.index)
             shown = [] if claim.mode == "r" else self._readers.shown(claim.name)
             found = self._transactions.look([still, *shown], until)
             return self._entered(session, claim, found, join, until, again=True)
-        self._delete(claim, entry.session, entry.index, until)  # in a session whose time is over
+        self._delete(claim, entry.session, entry.index, until)  # the key is locked by an earlier session of ours
         return Busy(0.0)
 
     def _unlocked(self, session: Session, claim: Claim, entry: Entry, join: bool, until: float) -> Granted | Busy:
-        """Left behind by the Go client, which keeps the key of a free lock; or a semaphore; or no lock at all."""
+        """Deal with a key that no session locks: the Go client keeps it when a lock is free; or it is a semaphore, or
+        an application's key."""
         key = self._keys.of(claim.name)
         first = [operation("check-index", key, Index=entry.index)]
         if entry.flags != LOCK_FLAGS:
@@ -253,7 +263,7 @@ class Recipe:
         return self._locked(session, claim, first, join, until)
 
     def _take_permit(self, session: Session, claim: Claim, state: State, join: bool, until: float) -> Granted | Busy:
-        if session.id in state.living:  # our own attempt, as above
+        if session.id in state.living:  # an earlier attempt of ours took the permit; its reply was lost, or we wait
             found = {self._keys.place(claim, session.id): state.living[session.id], **state.readers}
             return self._entered(session, claim, found, join, until)
         if self._semaphore.room(claim, state):
@@ -271,10 +281,13 @@ class Recipe:
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        """4. The proof is that of the session. A look at a key that has no answer yet takes nothing from anybody."""
+        """Step 4: renew the sessions; each renewal is the proof for its claims.
+
+        The keys are looked at as well. A look without a reply takes no lock away.
+        """
         until = self._now() + within
         sessions = [self._sessions.get(granted.key if group == OWN else group) for _, granted in held]
-        if group != OWN and not held:  # a session that holds nothing is kept too
+        if group != OWN and not held:  # a session that holds nothing is renewed as well
             sessions = [self._sessions.get(group)]
         proofs = self._prove([session for session in dict.fromkeys(sessions) if session], until)
         if group != OWN:
@@ -304,8 +317,8 @@ class Recipe:
         return answers
 
     def _prove(self, sessions: Sequence[Session], until: float) -> dict[Session, bool | MultilockError]:
-        """Renew these sessions, several at once: many permits over a long way would take longer than their ttl one by
-        one. The calling thread takes part, so that no thread is needed to make progress."""
+        """Renew these sessions, several at a time: on a slow network, many permits would take longer than their ttl if
+        they were renewed one by one. The calling thread takes part, so that this works even if no thread can start."""
         left = deque(sessions)
         answers: system.SimpleQueue[tuple[Session, bool | MultilockError]] = system.SimpleQueue()
 
@@ -332,7 +345,7 @@ class Recipe:
         return proofs
 
     def _may_be_held(self, found: Found, key: str, claim: Claim, session_id: str) -> bool:
-        """What was not looked at is held as long as its session is."""
+        """Return whether this key may still be held. A key that was not looked at is held as long as its session is."""
         if key not in found:
             return True
         entry = found[key]
@@ -343,11 +356,12 @@ class Recipe:
     # ---- release
 
     def release(self, claim: Claim, granted: Granted | None, within: float) -> bool:
-        """5. What was asked for in vain, or has no answer, may still be locked: it is looked for."""
+        """Step 5: delete the key. If an attempt of this claim failed or had no reply, look for what it may have
+        locked."""
         return self._give_back(claim, self._now() + within, granted, wanted=granted is not None)
 
     def _give_back(self, claim: Claim, until: float, granted: Granted | None = None, *, wanted: bool = True) -> bool:
-        """``wanted``: the claim itself is not cancelled."""
+        """Release what the claim has. ``wanted``: the claim itself is not cancelled, and may try again."""
         self._unannounced.discard(claim.id)
         doubtful = self._sessions.cancel(claim, granted=wanted)
         answered = False
@@ -360,7 +374,7 @@ class Recipe:
 
     def _release(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
         if self._sessions.is_beginning(claim):
-            raise BackendUnavailable("its session is not made yet", unknown=False, backend="consul")
+            raise BackendUnavailable("the session of this claim is still being made", unknown=False, backend="consul")
         ended = self._sessions.ended_unanswered(claim)
         if ended or any(claim.id in session.open for session in doubtful):
             self._unsettled[claim.id] = [*ended, *(session.id for session in doubtful)]
@@ -369,8 +383,11 @@ class Recipe:
         return ours
 
     def _release_sent(self, claim: Claim, granted: Granted | None, doubtful: Sequence[Session], until: float) -> bool:
-        """What an unanswered request may have done before the end of its session, which is final, is looked for after
-        that; also by the next release, if this one has no answer to it."""
+        """Release, and also look for what a request without a reply may have locked before its session ended.
+
+        The end of the session is final, so that look comes after it. If a look has no reply, the next release repeats
+        it.
+        """
         unanswered = self._unsettled.get(claim.id, ())
         if claim.permits > 1:
             return self._release_permit(claim, granted, doubtful, unanswered, until)
@@ -417,7 +434,7 @@ class Recipe:
         return ours
 
     def _delete(self, claim: Claim, session: Hashable, index: int, until: float) -> bool:
-        """Whether the key was this claim's until now."""
+        """Delete the claim's key; return whether it was this claim's until now."""
         key = self._keys.place(claim, session)
         for _ in range(TRIES):
             if self._transactions.delete(key, session, index, until):
@@ -431,8 +448,8 @@ class Recipe:
     def _end_doubtful(self, claim: Claim, doubtful: Sequence[Session], until: float) -> None:
         own = self._sessions.own(claim)
         for session in doubtful:
-            # Whatever of it is still on its way finds no session. Where others would lose their locks, the renewals
-            # look after it.
+            # After the session's end, a late request of the claim finds no session. If the session holds other locks,
+            # it must not end; the renewals look for the request instead.
             if claim.id in session.open and session is not own and self._sessions.end_if_idle(session):
                 self._sessions.destroy(session, until - self._now())
         if own:
@@ -456,12 +473,12 @@ class Recipe:
     def _rest(self, claim: Claim, granted: Granted, seconds: float, until: float) -> bool:
         """Move the key to a session that only the server's clock ends.
 
-        If the answer to that is lost, the session is left alone: the move may still be executed, and whoever asks again
-        finds that it was.
+        If the reply to that is lost, the new session is left alone: the move may still be executed, and a repeated
+        request finds it done.
         """
         if claim.permits > 1:
             return self._rest_permit(claim, granted, seconds, until)
-        if self._sessions.known_over(granted.key):  # it moved before, or was lost
+        if self._sessions.known_over(granted.key):  # an earlier request moved the key, or the lock was lost
             entry, _ = self._transactions.read(self._keys.of(claim.name), until)
             return _rests_for(claim, entry)
         session, seconds = self._sessions.new_rest(seconds, until)
@@ -470,7 +487,7 @@ class Recipe:
         except BackendRejected:
             self._sessions.end_rest(session, until - self._now())
             raise
-        if entry is None or entry.session != session:  # nothing can come of it any more
+        if entry is None or entry.session != session:  # the new session was not used, and cannot be any longer
             self._sessions.end_rest(session, until - self._now())
         return _rests_for(claim, entry)
 
@@ -481,15 +498,17 @@ class Recipe:
         return rests
 
     def _move(self, claim: Claim, granted: Granted, session: str, seconds: float, until: float) -> Entry | None:
-        """The key after it was tried: it was moved, had moved before, or is not this claim's."""
+        """Try to move the key; return it as it is afterwards: moved now or earlier, or not this claim's."""
         assert granted.token is not None
         index = granted.token
         for _ in range(TRIES):
             try:
                 return self._move_at(claim, granted, session, index, seconds, until)
             except Refused as refused:
-                if "invalid session" in refused.why:  # this process stood still for longer than it lived
-                    raise BackendUnavailable("it was to rest, too late", unknown=False, backend="consul") from refused
+                if "invalid session" in refused.why:  # this process was paused for longer than the new session lived
+                    raise BackendUnavailable(
+                        "the key was moved too late: its new session has expired", unknown=False, backend="consul"
+                    ) from refused
             entry, _ = self._transactions.read(self._keys.of(claim.name), until)
             if entry is None or not entry.held_by(claim.id, granted.key):
                 return entry
@@ -505,7 +524,7 @@ class Recipe:
             operation("unlock", key, Value=value, Flags=LOCK_FLAGS, Session=granted.key),
             operation("lock", key, Value=value, Flags=LOCK_FLAGS, Session=session),
         ]
-        # A transaction shows no values.
+        # The reply to a transaction contains no values.
         return replace(self._transactions.execute(steps, until)[key], value=b64decode(value))
 
 
@@ -517,14 +536,15 @@ def _granted(session: Session, index: int | None) -> Granted:
 
 def _hidden(key: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"a look at {key!r} is refused: Consul could not tell whether it is still ours",
+        f"Consul refuses to show the key {key!r}, so it is unknown whether the lock is still held",
         unknown=False,
         backend="consul",
     )
 
 
 def _unsure(error: MultilockError) -> BackendUnavailable:
-    """A renewal that was refused is no loss, and none of the other sessions' concern."""
+    """Return the error for the locks of a session whose renewal was refused: a refusal does not mean that they are
+    lost, and it does not affect other sessions."""
     return (
         error
         if isinstance(error, BackendUnavailable)

@@ -1,16 +1,16 @@
 """The semaphore of Consul's own tools, so that ``consul lock -n`` shares permits with us
 (https://developer.hashicorp.com/consul/tutorials/developer-configuration/distributed-semaphore).
 
-Each contender has a session of its own, which locks a key of its own: ``<prefix><name>/<session>``. The key ``.lock``,
-which no session locks, says how many permits there are and which sessions hold one: ``{"Limit":3,"Holders":{…:true}}``.
-It changes by compare-and-set only:
+Each contender has a separate session, which locks a separate key: ``<prefix><name>/<session>``. The key ``.lock``,
+which no session locks, holds the number of permits and the sessions that hold one: ``{"Limit":3,"Holders":{…:true}}``.
+It is changed by compare-and-set only:
 
-1. read all keys of the name; 2. if there is room, lock the own key and put the session among the holders; 3. else wait
-until a key goes; 4. to give a permit back, take the session out, and delete the own key; with the last one the name is
-free, and has no key.
+1. Read all keys of the name. 2. If there is room, lock the contender's key and add its session to the holders.
+3. Otherwise wait until a key is deleted. 4. To release a permit, remove the session and delete the contender's key.
+With the last permit ``.lock`` is deleted as well, and the name is free.
 
-A holder is dead once its key is not locked by its session any more. The official tools put another in its place at
-once; we wait until the lock delay of its key is over. Steps 2 and 4 are transactions, and leave no empty ``.lock``.
+A holder is dead once its session no longer locks its key. The official tools replace a dead holder at once. We wait
+until the lock delay of its key is over. Steps 2 and 4 are transactions, and never leave an empty ``.lock`` behind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from multilock_consul.transactions import Refused, Transactions, operation, whol
 
 __all__ = ["Semaphore", "State"]
 
-TRIES = 100  # others take and give back permits at the same time: of those who change the key one gets on each time
+TRIES = 100  # contenders change `.lock` at the same time, and each time only one of them succeeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class State:
 
     lock: Entry | None
     readers: Mapping[str, Entry]
-    index: int  #: from which on to wait for the next change
-    limit: int | None = None  #: of a semaphore
+    index: int  #: the index to wait from for the next change
+    limit: int | None = None  #: the number of permits, if it is a semaphore
     holders: frozenset[str] = frozenset()  #: sessions
-    living: Mapping[str, Entry] = field(default_factory=dict)  #: the keys of those of them that hold, by session
+    living: Mapping[str, Entry] = field(default_factory=dict)  #: session -> key, for the holders that are alive
 
     @property
     def read(self) -> bool:
-        """Whether a reader holds it."""
+        """Whether a reader holds the name."""
         return any(entry.session for entry in self.readers.values())
 
     @property
@@ -55,17 +55,19 @@ class State:
 
 
 class Semaphore:
+    """The part of the recipe that deals with permits."""
+
     def __init__(self, keys: Keys, transactions: Transactions) -> None:
         self._keys = keys
         self._transactions = transactions
 
     def look(self, name: str, until: float) -> State:
-        """1. Raises BackendRejected where the name is in use by something else."""
+        """Step 1: read all keys of the name. Raises `BackendRejected` if something else uses the name."""
         found, index = self._transactions.read_folder(name, until)
         return self.state(name, found, index)
 
     def state(self, name: str, found: Mapping[str, Entry], index: int = 0) -> State:
-        """Raises BackendRejected as `look` does."""
+        """Interpret the keys of a name. Raises `BackendRejected` as `look` does."""
         lock = found.get(self._keys.of(name))
         readers = {key: entry for key, entry in found.items() if key.startswith(self._keys.readers(name))}
         state = State(lock, readers, index)
@@ -84,7 +86,7 @@ class Semaphore:
             said = json.loads(lock.value)
             limit, holders = said["Limit"], frozenset(said["Holders"] or ())
             if not isinstance(limit, int) or any("/" in session for session in holders):
-                raise TypeError("no semaphore of Consul")
+                raise TypeError("not a semaphore of Consul")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise BackendRejected(
                 f"the key {self._keys.of(name)!r} is in use by something else: choose another name",
@@ -94,20 +96,23 @@ class Semaphore:
         return limit, holders
 
     def lists(self, name: str, lock: Entry | None, session: str) -> bool:
-        """Whether this key of the name has the session among the holders."""
+        """Return whether this ``.lock`` key lists the session among the holders."""
         try:
             return bool(lock and not lock.session and session in self._said(name, lock)[1])
         except BackendRejected:
             return False
 
     def places(self, name: str, sessions: Sequence[str]) -> list[str]:
-        """The keys of these."""
+        """Return the contenders' keys of these sessions."""
         return [self._keys.folder(name) + session for session in sessions]
 
     # ---- acquire
 
     def room(self, claim: Claim, state: State) -> bool:
-        """Whether a permit is free, perhaps of a dead holder. Raises BackendRejected if there are not as many."""
+        """Return whether a permit is free; one of a dead holder counts as free.
+
+        Raises `BackendRejected` if the semaphore has another number of permits.
+        """
         if state.lock and state.lock.session and decode_value(state.lock.value).permits == 1:
             raise other_number(claim, 1, "consul")
         if state.living and state.limit is not None and state.limit != claim.permits:
@@ -115,16 +120,16 @@ class Semaphore:
         return not (state.lock and state.lock.session) and len(state.living) < claim.permits
 
     def sign(self, claim: Claim, state: State) -> tuple[str, int]:
-        """3. Where what makes room will be seen, and the index from which on."""
+        """Step 3: return what to watch for a free permit, and the index to watch it from."""
         if state.lock and state.lock.session:
             return self._keys.of(claim.name), state.lock.index
         return self._keys.folder(claim.name), state.index
 
     def join(self, session: Session, claim: Claim, state: State, until: float) -> Mapping[str, Entry]:
-        """2. The own key, and those of readers who have not left. Raises `Refused`."""
+        """Step 2: take a permit; return our own key, and those of readers that have not left. Raises `Refused`."""
         lock, mine = self._keys.of(claim.name), self._keys.place(claim, session.id)
         bare: dict[str, Any] = {"Session": session.id}
-        if state.limit is None:  # `.lock` may have a lock delay, of a mutex before us
+        if state.limit is None:  # `.lock` may still have the lock delay of a mutex
             there = operation("check-index", lock, Index=state.lock.index) if state.lock else _absent(lock)
             steps = [there, operation("lock", lock, **bare), operation("delete", lock)]
             state = replace(state, lock=None)
@@ -142,7 +147,8 @@ class Semaphore:
         return self._transactions.execute(steps, until)
 
     def _with_room(self, session: Session, claim: Claim, state: State, until: float) -> frozenset[str]:
-        """The holders, without so many of the dead that there is room, or without all if they had another number."""
+        """Remove enough dead holders to make room, or all of them if their limit was another; return the holders
+        left."""
         assert state.lock
         still = operation("check-index", self._keys.of(claim.name), Index=state.lock.index)
         holders, delayed = state.holders, None
@@ -164,7 +170,7 @@ class Semaphore:
     # ---- release
 
     def leave(self, claim: Claim, session: str, until: float) -> bool:
-        """4. Whether it was a holder until now."""
+        """Step 4: give back the permit. Returns whether this session held one until now."""
         lock, mine = self._keys.of(claim.name), self._keys.folder(claim.name) + session
         held = [operation("check-session", mine, Session=session), operation("delete", mine)]
         for _ in range(TRIES):
@@ -175,12 +181,12 @@ class Semaphore:
                     self._transactions.execute([*held, *out], until)
                 return bool(held and out)
             except Refused as refused:
-                if refused.verb == "check-session":  # the key went with its session, or an operator took it
+                if refused.verb == "check-session":  # the key went with its session, or an operator deleted it
                     held = []
         raise self._transactions.restless(lock)
 
     def _without(self, name: str, lock: Entry | None, session: str, instead: str | None = None) -> list[dict[str, Any]]:
-        """What takes a session out of the holders; nothing, if it is not among them."""
+        """Return the operations that remove a session from the holders, or none if it is not among them."""
         if lock is None or lock.session or lock.flags != SEMAPHORE_FLAGS:
             return []
         limit, holders = self._said(name, lock)
@@ -197,8 +203,11 @@ class Semaphore:
     def rest(
         self, claim: Claim, granted: Granted, new: Callable[[], tuple[str, float]], until: float
     ) -> tuple[bool, str | None]:
-        """Pass the permit on to a session that only the server's clock ends, which ``new`` makes with the seconds for
-        which it does. Whether it rests now, and the session if it is not needed."""
+        """Pass the permit on to a session that only the server's clock ends.
+
+        ``new`` makes that session, and returns the seconds for which it lasts. Returns whether the permit rests now,
+        and the new session if it was not needed.
+        """
         folder = self._keys.folder(claim.name)
         old, mine = str(granted.key), folder + str(granted.key)
         session = ""
@@ -222,7 +231,7 @@ class Semaphore:
                 self._transactions.execute(steps, until)
                 return True, None
             except Refused as refused:
-                if "invalid session" in refused.why:  # this process stood still for longer than it lived
+                if "invalid session" in refused.why:  # this process was paused for longer than the new session lived
                     session = ""
         raise self._transactions.restless(self._keys.of(claim.name))
 

@@ -1,16 +1,18 @@
-"""Consul sessions: one for all renewed locks of one ttl, one for all its readers, one of its own for each lock that is
-not renewed and for each permit.
+"""Consul sessions: one for all renewed locks of one ttl, one for all its readers, and a separate one for each lock that
+is not renewed and for each permit.
 
-A session is what keeps a lock: putting or locking a key does not renew it. A session is never revived, and it is not
-used any more once its proof is too old: whoever comes then gets a new one.
+A lock lives as long as its session: writing or locking its key again does not extend it. A session is never revived. It
+is not used any longer once its last proof is too old: the next attempt gets a new session.
 
-What may still be executed while its session lives is remembered here: an acquire whose answer was lost, or is not here
-yet, and a release that was refused. Once nobody wants it, either its session ends, which is final, or (others hold
-locks in it) its key is looked at with each renewal, until that has shown for a while that nothing of ours is there.
-Answered acquires are remembered too, after their release: a proxy may repeat any PUT, and we renew what that locks.
+This module remembers every request that may still be executed while its session lives: an acquire whose reply was lost
+or is still awaited, and a release that was refused. Once nobody wants the claim of such a request, there are two ways
+to make sure of it. Either its session ends, which is final. Or, if the session holds other locks, each renewal looks at
+the key until that has shown for a while that nothing of the claim is there. Acquires that were answered are remembered
+as well, even after their release: a proxy may repeat any PUT, and we would then renew what the repeated PUT locks.
 
-A name that rests is locked by a session that nobody remembers: it is not renewed, not destroyed by `close`, and ends by
-the server's clock. Until a name has moved to it, the session that holds the name must neither end nor be swept.
+A name that rests is locked by a session that is not remembered: it is not renewed, `close` does not destroy it, and the
+server's clock ends it. Until a name has moved to such a session, the session that holds it must neither end nor be
+swept.
 """
 
 from __future__ import annotations
@@ -32,52 +34,58 @@ from multilock_consul.wire import Response
 __all__ = ["LOCK_DELAY_MAX", "OWN", "REMOVED_AFTER", "Session", "Sessions", "safe_delay", "shows"]
 
 OWN = "own sessions"
-"""The group of all locks that have a session of their own."""
+"""The group of all locks that have a separate session."""
 
 DELETE, RELEASE = "delete", "release"
-"""What becomes of a session's keys when it ends. That of a reader stays: it is the only trace of who may still believe,
-for a writer that comes later. A free lock has no key, and its own lock delay keeps others out."""
+"""What the server does with a session's keys when it ends. A reader's key stays: it is the only trace by which a later
+writer learns that the reader may still believe in its lock. Other keys are deleted, since a free lock has no key, and
+their lock delay keeps others out."""
 
-LOOKED_AT = 60.0  # seconds after a cancel (or 2 × ttl) for which renewals look: a stopped server may execute it later
-RELEASED_MAX = 512  # keys of answered releases that are looked at so long, the newest: eight requests
-RELEASED_EVERY = 5.0  # seconds between two looks at those; nothing is known to be left there
-LOCK_DELAY_MAX = 60.0  # the server's
-REMOVED_AFTER = 5.0  # seconds for which a node stands still before the others can take it out (seen: 9 to 13)
-HEARD_WITHIN = 1.0  # seconds; a holder whose session was ended hears of it in milliseconds, as a rule
-USABLE = 0.89  # of the ttl: from then on every lease of the session is lost by the clock
-FRESH = 0.05  # of the ttl: an own session older than that is renewed before it takes a lock
-NO_MORE = 60.0  # seconds after a cancel; no call that gave up earlier can still wait for a thread
-REMEMBERED = 256  # sessions of which we know that they ended, so that releases in them need no request
+# Seconds (or 2 × ttl) after a cancel in which renewals look: a paused server may execute a request late
+LOOKED_AT = 60.0
+RELEASED_MAX = 512  # keys of answered releases that are looked at as well, the newest ones: eight requests
+RELEASED_EVERY = 5.0  # seconds between two looks at those, where normally nothing is left
+LOCK_DELAY_MAX = 60.0  # the server's limit
+REMOVED_AFTER = 5.0  # seconds that a server must be frozen before the others can remove it (measured: 9 to 13)
+HEARD_WITHIN = 1.0  # seconds; a holder is normally notified of its session's end within milliseconds
+USABLE = 0.89  # fraction of the ttl after which every lease of the session is lost by the clock
+FRESH = 0.05  # fraction of the ttl: an older separate session is renewed before it takes a lock
+NO_MORE = 60.0  # seconds after a cancel in which an earlier attempt of the claim may still be waiting for a thread
+REMEMBERED = 256  # sessions known to have ended, so that a release in one of them needs no request
 _TTL_REFUSED = re.compile(r"must be between \[([0-9.hmsuµn]+)=")
 _UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-
 
 Purpose = tuple[float, str] | str
 
 
 @dataclass(eq=False, slots=True)
 class Session:
+    """One session, and the claims that use it."""
+
     id: str
     ttl: float  #: as the server granted it
-    proved_at: float  #: when the newest answered request was sent that keeps it alive
-    purpose: Purpose  #: the ttl that was asked for and the behaviour, or the id of the one claim that it is for
-    ended: bool = False  # nobody begins anything in it any more
-    held: set[str] = field(default_factory=set)  # ids of claims
-    leaving: set[str] = field(default_factory=set)  # … that are being given back just now
-    open: list[str] = field(default_factory=list)  # ids, one for each request that is under way or has no answer
-    cancelled: dict[str, float] = field(default_factory=dict)  # id in `open` that nobody wants -> may come until
+    proved_at: float  #: when the newest answered request was sent that keeps the session alive
+    purpose: Purpose  #: the requested ttl and the behaviour, or the id of the only claim that uses it
+    ended: bool = False  # no claim may begin anything in it any longer
+    held: set[str] = field(default_factory=set)  # ids of claims that hold a lock in it
+    leaving: set[str] = field(default_factory=set)  # ids of claims that are being released right now
+    # A claim id for each request without a reply, perhaps still under way
+    open: list[str] = field(default_factory=list)
+    cancelled: dict[str, float] = field(default_factory=dict)  # id in `open` of an unwanted claim -> may arrive until
     left: dict[str, float] = field(default_factory=dict)  # key that may be locked for nobody -> looked at until
-    rests: dict[str, float] = field(default_factory=dict)  # id that is to rest, and may not do so yet -> until
-    released: dict[str, float] = field(default_factory=dict)  # … and only if something repeats requests; oldest first
-    released_due: float = 0.0  # when to look at those
-    unseen: dict[str, None] = field(default_factory=dict)  # keys that the last look did not come to
+    # Id of a claim that was asked to rest, not confirmed -> until
+    rests: dict[str, float] = field(default_factory=dict)
+    # Key of an answered release, oldest first -> looked at until. Only a repeated request could have locked it again.
+    released: dict[str, float] = field(default_factory=dict)
+    released_due: float = 0.0  # when to look at those again
+    unseen: dict[str, None] = field(default_factory=dict)  # keys for which the last look had no time
 
     @property
     def shared(self) -> bool:
         return not isinstance(self.purpose, str)
 
     def idle(self) -> bool:
-        """Whether nobody would miss it."""
+        """Return whether no claim needs this session."""
         wanted = self.held or self.rests
         return not wanted and all(claim_id in self.cancelled for claim_id in (*self.open, *self.leaving))
 
@@ -87,20 +95,23 @@ def _behaviour(claim: Claim) -> str:
 
 
 def _purpose(claim: Claim) -> Purpose:
-    """One of its own for a permit too: Consul's semaphore knows its holders by their sessions."""
+    """Return the purpose of this claim's session. A permit has a separate one: Consul's semaphore identifies its
+    holders by their sessions."""
     return (claim.ttl, _behaviour(claim)) if claim.renew and claim.permits < 2 else claim.id
 
 
 def safe_delay(ttl: float) -> float:
-    """Seconds for which the server must keep others out after a session ended, so that its holder has given up.
+    """Return for how many seconds the server must keep others out after a session ended, until its holder has given up.
 
-    A session can end while its holder hears of nothing: the server that is its agent stands still, and the others take
-    that node out with all its sessions. The holder then goes on for what is left of its ttl.
+    A session can end without a notice to its holder. If the server that is its agent freezes, the others remove that
+    node with all its sessions, and the holder goes on for what is left of its ttl.
     """
     return min(max(HEARD_WITHIN, ttl - REMOVED_AFTER), LOCK_DELAY_MAX)
 
 
 class Sessions:
+    """The sessions of one client, and what each claim may have done in them."""
+
     def __init__(
         self,
         agents: Agents,
@@ -118,24 +129,26 @@ class Sessions:
         self._who = who
         self._lock_delay = lock_delay
         self._tell_ended = ended  # called with the id of a session that ended
-        self._ttl_min = 0.0  # the server's, once it has refused
+        self._ttl_min = 0.0  # the server's minimum, once it has refused a ttl
         self._lock = system.Lock()  # never held during a request or a notice
-        self._making = system.Lock()  # held during one
+        self._making = system.Lock()  # held during a request that makes a session
         self._by_id: dict[str, Session] = {}
         self._current: dict[Purpose, Session] = {}  # by purpose, those in use
-        self._open: dict[str, list[Session]] = {}  # by claim id, those that have it in `Session.open`
-        self._holding: dict[str, Session] = {}  # by claim id
-        self._ended_unanswered: dict[str, list[str]] = {}  # by claim id, sessions that ended with an attempt under way
-        self._cancelled: dict[str, float] = {}  # claim id -> when, the oldest first; an attempt may still begin
-        self._beginning: set[str] = set()  # ids of claims whose own session is being made
+        self._open: dict[str, list[Session]] = {}  # claim id -> sessions that have it in `Session.open`
+        self._holding: dict[str, Session] = {}  # claim id -> session
+        # Claim id -> sessions that ended while an attempt of the claim in them had no reply.
+        self._ended_unanswered: dict[str, list[str]] = {}
+        # Claim id -> when it was cancelled, oldest first. A late attempt of the claim may still begin.
+        self._cancelled: dict[str, float] = {}
+        self._beginning: set[str] = set()  # ids of claims whose separate session is being made
         self._over: deque[str] = deque(maxlen=REMEMBERED)
         self._closed = False
 
-    # What a claim is tried in
+    # The session of an attempt
 
     @contextmanager
     def trying(self, claim: Claim, until: float) -> Iterator[Session]:
-        """The session for one attempt. An attempt that ends without an answer is remembered."""
+        """Provide the session for one attempt. If the attempt has no reply, the session remembers it."""
         session = self._enter(claim, until)
         answered = True
         try:
@@ -153,7 +166,7 @@ class Sessions:
                 self._answered(session, claim)
 
     def hold(self, session: Session, claim: Claim) -> bool:
-        """The claim has a lock in it. False: nobody wants it any more."""
+        """Record that the claim has a lock in this session. Returns False if the claim was cancelled meanwhile."""
         with self._lock:
             if claim.id in session.cancelled:
                 return False
@@ -168,13 +181,13 @@ class Sessions:
                 own = isinstance(_purpose(claim), str)
                 session = self._make_own(claim, until) if own else self._make(claim, until)
             elif not session.shared and self._now() > session.proved_at + FRESH * session.ttl:
-                # Its time begins with the lock, and not with the wait for it.
+                # The ttl of such a lock counts from its grant, not from the wait before it.
                 self.renew(session, until - self._now())
             with self._lock:
                 if not session.ended:
                     session.open.append(claim.id)
                     self._open.setdefault(claim.id, []).append(session)
-                    if claim.id in self._cancelled:  # it waited for a thread longer than its caller did
+                    if claim.id in self._cancelled:  # the attempt waited for a thread longer than its caller did
                         self._look_after(session, claim)
                     return session
 
@@ -188,7 +201,7 @@ class Sessions:
 
     def _answered(self, session: Session, claim: Claim) -> None:
         with self._lock:
-            if claim.id not in session.open:  # the session is gone
+            if claim.id not in session.open:  # the session has ended
                 return
             session.open.remove(claim.id)
             self._forget_open(session, claim.id)
@@ -201,7 +214,7 @@ class Sessions:
         if not sessions:
             del self._open[claim_id]
 
-    # Their life
+    # The life of a session
 
     def _make(self, claim: Claim, until: float) -> Session:
         if not self._making.acquire(timeout=max(until - self._now(), 0.0)):
@@ -216,10 +229,11 @@ class Sessions:
         return session
 
     def _make_own(self, claim: Claim, until: float) -> Session:
-        """Not for a claim that was cancelled: nobody would end it. `release` waits for one that is being made."""
+        """Make a separate session, but not for a cancelled claim: nobody would end it. `release` waits while one is
+        being made."""
         with self._lock:
             if claim.id in self._cancelled:
-                raise BackendUnavailable("it was given up", unknown=False, backend="consul")
+                raise BackendUnavailable("the claim was cancelled", unknown=False, backend="consul")
             self._beginning.add(claim.id)
         try:
             return self._create(claim, until)
@@ -231,7 +245,7 @@ class Sessions:
         session_id, ttl, sent_at = self._new(claim.ttl, self._lock_delay, _behaviour(claim), until)
         session = Session(session_id, ttl, sent_at, _purpose(claim))
         with self._lock:
-            closed = session.ended = self._closed  # if so nobody was told of it
+            closed = session.ended = self._closed  # if it is closed, no one was told of this session
             self._current[session.purpose] = self._by_id[session.id] = session
         if closed:
             self.destroy(session, until - self._now())
@@ -239,19 +253,20 @@ class Sessions:
         return session
 
     def new_rest(self, seconds: float, until: float) -> tuple[str, float]:
-        """The id of a session that keeps a name for so long, and for how long it really does, at least."""
+        """Make a session that keeps a name taken for ``seconds``. Returns its id and the ttl that the server
+        granted."""
         session_id, ttl, _ = self._new(math.ceil(seconds * 1000) / 1000, lambda ttl: 0.0, DELETE, until)
         return session_id, ttl
 
     def end_rest(self, session_id: str, within: float) -> None:
-        """If it cannot be told, the server ends it in its time."""
+        """Destroy the session of a name that rests. If the request fails, the session expires in its time."""
         with suppress(MultilockError):
             self._agents.call("PUT", self._agents.target(f"/v1/session/destroy/{session_id}"), within)
 
     def _new(
         self, ttl: float, lock_delay: Callable[[float], float], behaviour: str, until: float
     ) -> tuple[str, float, float]:
-        """Its id, its ttl as the server granted it, and when it was asked for."""
+        """Make a session; return its id, its ttl as the server granted it, and when the request was sent."""
         ttl = max(ttl, self._ttl_min)
         response, sent_at = self._ask_for(ttl, lock_delay(ttl), behaviour, until - self._now())
         if least := _least_ttl(response):
@@ -272,7 +287,7 @@ class Sessions:
             "TTL": f"{round(ttl * 1000)}ms",
             "LockDelay": f"{round(lock_delay * 1000)}ms",
             "Behavior": behaviour,
-            "NodeChecks": [],  # not the node's health: a short hiccup of gossip would take all its locks away
+            "NodeChecks": [],  # with the check of the node's health, a hiccup of gossip would take all its locks away
             "ServiceChecks": [],
         }
         try:
@@ -280,11 +295,11 @@ class Sessions:
                 "PUT", self._agents.target("/v1/session/create"), within, json.dumps(wanted).encode()
             )
         except BackendUnavailable as silence:
-            # It may have been made. It holds nothing, nobody knows its id, and it ends by itself.
+            # The session may have been made. It holds nothing, nobody has its id, and it expires.
             raise BackendUnavailable(str(silence), unknown=False, backend="consul") from silence
 
     def renew(self, session: Session, within: float) -> bool:
-        """Whether it still lives, and does for another ttl. Raises as `Backend` says."""
+        """Renew this session; return whether it still lives. Raises what `Backend` specifies."""
         if session.shared and self._now() >= session.proved_at + session.ttl:
             self.end(session, "it was not renewed in time")
             return False
@@ -292,28 +307,31 @@ class Sessions:
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         response, sent_at = self._agents.call("PUT", target, within, urgent=True)
         if response.status == 404 and session.id in response.text:
-            # A server that has just become the leader may say so before it has read the whole of its log.
+            # A server that has just become the leader may report this before it has read its whole log.
             if self.exists(session.id, until - self._now()):
-                raise BackendUnavailable("Consul has not read its log yet", unknown=False, backend="consul")
-            self.gone(session, "the server does not know it any more")
+                raise BackendUnavailable("Consul's new leader still reads its log", unknown=False, backend="consul")
+            self.gone(session, "the server no longer has it")
             return False
         if response.status != 200 or not shows(response, session.id):
-            raise BackendUnavailable(f"no answer of Consul ({response.status}): {response.text}", backend="consul")
+            raise BackendUnavailable(
+                f"this is not a reply of Consul ({response.status}): {response.text}", backend="consul"
+            )
         with self._lock:
             session.proved_at = max(session.proved_at, sent_at)
         return True
 
     def exists(self, session_id: str, within: float) -> bool:
-        """Whether the server knows it. Raises as `Backend` says."""
+        """Return whether the server has this session. Raises what `Backend` specifies."""
         target = self._agents.target(f"/v1/session/info/{session_id}", consistent="")
         response, _ = self._agents.call("GET", target, within)
         return shows(response, session_id)
 
     def is_gone(self, session: Session, within: float) -> bool:
-        """Whether it ended, when the server showed none.
+        """Return whether this session ended, after the server has shown none with its id.
 
-        Whoever has lost the right to read a session is shown none either. But a renewal is refused then, and 404 for a
-        session that ended, whatever the token. Without an answer, what was shown is believed.
+        A token that lost the right to read sessions is shown none either. A renewal tells the two apart: without the
+        right it is refused, while an ended session gives 404 for any token. If the renewal has no reply, the session
+        counts as ended.
         """
         target = self._agents.target(f"/v1/session/renew/{session.id}")
         try:
@@ -328,7 +346,7 @@ class Sessions:
         return True
 
     def end(self, session: Session, why: str) -> None:
-        """Nobody begins anything in it any more; what was begun may still be executed until it is gone."""
+        """Stop using this session. A request sent in it earlier may still be executed until the session is gone."""
         with self._lock:
             first, session.ended = not session.ended, True
             self._unlist(session)
@@ -336,7 +354,7 @@ class Sessions:
             self._tell(session, why)
 
     def gone(self, session: Session, why: str) -> None:
-        """The server said that it does not exist: nothing can be executed in it any more."""
+        """Record that the server no longer has this session: no request in it can be executed any longer."""
         self.end(session, why)
         with self._lock:
             self._over.append(session.id)
@@ -349,23 +367,23 @@ class Sessions:
                 self._holding.pop(claim_id, None)
 
     def end_if_idle(self, session: Session) -> bool:
-        """Whether it is over, now or since long."""
+        """Stop using this session if no claim needs it. Returns whether it is out of use, now or since earlier."""
         with self._lock:
             if not (session.ended or session.idle()):
                 return False
             first, session.ended = not session.ended, True
             self._unlist(session)
         if first:
-            self._tell(session, "it was given back")
+            self._tell(session, "it was released")
         return True
 
     def destroy(self, session: Session, within: float) -> None:
-        """End it at the server. What it holds is deleted there, and its lock delay begins."""
-        self.end(session, "it was given back")
+        """Destroy this session at the server, which then deletes its keys and starts their lock delay."""
+        self.end(session, "it was released")
         response, _ = self._agents.call("PUT", self._agents.target(f"/v1/session/destroy/{session.id}"), within)
-        if response.status != 200 or response.body.strip() != b"true":  # a proxy's page, perhaps
+        if response.status != 200 or response.body.strip() != b"true":  # the reply may be a proxy's page
             raise no_answer(response)
-        self.gone(session, "it was given back")
+        self.gone(session, "it was released")
 
     def _unlist(self, session: Session) -> None:
         if self._current.get(session.purpose) is session:
@@ -377,10 +395,10 @@ class Sessions:
         if session.shared:
             self._notices.group_gone(session.id, message)
             return
-        for claim_id in tuple(session.held):  # nothing, where it is given back
+        for claim_id in tuple(session.held):  # there is none if the claim was released
             self._notices.gone(claim_id, LossReason.SESSION_LOST, message)
 
-    # What is given back
+    # Releases
 
     def get(self, session_id: object) -> Session | None:
         return self._by_id.get(session_id) if isinstance(session_id, str) else None
@@ -392,23 +410,25 @@ class Sessions:
         return self._current.get(claim.id)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether something is locked for it, perhaps only to keep others out."""
+        """Return whether a key is locked for this claim, perhaps only to keep others out."""
         return claim.id in self._holding
 
     def asked_before(self, claim: Claim) -> bool:
-        """Whether an attempt of this claim, besides the one under way, has no answer."""
+        """Return whether an attempt of this claim has no reply, besides the one that is under way."""
         return len(self._open.get(claim.id, ())) > 1
 
     def ended_unanswered(self, claim: Claim) -> list[str]:
-        """Return, once, the sessions that ended while an attempt of this claim had no answer: what it left there is for
-        nobody."""
+        """Return, once, the sessions that ended while an attempt of this claim in them had no reply.
+
+        A key that such an attempt left there is locked for nobody.
+        """
         with self._lock:
             return self._ended_unanswered.pop(claim.id, [])
 
     def cancel(self, claim: Claim, *, granted: bool) -> list[Session]:
-        """Nobody wants this claim any more. The sessions in which a request of it may still be executed, or was.
+        """Cancel this claim. Returns the sessions in which a request of it was or may still be executed.
 
-        Followed by `left`, however the release ends.
+        The caller must call `left` afterwards, however the release ends.
         """
         with self._lock:
             doubtful = list(dict.fromkeys(self._open.get(claim.id, ())))
@@ -422,13 +442,14 @@ class Sessions:
         return [*doubtful, holding] if holding and holding not in doubtful else doubtful
 
     def will_rest(self, claim: Claim, seconds: float) -> None:
-        """Until this is answered its name stays locked, or the one who asks again would find nothing to let rest."""
+        """Keep this claim's name locked for a while. If the reply to its request to rest is lost, a repeated request
+        must still find the lock."""
         with self._lock:
             if holding := self._holding.get(claim.id):
                 holding.rests[claim.id] = self._now() + seconds
 
     def left(self, claim: Claim, *, answered: bool) -> None:
-        """Its release has ended. Without an answer, what it holds is looked for with each renewal."""
+        """Record that the claim's release has ended. If it had no reply, renewals look for what the claim holds."""
         with self._lock:
             if holding := self._holding.get(claim.id):
                 holding.leaving.discard(claim.id)
@@ -439,7 +460,7 @@ class Sessions:
                     return
                 holding.rests.pop(claim.id, None)
                 del self._holding[claim.id]
-            session = holding or self._current.get(_purpose(claim))  # it may have waited only
+            session = holding or self._current.get(_purpose(claim))  # without a lock, the claim only waited
             if session and session.shared:
                 key = self._keys.place(claim, session.id)
                 session.released.pop(key, None)
@@ -448,7 +469,10 @@ class Sessions:
                     del session.released[next(iter(session.released))]
 
     def wanted(self, session: Session, claim_id: str | None) -> bool:
-        """Whether what this claim has locked is held, may become so, or is being given back. None: who knows?"""
+        """Return whether a key locked for this claim is held, may become so, or is being released.
+
+        Returns True if the key does not say whose it is (None).
+        """
         with self._lock:
             if claim_id is None or claim_id in session.held or claim_id in session.leaving:
                 return True
@@ -457,7 +481,7 @@ class Sessions:
             return claim_id in session.open and claim_id not in session.cancelled
 
     def is_beginning(self, claim: Claim) -> bool:
-        """Whether its own session is being made just now."""
+        """Return whether this claim's separate session is being made right now."""
         with self._lock:
             return claim.id in self._beginning
 
@@ -472,9 +496,10 @@ class Sessions:
         session.cancelled[claim.id] = session.left[self._keys.place(claim, session.id)] = until
 
     def to_look_at(self, session: Session, held: Iterable[str]) -> dict[str, bool]:
-        """Keys, in the order in which to look at them, and whether they should be there or may well be.
+        """Return the keys to look at, in order, and for each whether it should exist or may well exist.
 
-        First what may be locked for nobody, then what is held, of that first what the last look did not come to.
+        Keys that may be locked for nobody come first, then held keys. Among the held keys, those come first for which
+        the last look had no time.
         """
         now = self._now()
         with self._lock:
@@ -488,7 +513,8 @@ class Sessions:
         return keys
 
     def looked_at(self, session: Session, keys: Iterable[str], clean: Set[str]) -> None:
-        """Of these keys, ``clean`` are not locked for nobody; what is not in there will be looked at again first."""
+        """Record a look at these keys. ``clean`` are those that are not locked for nobody; the others are looked at
+        first the next time."""
         now = self._now()
         with self._lock:
             for key in keys:
@@ -508,26 +534,30 @@ class Sessions:
                     self._forget_open(session, claim_id)
 
     def close(self) -> list[Session]:
-        """Those that are to be destroyed. One that is being made just now ends itself, and one that keeps a name which
-        could not be told to rest keeps it for what is left of its ttl."""
+        """Close this object; return the sessions that must be destroyed.
+
+        A session that is being made right now destroys itself. If a request to rest was not confirmed, its session is
+        kept, so that the name stays taken for what is left of the ttl.
+        """
         with self._lock:
             self._closed = True
             return [session for session in self._by_id.values() if not session.rests]
 
 
 def shows(response: Response, session_id: str) -> bool:
-    """Whether this list has the session; that of another one answers another question. Raises BackendUnavailable."""
+    """Return whether this list shows the session. Raises `BackendUnavailable` if it shows another one: the reply then
+    belongs to another request."""
     try:
         shown = [str(session["ID"]) for session in response.json()]
     except (ValueError, LookupError, TypeError) as error:
-        raise BackendUnavailable(f"no answer of Consul: {response.text}", backend="consul") from error
+        raise BackendUnavailable(f"this is not a reply of Consul: {response.text}", backend="consul") from error
     if shown not in ([], [session_id]):
-        raise BackendUnavailable(f"not what was asked for: {response.text}", backend="consul")
+        raise BackendUnavailable(f"this reply belongs to another request: {response.text}", backend="consul")
     return bool(shown)
 
 
 def _least_ttl(response: Response) -> float | None:
-    """The server's minimum, if it refuses the ttl that it was asked for."""
+    """Return the server's minimum ttl if this reply refuses the requested ttl, else None."""
     if response.status == 200 or not (found := _TTL_REFUSED.search(response.body.decode(errors="replace"))):
         return None
     return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([0-9.]+)(ms|us|µs|ns|h|m|s)", found[1]))

@@ -1,4 +1,4 @@
-"""What a renewal does besides: it looks at keys, and deletes what is locked for nobody."""
+"""The side work of a renewal: it looks at keys, and deletes those that are locked for a claim nobody wants."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from multilock_consul.transport import TooLarge
 
 __all__ = ["Found", "Sweep"]
 
-LOOK_SHARE = 0.1  # of the ttl: a renewal begins no further look at its keys after so long
+LOOK_SHARE = 0.1  # fraction of the ttl after which a renewal begins no further look at its keys
 
 Found = Mapping[str, Entry | None]
-"""The keys that were looked at; None: not there."""
+"""The keys that were looked at; None stands for a missing key."""
 
 
 class Sweep:
+    """The side work of the renewals of one client."""
+
     def __init__(self, keys: Keys, transactions: Transactions, sessions: Sessions, now: Callable[[], float]) -> None:
         self._keys = keys
         self._transactions = transactions
@@ -28,19 +30,21 @@ class Sweep:
         self._now = now
 
     def sweep(self, claims: Mapping[Session, Iterable[Claim]], until: float) -> tuple[Found, set[str]]:
-        """Look at the keys of these claims of sessions that were renewed, and at others of the same sessions that may
-        be locked for nobody. Returns what was found, and the keys that the token may not look at."""
+        """Look at the keys of these claims, and at other keys that may be locked for nobody in the same sessions.
+
+        The sessions have just been renewed. Returns the keys found, and the keys that the token may not look at.
+        """
         held: dict[str, bool] = {}
         keys: dict[str, bool] = {}
         of_session: dict[Session, Mapping[str, bool]] = {}
         for session, wanted in claims.items():
             own = dict.fromkeys((key for claim in wanted for key in self._keys.places(claim, session.id)), True)
             of_session[session] = self._sessions.to_look_at(session, own)
-            if len(own) == 1:  # it may be `Lease.renew()`, which asks whether the lock is still ours
+            if len(own) == 1:  # it may be `Lease.renew()`, whose caller asks whether the lock is still held
                 keys |= own
             held |= own
             keys |= of_session[session]
-        end = (self._now() + until) / 2  # or a look without an answer would take the proof's time
+        end = (self._now() + until) / 2  # a look without a reply must not use up the time of the proof
         enough = self._now() + LOOK_SHARE * min((session.ttl for session in claims), default=0.0)
         found, hidden = self._look(keys, held.keys(), end, enough)
         clean = found.keys() - self._clean({session.id: session for session in claims}, found, end)
@@ -49,9 +53,9 @@ class Sweep:
         return found, hidden
 
     def _look(self, keys: Mapping[str, bool], held: Set[str], end: float, enough: float) -> tuple[Found, set[str]]:
-        """At those of these keys that there is time for: many keys over a long way take more than one renewal.
+        """Look at as many of these keys as there is time for. Many keys on a slow network take more than one renewal.
 
-        ``keys`` tells of each whether it should be there.
+        The values of ``keys`` say whether a key should exist.
         """
         found: dict[str, Entry | None] = {}
         hidden: set[str] = set()
@@ -82,7 +86,8 @@ class Sweep:
         return found, hidden
 
     def _may_look_at(self, key: str, until: float) -> bool:
-        """What the token may not read is left out of an answer about many keys; a question for one is refused."""
+        """Return whether the token may read this key. A reply about many keys leaves out those that it may not read,
+        while a query for one key is refused."""
         try:
             self._transactions.read(key, until)
         except BackendRejected:
@@ -90,9 +95,9 @@ class Sweep:
         return True
 
     def _clean(self, sessions: Mapping[str, Session], found: Found, end: float) -> set[str]:
-        """Delete what is locked for nobody: an acquire that nobody wants any more was executed after all, or again.
+        """Delete keys that are locked for claims which nobody wants: a late acquire was executed after all, or again.
 
-        The keys for which that is not done yet. That is nobody's concern who holds another lock of this session.
+        Returns the keys that could not be deleted yet. That does not affect the other locks of their session.
         """
         dirty = set()
         for key, entry in found.items():

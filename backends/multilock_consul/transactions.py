@@ -1,4 +1,4 @@
-"""What is asked about keys: transactions, of which all is executed or nothing, and reads."""
+"""Requests about keys: reads, and transactions, of which either every step is executed or none."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from multilock_consul.wire import Response
 
 __all__ = ["AT_ONCE", "BYTES_AT_ONCE", "Refused", "Transactions", "operation", "whole_tree"]
 
-AT_ONCE = 64  # operations a server takes in one transaction
-BYTES_AT_ONCE = 32768  # of the keys in one request, which names each once or twice; by default a server takes 512 KiB
-AROUND = 60  # bytes of a request for each key, besides the key
+AT_ONCE = 64  # operations that a server accepts in one transaction
+BYTES_AT_ONCE = 32768  # for the keys of one request, which names each once or twice; a server's default is 512 KiB
+AROUND = 60  # bytes that a request needs for each key, besides the key itself
 BURIED_AT_ONCE = (AT_ONCE - 1) // 2
 
 
 class Refused(Exception):
-    """409: nothing of the transaction was executed. ``verb`` and ``key`` are of the operation that was refused."""
+    """The server refused a transaction (409): nothing was executed. ``verb`` and ``key`` name the refused operation."""
 
     def __init__(self, response: Response, operations: Sequence[dict[str, Any]]) -> None:
         try:
@@ -35,23 +35,25 @@ class Refused(Exception):
 
 
 class Transactions:
-    """Every one raises as `multilock.backend.Backend` says, besides what it says itself."""
+    """Requests about keys. Each raises what `multilock.backend.Backend` specifies, besides what its docstring says."""
 
     def __init__(self, agents: Agents, keys: Keys) -> None:
         self._agents = agents
         self._keys = keys
         self._writing = agents.target("/v1/txn")
         self._reading = agents.target("/v1/txn", consistent="")
-        self._bytes = BYTES_AT_ONCE  # less, once a server has refused a request for its size
+        self._bytes = BYTES_AT_ONCE  # halved whenever a server refuses a request for its size
 
     def execute(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
-        """All of them, or none: `Refused`. Each key after the last of them that shows it; a ``get-tree`` alone shows
-        values."""
+        """Execute all of these operations, or none: then this raises `Refused`.
+
+        Returns each key after the last operation that shows it. Only a ``get-tree`` shows values.
+        """
         response, _ = self._agents.call("PUT", self._writing, self._left(until), json.dumps(operations).encode())
         return self._shown(operations, response)
 
     def look(self, operations: Sequence[dict[str, Any]], until: float) -> Mapping[str, Entry]:
-        """The same for some of which none writes."""
+        """Execute operations of which none writes; otherwise as `execute`."""
         response, _ = self._agents.call("PUT", self._reading, self._left(until), json.dumps(operations).encode())
         return self._shown(operations, response)
 
@@ -64,8 +66,10 @@ class Transactions:
         return dict(results)
 
     def delete(self, key: str, session: Hashable, index: int, until: float) -> bool:
-        """Delete this key if it is this session's, at this index. A ``delete-cas`` alone says yes for a key that is not
-        there."""
+        """Delete this key if this session locks it and it is at this index. Returns whether it was deleted.
+
+        A ``delete-cas`` alone would succeed for a missing key as well.
+        """
         still = operation("check-session", key, Session=session)
         try:
             self.execute([still, operation("delete-cas", key, Index=index)], until)
@@ -74,20 +78,22 @@ class Transactions:
         return True
 
     def bury(self, keys: Sequence[str], still: dict[str, Any], session: Hashable, until: float) -> None:
-        """Delete the keys of holders whose session ended, once no lock delay keeps them any more; then their holders
-        have given up. ``still`` must be true besides. Raises `Refused`."""
+        """Delete the keys of holders whose sessions have ended, if no lock delay keeps the keys any longer.
+
+        Once the delay is over, such a holder has given up. ``still`` must be true as well. Raises `Refused`.
+        """
 
         def bury(some: Sequence[str]) -> None:
             steps = [still]
             for key in some:
-                # To lock it is the only question about a lock delay that the servers answer.
+                # Servers report a lock delay only to a request that locks the key.
                 steps += [operation("lock", key, Session=session), operation("delete", key)]
             self.execute(steps, until)
 
         self.in_portions(keys, BURIED_AT_ONCE, bury)
 
     def in_portions(self, keys: Sequence[str], at_most: int, do: Callable[[Sequence[str]], object]) -> None:
-        """Do something to all these keys, in requests that a server takes: as many keys at once as it allows."""
+        """Call ``do`` for all these keys, in portions that are as large as a server accepts."""
         left = list(keys)
         while left:
             some = self.portion(left, at_most)
@@ -109,25 +115,27 @@ class Transactions:
         return list(keys[:at_most])
 
     def ask_for_less(self, keys: Sequence[str]) -> bool:
-        """Halve the size of all later portions, after `TooLarge`: the limit of a server is its operator's. Returns
-        False if this portion cannot be any smaller."""
+        """Halve the size of all later portions, after `TooLarge`: an operator sets the limit of a server.
+
+        Returns False if this portion cannot be made smaller.
+        """
         self._bytes = min(self._bytes, sum(len(key) + AROUND for key in keys)) // 2
         return len(keys) > 1
 
     def read(self, key: str, until: float) -> tuple[Entry | None, int]:
-        """This key, and the index from which on to wait for its next change."""
+        """Read this key; return it, and the index to wait from for its next change."""
         response, _ = self._agents.call("GET", self._keys.target(key), self._left(until))
         return entry_of(response, key)
 
     def read_folder(self, name: str, until: float) -> tuple[dict[str, Entry], int]:
-        """All keys of this name, and the index from which on to wait for a change among them."""
+        """Read all keys of this name; return them, and the index to wait from for the next change among them."""
         folder = self._keys.folder(name)
         response, _ = self._agents.call("GET", self._keys.target(folder, recurse=""), self._left(until))
         found = {} if response.status == 404 else dict(listed(response, folder))
         return found, index_of(response)
 
     def read_all(self, keys: Iterable[str], until: float) -> dict[str, Entry | None]:
-        """Read one `portion`. A ``get-tree`` leaves out a key that is missing, where a ``get`` refuses all."""
+        """Read one `portion`. A ``get-tree`` leaves out a missing key, while a ``get`` would refuse the transaction."""
         found: dict[str, Entry | None] = dict.fromkeys(keys)
         operations = [operation("get-tree", key) for key in found]
         response, _ = self._agents.call("PUT", self._reading, self._left(until), json.dumps(operations).encode())
@@ -139,8 +147,10 @@ class Transactions:
         return found
 
     def restless(self, key: str) -> BackendUnavailable:
-        """Somebody writes this key again and again: what was to be done to it was not."""
-        return BackendUnavailable(f"the key {key!r} changes all the time", unknown=False, backend="consul")
+        """Return the error to raise if another program changes this key so often that our change never succeeds."""
+        return BackendUnavailable(
+            f"another program changes the key {key!r} again and again", unknown=False, backend="consul"
+        )
 
     def _left(self, until: float) -> float:
         return until - self._agents.now()
@@ -151,16 +161,16 @@ def operation(verb: str, key: str, **arguments: object) -> dict[str, Any]:
 
 
 def whole_tree(begin: str) -> list[dict[str, Any]]:
-    """Show all keys with this beginning, or refuse the transaction if the token has no rights there.
+    """Return the operations that show all keys with this beginning, or fail if the token has no rights there.
 
-    A ``get-tree`` leaves out what the token may not read. A tree that shows nothing proves that nothing is there only
-    together with a question about one key of it, which is refused without the right.
+    A ``get-tree`` leaves out what the token may not read. So an empty tree proves that no key is there only together
+    with a query for one key of it, which is refused if the right is missing.
     """
     return [operation("get-tree", begin), operation("check-not-exists", f"{begin}!")]
 
 
 def _results(response: Response, operations: Sequence[dict[str, Any]]) -> list[tuple[str, Entry]]:
-    """Keys and what they are, as a transaction shows them."""
+    """Return the keys that a transaction's reply shows. Raises `Refused`."""
     if response.status == 409:
         refused = Refused(response, operations)
         if "ermission denied" in refused.why:

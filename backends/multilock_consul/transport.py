@@ -1,4 +1,4 @@
-"""Requests to Consul's agents: blocking, bounded in time, never retried. What goes wrong becomes ours here, once."""
+"""Requests to Consul's agents: blocking, bounded in time, never retried. Errors become multilock's own here."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from multilock_consul.wire import Reading, Response
 __all__ = ["AT_A_TIME", "RIGHTS", "Address", "Agents", "Answer", "TooLarge", "Wire", "judged"]
 
 Answer = tuple[Response, float]
-"""What the agent said, and when the request was sent."""
+"""The agent's response, and when the request was sent."""
 
 RIGHTS = " (give token= the rights that multilock's page on Consul lists)"
-AT_A_TIME = 64  # requests of one client under way, besides renewals: an agent takes 200 connections of one address
-SPARE = 8  # idle connections that are kept: an agent takes 200 of one address
+AT_A_TIME = 64  # requests of one client under way, renewals not counted; an agent accepts 200 connections per address
+SPARE = 8  # idle connections that are kept
 NOT_EXECUTED = {400, 401, 403, 405, 407, 411, 413, 414, 415, 431, 500}
-"""Answers of an agent, or of a proxy before it, that did nothing. Any other leaves in doubt what was done."""
+"""Status codes by which an agent, or a proxy before it, says that nothing was done. Other codes leave that in doubt."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class TooLarge(BackendRejected):
-    """The request has more bytes, or more operations, than this server takes."""
+    """The request has more bytes or more operations than this server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
+    """Host and port of an agent."""
+
     host: str
     port: int
 
@@ -48,8 +50,11 @@ class Address:
 
 
 class Wire:
-    """One connection to one agent, used by one thread at a time. It closes itself when it breaks, or when a call is
-    interrupted: an answer that comes later must never be taken for that of another request."""
+    """One connection to one agent, used by one thread at a time.
+
+    It closes itself when it breaks, or when a call is interrupted: a response that arrives later must never be taken
+    for that of another request.
+    """
 
     __slots__ = ("_first", "_head", "_now", "_poll", "address", "alive", "sock")
 
@@ -57,8 +62,8 @@ class Wire:
         self.sock = sock
         self.address = address
         self.alive = True
-        self._first = b""  # what it said first of all
-        self._poll = system.poll()  # select() takes no descriptor above 1023
+        self._first = b""  # the first bytes that the server sent
+        self._poll = system.poll()  # select() cannot watch a descriptor above 1023
         self._poll.register(sock, system.POLLIN)
         self._head = f" HTTP/1.1\r\nHost: {address}\r\n{headers}".encode()
         self._now = now
@@ -67,13 +72,13 @@ class Wire:
         return b"%b %b%bContent-Length: %d\r\n\r\n%b" % (method.encode(), target.encode(), self._head, len(body), body)
 
     def call(self, request: bytes, within: float) -> Answer:
-        """Send one request and read its answer, whatever it is. Raises BackendUnavailable."""
+        """Send one request and return its response, whatever the status. Raises `BackendUnavailable`."""
         sent = False
         deadline = self._now() + within
         try:
             self.sock.settimeout(max(within, 0.001))
             sent_at = self._now()
-            # If this fails the request did not leave whole, so that it cannot be executed.
+            # If this fails, the request was not sent completely, so the server cannot execute it.
             self.sock.sendall(request)
             sent = True
             response = self._read(deadline)
@@ -91,13 +96,13 @@ class Wire:
 
     def _hint(self, error: Exception) -> str:
         if who := who_answered(self._first):
-            return "" if "HTTP server" in who else f" ({who}: it is not a Consul agent, or one of consuls://)"
+            return "" if "HTTP server" in who else f" ({who}: it is not a Consul agent, or its URL is consuls://)"
         if not self._first and isinstance(error, ConnectionError) and not isinstance(self.sock, ssl.SSLSocket):
-            return " (it never said a word: is it an agent of Consul? One that speaks TLS has a URL with consuls://)"
+            return " (the server sent nothing: is it a Consul agent? If it uses TLS, write consuls:// in the URL)"
         return ""
 
     def stale(self) -> bool:
-        """Something arrived that nobody asked for: as a rule the agent's end of the connection."""
+        """Return whether bytes arrived without a request: usually the agent has closed the connection."""
         waiting = isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()
         return bool(waiting or self._poll.poll(0))
 
@@ -110,19 +115,19 @@ class Wire:
         reading = Reading()
         while True:
             if not (data := self.sock.recv(65536)):
-                raise ConnectionError("it ended the connection")
+                raise ConnectionError("the server ended the connection")
             self._first = self._first or data[:16]
             if response := reading.feed(data):
                 return response
             if (left := deadline - self._now()) <= 0:
-                raise TimeoutError("its answer was not whole in time")
+                raise TimeoutError("the response was not complete in time")
             self.sock.settimeout(left)
 
 
 class Agents:
-    """The agents of one client, and the connections to the one in use. One that fails is left for the next.
+    """The agents of one client, and the connections to the one in use. If an agent fails, the next is used.
 
-    Any of them gives the same answers: what counts is asked of the leader. Any thread may call.
+    All of them return the same, because the requests that matter are answered by the leader. Any thread may call.
     """
 
     def __init__(
@@ -139,28 +144,28 @@ class Agents:
         self._headers = f"X-Consul-Token: {token}\r\n" if token else ""
         self._dc = {"dc": dc} if dc else {}
         self.now = now
-        self._first = 0  # which address is in use
-        self._idle: deque[Wire] = deque()  # its methods are atomic: no lock
-        self._room: system.SimpleQueue[bool] = system.SimpleQueue()  # has an item for each request that may be sent now
+        self._first = 0  # index of the address in use
+        self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
+        self._room: system.SimpleQueue[bool] = system.SimpleQueue()  # has an item for each further request allowed now
         for _ in range(AT_A_TIME):
             self._room.put(True)
         self._closed = False
 
     def target(self, path: str, **query: str | int) -> str:
-        """Path and query as they go over the wire. An empty value is a flag: ``?consistent``."""
+        """Return path and query as they are sent. An empty value is a flag: ``?consistent``."""
         pairs = urlencode({**query, **self._dc})
         return f"{path}?{pairs}" if pairs else path
 
     def call(self, method: str, target: str, within: float, body: bytes = b"", *, urgent: bool = False) -> Answer:
-        """An answer with the status 200, 404 or 409. Raises as `Backend` says for anything else."""
+        """Return a response with the status 200, 404 or 409. For any other, raises what `Backend` specifies."""
         response, sent_at = self.exchange(method, target, within, body, urgent=urgent)
         return judged(response), sent_at
 
     def exchange(self, method: str, target: str, within: float, body: bytes = b"", *, urgent: bool = False) -> Answer:
-        """Any answer. Raises BackendUnavailable where there is none.
+        """Return any response. Raises `BackendUnavailable` if there is none.
 
-        `AT_A_TIME` requests are under way at most, and those that are ``urgent``: a crowd of our own threads must not
-        take the connections that the agent allows from the renewals.
+        At most `AT_A_TIME` requests are under way, besides those that are ``urgent``. A crowd of our own threads must
+        not use up the connections that the agent allows, because the renewals need them.
         """
         if urgent:
             return self._exchange(method, target, within, body)
@@ -170,7 +175,7 @@ class Agents:
             room = self._room.get(timeout=max(within, 0.001))
             return self._exchange(method, target, deadline - self.now(), body)
         except system.Empty:
-            why = f"{AT_A_TIME} requests of this client were under way all the time"
+            why = f"all {AT_A_TIME} requests that one client may send at a time were under way"
             raise BackendUnavailable(why, unknown=False, backend="consul") from None
         finally:
             if room:
@@ -180,7 +185,7 @@ class Agents:
         start = self.now()
         wire = self._take(within)
         left = start + within - self.now()
-        if left <= 0:  # it stood still: what it was to ask may have been called off, and nobody looks for it any more
+        if left <= 0:  # a pause: the request may be cancelled by now, so that nobody would look for what it did
             self._give(wire)
             raise BackendUnavailable(f"{wire.address}: no time was left to ask it", unknown=False, backend="consul")
         try:
@@ -195,18 +200,18 @@ class Agents:
         return response, sent_at
 
     def api(self, within: float) -> consul.base.Consul:
-        """py-consul's own interface over these connections; each of its requests has ``within`` seconds."""
+        """Return py-consul's own interface over these connections. Each of its requests has ``within`` seconds."""
         return _Api(self, within)
 
     def connect(self, within: float) -> Wire:
-        """A new connection to the first agent that takes one, in ``within`` seconds.
+        """Return a new connection to the first agent that accepts one within ``within`` seconds.
 
-        On a thread of its own, since neither the look-up of a host name nor a handshake takes a limit. One that comes
-        too late is closed.
+        A separate thread connects, because neither a DNS look-up nor a handshake has a time limit. If it connects too
+        late, the connection is closed.
         """
-        within = max(within, 0.001)  # whoever calls may have waited too long already
+        within = max(within, 0.001)  # the caller may have waited too long already
         result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
-        done = system.Event()  # nobody waits for the result any more
+        done = system.Event()  # set when the caller no longer waits for the result
 
         def dial() -> None:
             try:
@@ -230,7 +235,7 @@ class Agents:
         return outcome
 
     def dial(self, within: float) -> Wire:
-        """As `connect`, in this thread: a look-up of a name may take longer. Raises OSError."""
+        """Connect as `connect` does, but in this thread: a DNS look-up may take longer. Raises OSError."""
         deadline = self.now() + within
         for left in reversed(range(len(self._addresses))):
             address = self._address()
@@ -243,7 +248,7 @@ class Agents:
         raise AssertionError("no agents")  # pragma: no cover
 
     def close(self) -> None:
-        """Idle connections end now, those in use when their request ends."""
+        """Close idle connections now, and those in use when their requests end."""
         self._closed = True
         self._trim()
 
@@ -251,7 +256,7 @@ class Agents:
         sock = socket.create_connection((address.host, address.port), timeout=max(within, 0.001))
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # However this connection ends, bytes that did not leave are dropped and the agent hears of it at once.
+            # However this connection ends, unsent bytes are dropped, and the agent is notified at once.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             if self._tls:
                 sock = self._tls.wrap_socket(sock, server_hostname=address.host)
@@ -264,14 +269,14 @@ class Agents:
         return self._addresses[self._first % len(self._addresses)]
 
     def _leave(self, address: Address) -> None:
-        """Turn to the next agent, unless that was done already, and let go of the idle connections to this one.
+        """Turn to the next agent, unless another thread has, and close the idle connections to this one.
 
-        If a network dropped them all in silence, each would cost one request its whole time, one after the other.
+        If a network dropped them silently, each of them would cost one request its whole time.
         """
         if self._address() == address:
             self._first += 1
         for _ in range(len(self._idle)):
-            with suppress(IndexError):  # another thread took the last one
+            with suppress(IndexError):  # another thread may have taken the last one
                 wire = self._idle.popleft()
                 if wire.address == address:
                     wire.close()
@@ -295,7 +300,7 @@ class Agents:
                 self._trim()
 
     def _trim(self) -> None:
-        with suppress(IndexError):  # another thread took the last one
+        with suppress(IndexError):  # another thread may have taken the last one
             while self._closed or len(self._idle) > SPARE:
                 self._idle.popleft().close()
 
@@ -305,41 +310,41 @@ class Agents:
             return BackendRejected(f"{where} is not trusted: {error} (see ca=)", backend="consul")
         hint = ""
         if NO_TLS in str(error):
-            hint = " (what listens there does not speak TLS: the URL is consul://)"
+            hint = " (this server does not use TLS: write consul:// in the URL)"
         elif self._tls and isinstance(error, (ssl.SSLError, TimeoutError, ConnectionResetError)):
-            hint = " (is it TLS that is spoken there? Else the URL is consul://)"
+            hint = " (does this server use TLS? If not, write consul:// in the URL)"
         return BackendUnavailable(f"{where} cannot be reached: {error}{hint}", unknown=False, backend="consul")
 
 
 def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
-    """Close the connection that is still in there; whoever of both sides comes last finds it."""
+    """Close a connection that was made too late. Both sides call this, and the later call finds the connection."""
     with suppress(system.Empty):
         if isinstance(late := result.get_nowait(), Wire):
             late.close()
 
 
 def judged(response: Response) -> Response:
-    """This response if it says something about what was asked: 200, 404 or 409."""
+    """Return this response if it answers the request: 200, 404 or 409. Otherwise raises what `Backend` specifies."""
     status, said = response.status, response.text
     if status in (200, 404, 409):
         return response
     if status >= 500 and "ermission denied" not in said and "ACL not found" not in said:
-        # "rpc error …: EOF" may have come after the write; without a leader there is nobody who could have written.
+        # "rpc error …: EOF" may come after the write. Without a leader, nothing can have been written.
         unknown = "No cluster leader" not in said
         raise BackendUnavailable(f"Consul failed ({status}): {said}", unknown=unknown, backend="consul")
     if status == 429:
         raise BackendUnavailable(f"Consul is overloaded (429): {said}", unknown=False, backend="consul")
     if not (300 <= status < 400 or status in NOT_EXECUTED):  # a proxy's 408 may come after the agent has the request
-        raise BackendUnavailable(f"no answer of Consul ({status}): {said}", backend="consul")
+        raise BackendUnavailable(f"this is not a reply of Consul ({status}): {said}", backend="consul")
     hint = RIGHTS if status in (401, 403, 500) else ""
     if status == 400 and "HTTPS server" in said:
-        hint = " (it speaks TLS: the URL is consuls://)"
+        hint = " (this server uses TLS: write consuls:// in the URL)"
     kind = TooLarge if status == 413 else BackendRejected
     raise kind(f"Consul refused ({status}): {said}{hint}", backend="consul")
 
 
 class _Api(consul.base.Consul):  # type: ignore[misc]
-    """A py-consul client for one call, at the extension point that it has for other HTTP clients."""
+    """A py-consul client for one call, built at py-consul's extension point for other HTTP clients."""
 
     def __init__(self, agents: Agents, within: float) -> None:
         self._adapter = _Adapter(agents, within)
@@ -348,11 +353,11 @@ class _Api(consul.base.Consul):  # type: ignore[misc]
     def http_connect(self, host: str, port: int, scheme: str, verify: object = True, cert: object = None) -> _Adapter:
         return self._adapter
 
-    connect = http_connect  # its name in python-consul; py-consul puts something else there
+    connect = http_connect  # the name in python-consul; py-consul uses ``connect`` for something else
 
 
 class _Adapter(consul.base.HTTPClient):  # type: ignore[misc]
-    """Token, address and TLS are those of the agents, so that what py-consul says about them is passed over."""
+    """An HTTP client for py-consul that uses the agents' token, address and TLS, and ignores those of py-consul."""
 
     def __init__(self, agents: Agents, within: float) -> None:
         super().__init__()
@@ -372,7 +377,7 @@ class _Adapter(consul.base.HTTPClient):  # type: ignore[misc]
         return self._ask("DELETE", callback, path, params, data)
 
     def close(self) -> None:
-        """The connections are the agents'."""
+        """Do nothing: the connections belong to the agents."""
 
     def _ask(self, method: str, callback: Any, path: str, params: Any, data: Any = "") -> Any:
         target = self.uri(path, params).removeprefix(self.base_uri)
@@ -382,11 +387,11 @@ class _Adapter(consul.base.HTTPClient):  # type: ignore[misc]
         try:
             return callback(consul.base.Response(response.status, _Headers(response.headers), said))
         except consul.ConsulException as error:
-            raise BackendUnavailable(f"Consul said what py-consul does not read: {error}", backend="consul") from error
+            raise BackendUnavailable(f"py-consul cannot read Consul's response: {error}", backend="consul") from error
 
 
 class _Headers(dict[str, str]):
-    """py-consul asks for ``X-Consul-Index``."""
+    """Headers with names in lower case, for py-consul, which asks for ``X-Consul-Index``."""
 
     def __getitem__(self, name: str) -> str:
         return super().__getitem__(name.lower())

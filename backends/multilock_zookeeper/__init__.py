@@ -1,9 +1,9 @@
 """Locks on ZooKeeper 3.5 and later, in the queues of kazoo's locks or of Curator's.
 
-See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` the nodes of a name and their order, `places` where
-each claim of ours stands, `sessions` for how long a session certainly lives. `transport` carries the requests through
-kazoo, `wire` is what kazoo is given for that; `notices` is what the server pushes. `inspection` is for operators,
-`diagnosis` says what this server takes away.
+See docs/backends/zookeeper.md. `recipe` is the algorithm, `keys` lays out the nodes of a name and their order, `places`
+records the state of each claim of this client, and `sessions` computes for how long a session certainly lives.
+`transport` sends the requests through kazoo, `wire` provides what kazoo needs for that, and `notices` receives what the
+server pushes. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this ensemble.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-# First of all: it imports kazoo, whose absence the registry explains.
+# This import comes first: it imports kazoo, and the registry explains to the user when kazoo is missing.
 from multilock_zookeeper.transport import TLS_OPTIONS, Ensemble, Transport
 
 # isort: split
@@ -51,17 +51,20 @@ from multilock_zookeeper.recipe import Recipe
 __all__ = ["ZooKeeperBackend", "open_backend"]
 
 PORT = 2181
-TTL_MIN = 4.0  # seconds; a server grants no less than two ticks, of 2 s by default …
-TTL_FLOOR = 0.1  # … and may be set up for less
-TICK = 2.0  # seconds; a session is ended up to a tick late
+TTL_MIN = 4.0  # seconds; by default a server grants at least two ticks of 2 s
+TTL_FLOOR = 0.1  # seconds; a server may be configured to grant less than that
+TICK = 2.0  # seconds; a server ends a session up to one tick late
 
-_inherited: list[object] = []  # what a forked child must not end, not even by forgetting it
+_inherited: list[object] = []  # a forked child must not close these, and collecting one as garbage would close it
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
-    """``zookeeper://h1:2181,h2:2181,h3:2181/chroot``, also ``zk://``; options ``username`` and ``password`` (digest),
-    ``ca``, ``cert``, ``key`` (paths of PEM files) and ``tls``, ``node_style`` (``kazoo`` or ``curator``), and
-    ``client``: a KazooClient, used with its session and never closed."""
+    """Return the backend for ``zookeeper://h1:2181,h2:2181,h3:2181/chroot``, or the same with ``zk://``.
+
+    The options are ``username`` and ``password`` (digest); ``ca``, ``cert``, ``key`` (paths of PEM files) and ``tls``;
+    ``node_style`` (``kazoo`` or ``curator``); and ``client``, a KazooClient whose session is used and which is never
+    closed. Raises `ConfigurationError` if they do not fit together.
+    """
     reject_unknown(options, (*TLS_FILES, "tls", *LOGIN, "node_style", "client"), "zookeeper")
     style = options.get("node_style", "kazoo")
     if style not in STYLES:
@@ -75,7 +78,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> ZooKeeperBackend:
 
 
 class ZooKeeperBackend:
-    """See `multilock.backend.Backend` for what each method promises."""
+    """The `multilock.backend.Backend` for one ZooKeeper ensemble."""
 
     scheme = "zookeeper"
     spi_version = 2
@@ -128,7 +131,7 @@ class ZooKeeperBackend:
         for claim, granted in held:
             if self._transport.is_present(granted.group):
                 present[str(granted.key)] = claim.id
-            else:  # its session ended before anybody watched it
+            else:  # its session ended before it was watched
                 self._notices.gone(claim.id, LossReason.SESSION_LOST, ENDED)
         self._watcher.hold(present, self._notices.now() + within)
 
@@ -181,7 +184,9 @@ def _ensemble(url: str, options: Mapping[str, object], ttl: float) -> Ensemble:
     given = user_info(login) | texts(options, (*TLS_FILES, *LOGIN))
     if "client" in options:
         if hosts or chroot or given or "tls" in options:
-            raise ConfigurationError("with client= the URL is zookeeper:// alone: that client knows its servers")
+            raise ConfigurationError(
+                "with client= the URL is zookeeper:// alone: the client already has its servers and its credentials"
+            )
         return _handed_over(options["client"])
     belong_together(given, "username", "password")
     belong_together(given, "cert", "key")
@@ -208,7 +213,8 @@ def _tls(given: Mapping[str, str], wanted: object) -> Mapping[str, Any]:
 
 
 def _handed_over(client: Any) -> Ensemble:
-    """In a forked child a client of our own with its settings takes its place."""
+    """Return the ensemble of a client that was handed over. A forked child makes a client of its own with the same
+    settings."""
     if not all(hasattr(client, name) for name in ("add_listener", "start_async", "client_state", "chroot")):
         raise ConfigurationError(f"client= takes a kazoo.client.KazooClient, not {type(client).__name__}")
     return Ensemble(

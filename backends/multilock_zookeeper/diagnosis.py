@@ -1,4 +1,4 @@
-"""What of a ZooKeeper ensemble weakens the lock, and what to do about it."""
+"""Report what weakens the lock on this ZooKeeper ensemble, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["diagnose"]
 
 
 def diagnose(transport: Transport, within: float) -> list[Finding]:
-    """Ask the server that we are connected to. Raises if it does not answer."""
+    """Query the server of this connection. Raises what a request raises if the server does not reply."""
     deadline = now() + within
     session = transport.session(deadline)
     findings: list[Finding] = []
@@ -21,9 +21,9 @@ def diagnose(transport: Transport, within: float) -> list[Finding]:
             Finding(
                 "zookeeper-short-session",
                 "warning",
-                f"the server grants sessions of {session.ttl:g} s, {transport.asked:g} s were asked for: "
+                f"the server grants sessions of {session.ttl:g} s instead of the requested {transport.asked:g} s: "
                 "locks end that much earlier when their holder is silent",
-                "set maxSessionTimeout higher on every server, or ask for a smaller ttl",
+                "set maxSessionTimeout higher on every server, or request a smaller ttl",
             )
         )
     try:
@@ -53,13 +53,13 @@ def _about_server(said: str, name: str) -> Iterator[Finding]:
         yield Finding(
             "zookeeper-single",
             "info",
-            "it is a single server: while that is down nobody gets a lock, and without its disk all are lost",
+            "this is a single server: nobody can acquire a lock while it is down, and all are lost with its disk",
             "run three or five servers",
         )
 
 
 def _about_config(config: dict[str, str], ttl: float) -> Iterator[Finding]:
-    """Of the four-letter word ``conf``, which most servers do not answer: it must be allowed."""
+    """Report what the four-letter word ``conf`` shows. Most servers do not answer it, because it must be allowed."""
     try:
         tick, limit = int(config["tickTime"]) / 1000, int(config.get("syncLimit", "0"))
     except (KeyError, ValueError):
@@ -77,7 +77,7 @@ def _about_config(config: dict[str, str], ttl: float) -> Iterator[Finding]:
             "info",
             f"a server that lost its leader answers reads for {limit * tick:g} s, longer than the {ttl:g} s that a "
             "session lives: other clients that trust their connection may believe in a lock that is gone",
-            "multilock counts writes only and needs nothing; for other clients lower syncLimit",
+            "multilock counts writes only, so it is not affected; for other clients lower syncLimit",
         )
 
 

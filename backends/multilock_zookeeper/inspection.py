@@ -1,4 +1,4 @@
-"""What operators ask: who holds a name, which names are held; and to take one away."""
+"""The operators' requests: show who holds a name, list all held names, and take a name away."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from multilock_zookeeper.transport import Answer, NodeMissing, Transport
 
 __all__ = ["Inspection"]
 
-LISTED_AT_ONCE = 100  # names asked about at once when all locks are listed
-DELETED_AT_ONCE = 250  # holders of one name
-SHOWN = 100  # … of whom inspect() tells
+LISTED_AT_ONCE = 100  # names in one round of requests when all locks are listed
+DELETED_AT_ONCE = 250  # holders of one name in one round of requests
+SHOWN = 100  # holders of one name that inspect() returns
 
 
 class Inspection:
+    """The operators' requests of one client."""
+
     def __init__(self, nodes: Nodes, transport: Transport, now: Callable[[], float]) -> None:
         self._nodes = nodes
         self._transport = transport
@@ -61,7 +63,7 @@ class Inspection:
         return True
 
     def _look(self, names: Sequence[str], shown: int, deadline: float) -> Mapping[str, LockInfo]:
-        """Who holds each of these names, so many of them; those that are free are left out."""
+        """Return up to ``shown`` holders of each of these names, without the names that are free."""
         infos: dict[str, LockInfo] = {}
         open_names = list(names)
         while open_names:
@@ -70,7 +72,7 @@ class Inspection:
             open_names = []
             for name, answers in asked.items():
                 first, *others = (self._told(name, one, answer, deadline) for one, answer in answers)
-                if first is None:  # it was released meanwhile
+                if first is None:  # the holder's node was deleted between the two requests
                     open_names.append(name)
                     continue
                 queue, holders = queues[name], len(holding(queues[name]))
@@ -86,21 +88,22 @@ class Inspection:
         return [(one, self._transport.get(f"{self._nodes.parent(name)}/{one.node}")) for one in holders]
 
     def _told(self, name: str, one: Contender, answer: Answer, deadline: float) -> LockInfo | None:
-        """Returns None if the node is gone. Of a holder whose node we may not read, only its number is known."""
+        """Return what this holder's node says, or None if it is gone. If we may not read the node, only its number is
+        known."""
         try:
             value, stat = self._transport.wait(answer, deadline)
         except NodeMissing:
             return None
         except BackendRejected:
-            exists = self._transport.exists(f"{self._nodes.parent(name)}/{one.node}")  # that needs no right to it
+            exists = self._transport.exists(f"{self._nodes.parent(name)}/{one.node}")  # this needs no right
             value, stat = b"", self._transport.wait(exists, deadline)
             if stat is None:
                 return None
         info = decode_value(value or b"")
-        kind = info.kind or {"r": "read", "x": None}.get(one.mode, "permit")  # kazoo's readers do not say
+        kind = info.kind or {"r": "read", "x": None}.get(one.mode, "permit")  # kazoo's readers do not write a kind
         return replace(info, name=name, kind=kind, token=stat.czxid, permits=one.permits or None)
 
     def _queues(self, names: Sequence[str], deadline: float) -> dict[str, list[Contender]]:
-        """Who stands for each of these names, asked about at once."""
+        """Return the queues of these names, requested all at once."""
         asked = [(name, self._transport.children(self._nodes.parent(name))) for name in names]
         return {name: self._nodes.queue(self._transport.listed(answer, deadline) or ()) for name, answer in asked}

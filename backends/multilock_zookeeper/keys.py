@@ -1,4 +1,4 @@
-"""Names and nodes: where a lock's contenders are, what ours is called there, and in which order they stand."""
+"""The nodes of a name: where its contenders are, what our own node is called, and their order."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from multilock.names import escape, unescape
 
 __all__ = ["LAST_NUMBER", "STYLES", "Contender", "Nodes"]
 
-STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each, and the one that does not see it
-LAST_NUMBER = 2**31 - 1  # a server that has come there gives it to everybody from then on
+STYLES = {"kazoo": "curator", "curator": "kazoo"}  # each style, and the one whose programs do not see it
+LAST_NUMBER = 2**31 - 1  # a server whose counter has reached this gives it to every later node as well
 _CONTENDER = re.compile(r"(?:!(p\d+))?(__lock__|__rlock__|-lock-|__WRIT__|__READ__)(\d{10}|-\d{9,10})$")
 _MARKS = {"__lock__": "kazoo", "__rlock__": "kazoo", "-lock-": "curator", "__WRIT__": "curator", "__READ__": "curator"}
 _READS = {"__rlock__", "__READ__"}
-_SEMAPHORE = re.compile(r"[0-9a-f]{32}|locks|leases")  # a lease of kazoo's; what Curator's has below its path
+_SEMAPHORE = re.compile(r"[0-9a-f]{32}|locks|leases")  # a lease of kazoo's semaphore; the children of Curator's
 
 
 class Contender(NamedTuple):
-    """A node that stands in a queue; so many are in order. ``mode`` is as that of a claim."""
+    """A node in the queue of a name, compared by its number. ``mode`` is that of a claim."""
 
     number: int
     node: str
@@ -34,7 +34,7 @@ class Contender(NamedTuple):
 
 
 class Nodes:
-    """Names and nodes."""
+    """The mapping between names and nodes, below one prefix."""
 
     def __init__(self, prefix: str, style: str) -> None:
         self._base = "/" + prefix.lstrip("/")
@@ -43,18 +43,20 @@ class Nodes:
         self._begin = self._base[self._base.rindex("/") + 1 :]
 
     def parent(self, name: str) -> str:
-        """Of the nodes that contend for this name."""
+        """Return the parent of the nodes that contend for this name."""
         return self._base + escape(name)
 
     def name(self, child: str) -> str | None:
-        """The lock that this child of `directory` is the parent of."""
+        """Return the name of the lock whose parent is this child of `directory`, or None for any other child."""
         if not child.startswith(self._begin) or child[len(self._begin) :].startswith("!"):
             return None
         return unescape(child[len(self._begin) :])
 
     def begin(self, claim: Claim) -> str:
-        """What the claim's own node is called, before the server puts a number to it. Every recipe of the style takes
-        a permit for a lock, and so waits for it."""
+        """Return the name of the claim's node, to which the server appends a number.
+
+        Every recipe of the style takes a permit for a lock, and therefore waits for it.
+        """
         permit = f"!{claim.mode}" if claim.permits else ""
         if self.style == "kazoo":
             return f"{claim.id}{permit}{'__rlock__' if claim.mode == 'r' else '__lock__'}"
@@ -65,7 +67,10 @@ class Nodes:
         return f"_c_{uuid}-__WRIT__" if claim.kind == "write" else f"_c_{uuid}-{permit and permit + '-'}lock-"
 
     def queue(self, children: Sequence[str]) -> list[Contender]:
-        """The contenders in their order, whatever their style: by number, which is no text when it gets negative."""
+        """Return the contenders of every style, in order.
+
+        The order is that of the numbers. Sorting their text would be wrong once the server's counter is negative.
+        """
         found = [(child, _CONTENDER.search(child)) for child in children]
         return sorted(
             Contender(int(parts[3]), child, parts[1] or ("r" if parts[2] in _READS else "x"), _MARKS[parts[2]])
@@ -76,7 +81,7 @@ class Nodes:
     def refusal(
         self, parent: str, own: Contender, queue: Sequence[Contender], children: Sequence[str]
     ) -> BackendRejected | None:
-        """Why the order among these children, one of which is ours, tells nobody who holds."""
+        """Return an error if the order of these children, one of which is ours, does not show who holds, else None."""
         if stranger := next((one.node for one in queue if one.style != self.style), None):
             other = STYLES[self.style]
             tool = "Curator's recipes" if other == "curator" else "kazoo, or multilock without node_style=curator"
@@ -90,12 +95,12 @@ class Nodes:
             )
         if self.is_last(own.node):
             return BackendRejected(
-                f"{parent} has counted to {LAST_NUMBER} and cannot tell any more who came first: "
-                "delete that node while nobody holds or awaits the lock"
+                f"{parent} has counted to {LAST_NUMBER}, so the order of arrival is no longer known: "
+                "delete that node while nobody holds the lock or waits for it"
             )
         return None
 
     def is_last(self, child: str) -> bool:
-        """Whether its number is the one that all who come later get as well: no order is left among them."""
+        """Return whether this child's number is the last: all later children get it too, so they have no order."""
         found = _CONTENDER.search(child)
         return found is not None and int(found[3]) == LAST_NUMBER

@@ -1,11 +1,13 @@
-"""What ZooKeeper pushes: nodes that are deleted, for waiters and holders; names that are followed; the session's fate.
+"""Receive what ZooKeeper pushes: deleted nodes, for waiters and holders; changes of followed names; the session's
+state.
 
-A node is watched by a watch on its children: it has none, so that fires when the node is deleted, and not when a
-renewal writes to it. Who waits for one of many nodes watches the children of their parent. Watches fire once, and end
-with the connection: after a reconnect everything is looked at, and watched, again. kazoo calls us on its connection
-thread, which must not send (watches of a client handed over: on its callback thread); so what needs a request is done
-by threads of our own, which start when they are first needed: one sets watches, the other tells losses, which wait for
-no look.
+A node is watched by a watch on its children. Since it has none, the watch fires when the node is deleted, and not when
+a renewal writes to it. A waiter for one of many nodes watches the children of their parent. Watches fire once, and end
+with the connection. After a reconnect everything is looked at, and watched, again.
+
+kazoo calls this module on its connection thread, which must not send. (Watches of a client that was handed over are
+called on kazoo's callback thread.) So two threads of this module send the requests, and start when they are first
+needed. One sets watches. The other reports losses, which must not wait behind a look.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ __all__ = ["AT_ONCE", "ENDED", "Watcher"]
 T = TypeVar("T")
 
 ENDED = "its ZooKeeper session expired or was closed"
-LOOK_WITHIN = 2.0
-REASON_WITHIN = 0.1  # seconds that a loss may wait for its reason
-LOOK_AGAIN = 1.0  # seconds after a look that failed although the connection is there
-AT_ONCE = 250  # nodes looked at in one go: a renewal waits behind no more
-ONE_BY_ONE = 16  # nodes that a waiter watches each by itself; of more, it is woken by whatever changes beside it
+LOOK_WITHIN = 2.0  # seconds for one step of a look
+REASON_WITHIN = 0.1  # seconds that the notice of a loss may wait for the reason
+LOOK_AGAIN = 1.0  # seconds after a look that failed although the connection was up
+AT_ONCE = 250  # nodes looked at in one step; a renewal waits behind no more than that
+ONE_BY_ONE = 16  # nodes that a waiter watches one by one; beyond that, any change among the siblings wakes it
 
 
 class Watcher:
@@ -45,15 +47,17 @@ class Watcher:
         self._notices = notices
         self._transport: Transport
         self._lock = system.Lock()
-        self._connection = 0  # counts them: a watch answered on the one before is none
-        self._waiting: dict[str, tuple[str, ...]] = {}  # claim id -> the paths ahead and its own, or its parent
-        self._waiters: dict[str, set[str]] = {}  # path -> the claims that it wakes
+        self._connection = 0  # counts connections: a watch that was set on an earlier one is no longer set
+        # Claim id -> paths it watches: those ahead and its own, or the parent
+        self._waiting: dict[str, tuple[str, ...]] = {}
+        self._waiters: dict[str, set[str]] = {}  # path -> the ids of the claims that it wakes
         self._holding: dict[str, str] = {}  # path -> claim id
         self._covered: set[str] = set()  # paths held whose watch is set
-        self._lost: list[tuple[str, Session | None]] = []  # claims whose node is gone, and the session that it was in
+        # Ids of claims whose node is gone, and the session of the node
+        self._lost: list[tuple[str, Session | None]] = []
         self._followed: dict[str, str] = {}  # path of a parent -> the name
-        self._unwatched: dict[str, None] = {}  # followed, and no watch is set; in order
-        self._look_at = math.inf  # when the next look is planned
+        self._unwatched: dict[str, None] = {}  # followed paths whose watch is not set; in order
+        self._look_at = math.inf  # when the next look is due
         self._looks = _Worker(notices.now, "multilock-zookeeper-notices")
         self._losses = _Worker(notices.now, "multilock-zookeeper-losses")
 
@@ -64,10 +68,10 @@ class Watcher:
     # ---- waiters
 
     def wait(self, claim_id: str, ahead: Sequence[str], own: str, deadline: float) -> bool:
-        """Wake this claim when one of these nodes is deleted. Returns False if one is already.
+        """Wake this claim when one of these nodes is deleted. Returns False if one already is.
 
-        A server notifies nobody of a node that it may not read. Then, as where many are ahead, the children of the
-        parent are watched, which every waiter has listed.
+        A server sends no notice of a node that we may not read. In that case, and if many nodes are ahead, the claim
+        watches the children of the parent, which every waiter has listed.
         """
         nodes = (*ahead, own)
         try:
@@ -85,7 +89,7 @@ class Watcher:
         return True
 
     def _await(self, claim_id: str, paths: tuple[str, ...], deadline: float) -> list[Sequence[str]]:
-        """Watch these paths for this claim. Returns the children of each, or nothing if they are watched already."""
+        """Watch these paths for this claim. Returns the children of each, or [] if they are already watched."""
         with self._lock:
             if self._waiting.get(claim_id) == paths:
                 return []
@@ -101,7 +105,7 @@ class Watcher:
             raise
 
     def stop(self, claim_id: str, own: str | None = None) -> None:
-        """It waits no more, and holds ``own`` no more."""
+        """Stop notifying this claim: it no longer waits, and no longer holds the node ``own``."""
         with self._lock:
             self._drop(claim_id)
             if own is not None:
@@ -119,8 +123,10 @@ class Watcher:
     # ---- holders
 
     def hold(self, held: Mapping[str, str], deadline: float) -> None:
-        """Report these claims, by their paths, when their nodes are deleted, also if that has happened already. Raises
-        while a watch is missing; those that are set stay, so that it gets further each time."""
+        """Report these claims, given by their paths, when their nodes are deleted, or if they already are.
+
+        Raises while a watch is missing. The others stay set, so that each call gets further.
+        """
         with self._lock:
             self._holding.update(held)
             connection = self._connection
@@ -137,13 +143,13 @@ class Watcher:
             raise unanswered
 
     def covers(self, path: str) -> bool:
-        """Whether the deletion of this node will be heard of."""
+        """Return whether a watch reports the deletion of this node."""
         return path in self._covered
 
     def _watch(
         self, ask: Callable[..., Answer], paths: Sequence[str], deadline: float
     ) -> tuple[list[str], list[str], MultilockError | None]:
-        """Watch these nodes, all at once: those that are there, those that are not, and why others are neither."""
+        """Watch these nodes, all at once. Returns those that exist, those that do not, and the error for all others."""
         there: list[str] = []
         missing: list[str] = []
         unanswered: MultilockError | None = None
@@ -167,7 +173,7 @@ class Watcher:
             self._losses.submit(self._tell_losses)
 
     def _wake(self, path: str) -> None:
-        """Whoever waits for this node, or for what is below it."""
+        """Wake every claim that waits for this node or for a change among its children."""
         with self._lock:
             wake = self._waiters.pop(path, set())
             for waiter in wake:
@@ -176,8 +182,11 @@ class Watcher:
             self._notices.wake(waiter)
 
     def _tell_losses(self) -> None:
-        """Deleted alone, or with their session? A server that ends a session deletes its nodes, then hangs up. One
-        question, sent now, is for all whose deletion was heard of by now."""
+        """Report lost claims, and find out whether their nodes were deleted alone or with their session.
+
+        A server that ends a session first deletes its nodes and then closes the connection. So if the connection still
+        answers one request, the session was alive when all deletions reported so far were sent.
+        """
         with self._lock:
             lost, self._lost = self._lost, []
         if not lost:
@@ -187,7 +196,7 @@ class Watcher:
             asked = self._transport.exists("/")
             try:
                 self._transport.wait(asked, self._notices.now() + REASON_WITHIN)
-            except MultilockError:  # it may only be slow
+            except MultilockError:  # the server may only be slow
                 connected = asked.error is None and self._transport.connected
         for claim_id, session in lost:
             if connected and session and not session.over:
@@ -198,8 +207,10 @@ class Watcher:
     # ---- names that are followed
 
     def follow(self, parents: Mapping[str, str], deadline: float) -> None:
-        """Report each change among the contenders for these names, and for no others. Raises while a watch is missing;
-        those that are set stay, so that it gets further each time."""
+        """Report each change among the contenders for exactly these names.
+
+        Raises while a watch is missing. The others stay set, so that each call gets further.
+        """
         with self._lock:
             unwatched = [path for path in parents if path in self._unwatched or path not in self._followed]
             self._followed = dict(parents)
@@ -213,10 +224,13 @@ class Watcher:
             raise failed
 
     def _watch_parents(self, paths: Sequence[str], deadline: float) -> tuple[list[str], MultilockError | None]:
-        """Those that are watched now, and why others are not. A parent exists from the first contender on, until a
-        while after the last; in between its coming is watched."""
+        """Watch these parents. Returns those that are watched now, and the error for the others.
+
+        A parent exists from its first contender until a while after its last. While it is missing, the watch waits for
+        it to be created.
+        """
         with self._lock:
-            for path in paths:  # first: what fires, or breaks, from here on puts them in again
+            for path in paths:  # before the requests: a watch that fires, or breaks, later adds its path again
                 self._unwatched.pop(path, None)
         watched: list[str] = []
         open_paths, unanswered = list(paths), None
@@ -248,7 +262,7 @@ class Watcher:
         self._looks.at(when, self._look)
 
     def _look(self) -> None:
-        """Set the watches that are missing, and only then tell: what happens from here on is told again."""
+        """Set the missing watches, and only then report changes: whatever happens after that is reported as well."""
         with self._lock:
             self._look_at = math.inf
             held = [(path, claim_id) for path, claim_id in self._holding.items() if path not in self._covered]
@@ -259,7 +273,7 @@ class Watcher:
         failed = False
         for look in steps:
             if not self._transport.connected:
-                return  # it begins anew with the connection
+                return  # the next connection starts a new look
             if error := look(self._notices.now() + LOOK_WITHIN):
                 self._report(error)
                 failed = True
@@ -269,7 +283,7 @@ class Watcher:
             self._report(None)
 
     def _report(self, error: MultilockError | None) -> None:
-        """Say what is wrong with the watches; None: nothing, unless some are missing still."""
+        """Report the error of the watches, or that they work (None) if none is missing."""
         if error or (self._transport.connected and not self._unwatched and len(self._covered) >= len(self._holding)):
             trouble = str(error) if error else None
             self._notices.pushes(self._name, trouble, refused=isinstance(error, BackendRejected))
@@ -288,11 +302,11 @@ class Watcher:
                 self._notices.changed(name)
         return unanswered
 
-    # ---- what kazoo's threads tell
+    # ---- called by kazoo's threads
 
     def _event(self, event: Any) -> None:
         if event.type == EventType.NONE:
-            return  # the connection broke; `resumed` or `ended` follows
+            return  # the connection broke, so `resumed` or `ended` follows
         path = self._transport.stripped(event.path)
         if event.type == EventType.DELETED:
             self._deleted(path)
@@ -303,7 +317,7 @@ class Watcher:
             self._plan_look()
 
     def began(self, session: Session) -> None:
-        """Before anything can be granted in it."""
+        """Report a new session to the kernel, before anything can be granted in it."""
         self._notices.group(session.number, session.ttl, session.renew_every)
         if self._followed:
             self._plan_look()
@@ -318,7 +332,7 @@ class Watcher:
         self._notices.silent(session.number)
 
     def resumed(self, session: Session) -> None:
-        self._notices.silent(session.number)  # a renewal that failed meanwhile may pause for longer than is left
+        self._notices.silent(session.number)  # a renewal that failed may pause for longer than the lock lasts
         self._notices.wake(None)
         self._plan_look()
 
@@ -327,11 +341,12 @@ class Watcher:
         with self._lock:
             self._holding.clear()
         self._notices.group_gone(session.number, ENDED)
-        self._notices.pushes(self._name, None)  # nothing is held or awaited until the next session
-        self._notices.changed(None)  # whoever looks makes the next session, in which names are followed again
+        self._notices.pushes(self._name, None)  # no claim holds or waits until the next session
+        # A follower that looks makes the next session, in which its names are watched again
+        self._notices.changed(None)
 
     def _forget_watches(self) -> None:
-        """They ended with the connection."""
+        """Forget all watches: they ended with the connection."""
         with self._lock:
             self._connection += 1
             self._covered.clear()
@@ -339,13 +354,13 @@ class Watcher:
             self._waiters.clear()
             self._unwatched = dict.fromkeys(self._followed)
 
-    # ---- later
+    # ---- planned jobs
 
     def at(self, when: float, job: Callable[[], object]) -> int:
         return self._looks.at(when, job)
 
     def not_at(self, number: int) -> None:
-        """What `at` was asked for is not wanted any more."""
+        """Drop a job that was planned with `at`."""
         self._looks.drop(number)
 
     def close(self) -> None:
@@ -358,7 +373,7 @@ def _steps(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class _Worker:
-    """One thread that does what is due, in order; started by the first job."""
+    """One thread that runs jobs when they are due, in order. The first job starts it."""
 
     def __init__(self, now: Callable[[], float], name: str) -> None:
         self._now = now
@@ -386,7 +401,7 @@ class _Worker:
             return number
 
     def drop(self, number: int) -> None:
-        """It stays until it comes up, or until such are most of all."""
+        """Drop a job. It stays in the heap until it is due, or until most jobs of the heap are dropped ones."""
         with self._changed:
             self._dropped.add(number)
             if len(self._dropped) > 64 and len(self._dropped) * 2 > len(self._jobs):

@@ -1,4 +1,4 @@
-"""Where each claim of this client stands, and which were given up."""
+"""The state of each claim of this client: its node, its session, and whether it was cancelled."""
 
 from __future__ import annotations
 
@@ -10,54 +10,60 @@ from multilock.backend import Claim
 
 __all__ = ["Place", "Places"]
 
-REMEMBERED = 600.0  # seconds for which a cancelled id is refused
+REMEMBERED = 600.0  # seconds for which attempts of a cancelled claim are refused
 
 
 class Place:
-    """Where a claim stands. ``unsure``: a create was sent, and whether its node exists is not known."""
+    """The state of one claim. ``unsure`` is set while a create was sent and it is unknown whether its node exists."""
 
     __slots__ = ("cancelled", "end", "first_at", "listed_at", "path", "session", "token", "unsure", "value")
 
     def __init__(self) -> None:
         self.path: str | None = None
-        self.session: int | None = None  # that owns the node at the path
+        self.session: int | None = None  # the session that owns the node
         self.token: int | None = None
-        self.listed_at = 0.0  # sending of the newest listing …
-        self.first_at: float | None = None  # … and of the one that showed us first
-        self.end: int | None = None  # the deletion that is planned then
+        self.listed_at = 0.0  # when the newest listing was sent
+        self.first_at: float | None = None  # when the listing was sent that first showed the claim as a holder
+        self.end: int | None = None  # the number of the planned deletion of a node that is not renewed
         self.value = b""
         self.unsure = False
         self.cancelled = False
 
     @property
     def parent(self) -> str:
-        """Of our node and its rivals."""
+        """The parent of our node and of its rivals."""
         assert self.path is not None
         return self.path.rpartition("/")[0]
 
     def settle(self, path: str, stat: Any) -> None:
-        """Our node was seen there. The transaction that created it is the fencing token."""
+        """Record our node, which a reply has shown. The transaction that created it is the fencing token."""
         self.path, self.session, self.token, self.unsure = path, stat.ephemeralOwner, stat.czxid, False
 
 
 class Places:
-    """``lock`` is held while a request that names a claim is sent, or while its `Place` changes: whoever cancels the
-    claim then knows whether such a request was sent, and that none will be."""
+    """All claims of this client that may have a node.
+
+    ``lock`` is held while a request that names a claim is sent, and while its `Place` changes. So a thread that cancels
+    the claim finds out whether such a request was sent, and can be sure that no other will be.
+    """
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.lock = system.Lock()
-        self.of: dict[str, Place] = {}  # by claim id
+        self.of: dict[str, Place] = {}  # claim id -> its place
         self._now = now
         self._cancelled: dict[str, float] = {}  # claim id -> when it may be forgotten; in that order
 
     def enter(self, claim: Claim) -> Place | None:
-        """None: it was cancelled, and this very attempt comes late."""
+        """Return the claim's place, or None if the claim was cancelled before this attempt began."""
         with self.lock:
             return None if claim.id in self._cancelled else self.of.setdefault(claim.id, Place())
 
     def cancel(self, claim: Claim, unsure: bool) -> Place:
-        """With ``lock`` held. An attempt that runs now in another thread sends nothing more; if ``unsure``, none that
-        begins later does."""
+        """Mark the claim as cancelled. The caller holds ``lock``.
+
+        An attempt that runs in another thread sends nothing more. With ``unsure``, attempts that begin later send
+        nothing either.
+        """
         place = self.of.get(claim.id) or Place()
         place.cancelled = True
         if unsure:
@@ -71,7 +77,7 @@ class Places:
             self.of.pop(claim.id, None)
 
     def forget(self, claim: Claim, place: Place) -> None:
-        """Nothing of it is at the server."""
+        """Drop the place of a claim that has nothing at the server."""
         with self.lock:
             if self.of.get(claim.id) is place and not place.cancelled:
                 del self.of[claim.id]

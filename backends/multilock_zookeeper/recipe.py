@@ -1,23 +1,24 @@
-"""The lock on ZooKeeper: ephemeral sequential nodes, the lowest of which holds; each waits for the one before it.
+"""The lock on ZooKeeper: ephemeral sequential nodes, of which the lowest holds; each other waits for the one before it.
 
 The recipes are ZooKeeper's own ("Recipes: Locks" and "Shared Locks" in its documentation), in the layout of kazoo's
-Lock, ReadLock and WriteLock, or of Curator's, whose clients stand in the same queue:
+Lock, ReadLock and WriteLock, or of Curator's. Their clients wait in the same queue:
 
-1. create an ephemeral sequential node; 2. list its siblings; 3. if nobody is ahead of ours who does not fit beside it,
-we hold the lock; 4. else watch the last such one; 5. when that is deleted, go to 2. To release is to delete the node.
+1. Create an ephemeral sequential node. 2. List its siblings. 3. If no node ahead excludes ours, we hold the lock.
+4. Otherwise watch the last node that excludes it. 5. When that node is deleted, go to 2. A release deletes our node.
 
-Readers fit beside readers; permits beside permits, as long as fewer than their number are ahead; nobody else beside
-anybody. A permit that has only permits ahead watches as many nodes before its own as there are permits: holders leave
-in any order, so whichever leaves, one of these is gone by the time that there is room.
+Readers do not exclude readers. Permits do not exclude permits, as long as fewer than their number are ahead. All others
+exclude each other. A permit with only permits ahead watches as many nodes before its own as there are permits. Holders
+leave in any order, but whichever leaves, one of these nodes is gone by the time that there is room.
 
-What is done here beyond it:
+In addition to those recipes:
 
-* create and listing are sent back to back, so an uncontended acquire takes one round trip; the creating transaction is
-  the fencing token;
-* a create without an answer is looked for, after a ``sync``, in the same session, whose requests run in order: so that
-  look is conclusive. What is found is kept only if it belongs to the present session, else deleted;
-* a delete is repeated until it was answered, or the session has ended. Ids are unique, so a late one hits nobody;
-* validity is that of the session (`multilock_zookeeper.sessions`), moved by acknowledged writes only.
+* Create and listing are sent back to back, so an uncontended acquire takes one round trip. The transaction that created
+  the node is the fencing token.
+* If a create has no reply, its node is looked for after a ``sync``, in the same session. Requests of a session are
+  executed in order, so that look is conclusive. A node that is found is kept only if it belongs to the present session;
+  otherwise it is deleted.
+* A delete is repeated until it is answered or the session has ended. Ids are unique, so a late delete harms nobody.
+* A grant is valid for as long as its session (`multilock_zookeeper.sessions`), which only acknowledged writes extend.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ from multilock_zookeeper.transport import EPHEMERAL_SEQUENTIAL, Answer, NodeMiss
 
 __all__ = ["Recipe", "holding"]
 
-SAFETY_TIMER = 5.0  # seconds, or the session timeout if that is more: a waiter looks again although no watch fired
-UNWATCHED = 1.0  # seconds until a waiter whose watches were not answered looks again
-END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds for deleting what is over, and until that is tried again
+SAFETY_TIMER = 5.0  # seconds, or the ttl if that is longer, after which a waiter looks again although no watch fired
+UNWATCHED = 1.0  # seconds until a waiter looks again if the request for its watches had no reply
+END_WITHIN, END_AGAIN = 1.0, 1.0  # seconds to delete a node whose time is over, and until that is tried again
 
 
 class Recipe:
+    """The algorithm of the module's docstring, for all claims of one client."""
+
     def __init__(self, nodes: Nodes, transport: Transport, watcher: Watcher, notices: Notices) -> None:
         self._nodes = nodes
         self._transport = transport
@@ -64,7 +67,7 @@ class Recipe:
             while answer is None:
                 answer = self._step(claim, place, join, deadline)
         except (BackendUnavailable, BackendRejected) as error:
-            # The request that failed may have done nothing, and one before it have made our node.
+            # The request that failed may have done nothing, but an earlier one of this attempt has made our node.
             error.unknown = error.unknown or place.unsure or (place.path is not None and not had)
             raise
         finally:
@@ -73,12 +76,13 @@ class Recipe:
         return answer
 
     def _step(self, claim: Claim, place: Place, join: bool, deadline: float) -> Granted | Busy | None:
-        """Ask once. None: the node or its session vanished, or the parent was missing; ask again."""
+        """Send one round of requests. Returns None if the node or its session vanished, or if the parent was missing:
+        the caller tries again then."""
         session = self._transport.session(deadline)
         if place.unsure:
             self._find(claim, place, session, deadline)
         if place.path is not None and place.session != session.number:
-            place.path = None  # it went with its session; nothing is taken over from there
+            place.path = None  # the node went with its session; nothing of it is reused
         known = place.path is not None
         children = self._list(place, deadline) if known else self._create(claim, place, session, deadline)
         if place.cancelled:
@@ -86,11 +90,11 @@ class Recipe:
         return None if children is None else self._judge(claim, place, session, children, join, deadline)
 
     def _create(self, claim: Claim, place: Place, session: Session, deadline: float) -> Sequence[str] | None:
-        """1 and 2: create our node, and list it with the others."""
+        """Steps 1 and 2: create our node, and list its siblings."""
         parent = self._nodes.parent(claim.name)
         place.value = encode_value(claim)
         with self._places.lock:
-            if place.cancelled:  # meanwhile: no request that names the claim has been sent, nor will be
+            if place.cancelled:  # since this attempt began; no request naming the claim was sent, nor will be
                 return None
             if self._now() >= deadline:
                 raise BackendUnavailable("no time was left to ask ZooKeeper", unknown=False)
@@ -111,12 +115,12 @@ class Recipe:
         with self._places.lock:
             place.settle(self._transport.stripped(path), stat)
         if stat.ephemeralOwner != session.number:
-            return None  # kazoo had opened another session by then
+            return None  # kazoo had opened another session meanwhile
         session.prove(created.sent_at)
         return self._transport.listed(listed, deadline)
 
     def _list(self, place: Place, deadline: float) -> Sequence[str]:
-        """2 again, for the node that is there."""
+        """Step 2 again, for a node that exists."""
         listed = self._transport.children(place.parent)
         place.listed_at = listed.sent_at
         return self._transport.listed(listed, deadline) or ()
@@ -124,7 +128,10 @@ class Recipe:
     def _judge(
         self, claim: Claim, place: Place, session: Session, children: Sequence[str], join: bool, deadline: float
     ) -> Granted | Busy | None:
-        """3 and 4: does nobody keep us out? Else whom do we stand behind?"""
+        """Steps 3 and 4: hold the lock, or wait for the nodes ahead that exclude the claim.
+
+        Returns None if our own node has vanished.
+        """
         assert place.path is not None
         parent, _, node = place.path.rpartition("/")
         queue = self._nodes.queue(children)
@@ -146,26 +153,28 @@ class Recipe:
         return self._stand_behind(claim, place, [f"{parent}/{one.node}" for one in awaited], deadline)
 
     def _stand_behind(self, claim: Claim, place: Place, awaited: Sequence[str], deadline: float) -> Busy | None:
-        """4: watch those just before us, not the first: their end wakes few waiters and no herd. None: one is gone
-        already."""
+        """Step 4: watch the last nodes that exclude the claim, not the first, so that a deletion wakes few waiters.
+
+        Returns None if one of them is already gone.
+        """
         assert place.path is not None
         try:
             watched = self._watcher.wait(claim.id, awaited, place.path, deadline)
         except BackendUnavailable:
-            return Busy(UNWATCHED)  # that it is taken was answered
+            return Busy(UNWATCHED)  # the listing was answered, so it is known that the name is taken
         return _busy(claim) if watched else None
 
     def _withdraw(self, claim: Claim, place: Place, deadline: float) -> None:
-        """Leave the queue again."""
+        """Delete our node, to leave the queue."""
         assert place.path is not None
         self._watcher.stop(claim.id)
         self._transport.deleted(place.path, deadline)
         place.path = None
 
-    # ---- a create without an answer
+    # ---- a create whose reply was lost
 
     def _find(self, claim: Claim, place: Place, session: Session, deadline: float) -> None:
-        """What became of it? What is ours now is proved to be by a write."""
+        """Find out what became of the create. A node that is ours now is proved by a write."""
         for path in self._own_nodes(claim, deadline):
             try:
                 _, stat = self._transport.wait(self._transport.get(path), deadline)
@@ -188,8 +197,11 @@ class Recipe:
             session.prove(proof.sent_at)
 
     def _own_nodes(self, claim: Claim, deadline: float) -> list[str]:
-        """Those of this claim, whichever session they are of. What was sent before has been executed when this is
-        answered: the sync sees to it that the server which lists is not behind the one that created."""
+        """Return the nodes of this claim, whatever their sessions.
+
+        Every request that was sent before has been executed when this is answered. The sync makes sure that the server
+        which lists is not behind the server which created the node.
+        """
         parent, begin = self._nodes.parent(claim.name), self._nodes.begin(claim)
         synced, listed = self._transport.sync(parent), self._transport.children(parent)
         self._transport.wait(synced, deadline)
@@ -199,7 +211,8 @@ class Recipe:
     # ---- renew
 
     def renew(self, group: Hashable, held: Sequence[Held], within: float) -> Sequence[Granted | None]:
-        """One write for all, to one of their nodes. Nodes that no watch covers are looked at as well."""
+        """Send one write, to the node of one of these claims, as the proof for all. Look at nodes that no watch covers,
+        too."""
         deadline = self._now() + within
         session = self._transport.present()
         if session is None or session.number != group:
@@ -211,7 +224,7 @@ class Recipe:
         uncovered = (str(granted.key) for _, granted in held[1:] if not self._watcher.covers(str(granted.key)))
         doubtful = [(key, self._transport.exists(key)) for key in islice(uncovered, AT_ONCE)]
         missing = set() if self._transport.ordered(written, deadline) else {path}
-        if session.over:  # it was executed in the next one
+        if session.over:  # the write was executed in the next session
             return self._all_lost(group, held)
         session.prove(written.sent_at)
         missing |= {key for key, answer in doubtful if self._is_missing(answer, deadline)}
@@ -227,7 +240,8 @@ class Recipe:
         )
 
     def _is_missing(self, answer: Answer, deadline: float) -> bool:
-        """What was not looked at in time is not lost: the session is proved by itself, and its watch tells."""
+        """Return whether the node is gone. A node without an answer in time is not lost: the write has proved the
+        session, and the watch reports a deletion."""
         try:
             return self._transport.wait(answer, deadline) is None
         except (BackendUnavailable, BackendRejected):
@@ -242,9 +256,9 @@ class Recipe:
     # ---- release
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> bool:
-        """Delete the node; one that a create may have made, or may yet make, is looked for first."""
+        """Delete the claim's node. If a create has made or may still make one, look for it first."""
         deadline = self._now() + within
-        with self._places.lock:  # or an attempt might settle its node between these looks
+        with self._places.lock:  # otherwise an attempt might record its node between these reads
             place = self._places.cancel(claim, unsure)
             path, look, end = place.path, place.unsure, place.end
         if end is not None:
@@ -261,7 +275,7 @@ class Recipe:
         self._places.given_back(claim, place)
         return deleted
 
-    # ---- what a node is worth, and the end of one that is not renewed
+    # ---- the grant for a node, and the end of a node that is not renewed
 
     def _granted(self, claim: Claim, place: Place, session: Session) -> Granted:
         if not claim.renew:
@@ -275,13 +289,14 @@ class Recipe:
         )
 
     def _plan_end(self, claim: Claim, place: Place, when: float) -> None:
-        """No server ends it before the session: we do, unless it is released before."""
+        """Plan to delete a node that is not renewed at the end of its ttl: a server would keep it as long as the
+        session lives."""
         with self._places.lock:
             if not place.cancelled:
                 place.end = self._watcher.at(when, partial(self._end, claim, place))
 
     def _lengthen(self, claim: Claim, first_at: float, session: Session) -> None:
-        """Count the ttl of a lease without renewal from here on, if its holder has renewed it by hand."""
+        """Count the ttl of a lease without renewal anew, if its holder has renewed it by hand."""
         with self._places.lock:
             place = self._places.of.get(claim.id)
             if place is None or place.cancelled or place.first_at is None or first_at <= place.first_at:
@@ -300,11 +315,11 @@ class Recipe:
             self._plan_end(claim, place, self._now() + END_AGAIN)
 
 
-# ---- who keeps whom out
+# ---- which claims exclude each other
 
 
 def _awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
-    """Of those ahead, those of whom one must go before the claim can hold the name; none: it does."""
+    """Return the nodes ahead of which one must go before the claim holds the name; none if it holds."""
     for one in reversed(ahead):
         if one.mode != claim.mode or claim.mode == "x":
             return [one]
@@ -312,20 +327,23 @@ def _awaited(claim: Claim, ahead: Sequence[Contender]) -> Sequence[Contender]:
 
 
 def _other_number(claim: Claim, ahead: Sequence[Contender]) -> BackendRejected | None:
-    """The first permit says how many there are; whoever came later with another number is just leaving."""
+    """Return the error for a claim with another number of permits than the first permit ahead.
+
+    The first permit in the queue defines the number. A later one with another number is about to leave.
+    """
     first = next((one.permits for one in ahead if one.permits), claim.permits)
     return other_number(claim, first, "zookeeper") if claim.permits not in (0, first) else None
 
 
 def holding(queue: Sequence[Contender]) -> Sequence[Contender]:
-    """Those of a queue who hold the name."""
+    """Return the contenders of a queue that hold the name."""
     if not queue or queue[0].mode == "x":
         return queue[:1]
     equals = list(takewhile(lambda one: one.mode == queue[0].mode, queue))
     return equals[: queue[0].permits or None]
 
 
-# ---- what they are answered
+# ---- answers
 
 
 def _busy(claim: Claim) -> Busy:
@@ -333,8 +351,11 @@ def _busy(claim: Claim) -> Busy:
 
 
 def _granted_once(claim: Claim, first_at: float, token: int | None, path: Hashable, session: Session) -> Granted:
-    """For ``renew=False``: its own ttl, from when it was first or was renewed by hand, not from when it came; and
-    within the session's."""
+    """Return the grant of a ``renew=False`` claim.
+
+    Its ttl counts from when it became a holder or was renewed by hand, not from when it joined. It ends no later than
+    the session's proof.
+    """
     proof = session.validity()
     ttl = min(claim.ttl, proof.ttl)
     left = min(ttl, proof.until - first_at)

@@ -1,12 +1,14 @@
-"""A ZooKeeper session, and for how long it certainly lives: the argument, without I/O.
+"""Compute for how long a ZooKeeper session certainly lives. This module has the argument, and does no I/O.
 
-A server notes when it hears of a session; the leader, which ends sessions, is told of that once in half a tick. So when
-a write was acknowledged, the leader need not know yet how fresh the session is: cut off from its follower right then,
-it counts from an earlier request. With requests a third of the session timeout T apart or less, and half a tick no
-longer than that, it ends the session no earlier than 2/3 T after the sending of the last one. Renewals come six times
-in T. After a longer silence the leader may count from before that silence, until a third of T has passed; a handshake
-counts at once, for it is the leader that confirms a session. Reads prove nothing: a follower that has lost its leader
-answers them.
+Each server records when it receives something in a session. The leader ends sessions, and is told of those records only
+once in half a tick. So when a write was acknowledged, the leader may not yet know how fresh the session is. If the
+leader is cut off from the session's server at that moment, it counts from an earlier request.
+
+Let T be the session timeout. While requests are sent at most T/3 apart, and half a tick is no longer than T/3, the
+leader ends the session no earlier than 2/3 T after the last request was sent. Renewals are sent six times in T. After a
+longer silence the leader may count from before that silence, until T/3 has passed. A handshake counts at once, because
+the leader itself confirms a session. Reads prove nothing, because a follower that has lost its leader still answers
+them.
 """
 
 from __future__ import annotations
@@ -23,8 +25,12 @@ GAP = 1 / 3
 
 
 class Validity(NamedTuple):
-    """When the newest proof was sent, the seconds from then on for which nobody ends the session, and by which timeout
-    that is: a handshake may cut it at any moment, and half of before and half of after is worth nothing."""
+    """A proof and what it is worth: when it was sent, the seconds from then on in which the session certainly lives,
+    and the timeout behind that.
+
+    The three belong together. A handshake may cut the timeout at any moment, and a mixture of old and new values would
+    prove nothing.
+    """
 
     sent_at: float
     valid_for: float
@@ -40,7 +46,8 @@ class Validity(NamedTuple):
 
 
 class Session:
-    """``proved_at`` is when the newest acknowledged write was sent; ``over`` is set when the server said so."""
+    """One session. ``proved_at`` is when the newest acknowledged write was sent; ``over`` is set once the server has
+    reported its end."""
 
     def __init__(self, number: int, ttl: float, touched_at: float) -> None:
         self.number = number
@@ -56,8 +63,10 @@ class Session:
         return self.ttl / PERIODS
 
     def shorten(self, ttl: float) -> bool:
-        """A handshake granted this timeout. Whether it is less than before: then every proof is worth less, since the
-        server counts anew, and by the new timeout, from each request on."""
+        """Record the timeout that a handshake granted; return whether it is less than before.
+
+        If it is, every proof is worth less: from each request on, the server counts the new timeout.
+        """
         with self._lock:
             lower = ttl < self.ttl
             if lower:
@@ -65,14 +74,14 @@ class Session:
             return lower
 
     def touch(self, sent_at: float) -> None:
-        """A handshake that was sent at this time, or later, was answered."""
+        """Record that a handshake was answered that was sent at this time or later."""
         with self._lock:
             if sent_at > self._heard_at:
                 self._heard_at = sent_at
                 self._silent_until = float("-inf")
 
     def prove(self, sent_at: float) -> None:
-        """A write that was sent at this time, or later, was acknowledged."""
+        """Record that a write was acknowledged that was sent at this time or later."""
         with self._lock:
             if sent_at <= self.proved_at:
                 return

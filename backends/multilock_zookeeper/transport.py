@@ -1,9 +1,9 @@
-"""Requests to ZooKeeper through kazoo: each with a deadline of its own, queued in order on one session.
+"""Requests to ZooKeeper through kazoo: each with a separate deadline, queued in order on one session.
 
-What of kazoo is not relied upon, and why: its state (behind a silent server it stays CONNECTED for minutes, and it
-reports no loss while it is disconnected), its retries, its waits (without a limit) and its results (two more threads'
-turns for each). Its connection thread, its reconnecting to the same session and its wire format are. kazoo's exceptions
-become ours here.
+Some parts of kazoo are not relied upon. Its state is wrong: behind a silent server it stays CONNECTED for minutes, and
+while disconnected it reports no loss. Its retries are not bounded by our deadlines. Its waits have no limit. Its
+results pass through two more threads. What this module does use is kazoo's connection thread, its reconnecting to the
+same session, and its wire format. kazoo's exceptions are translated into multilock's here.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ __all__ = ["TLS_OPTIONS", "Answer", "Ensemble", "Listener", "NodeExists", "NodeM
 
 PERSISTENT, EPHEMERAL_SEQUENTIAL, CONTAINER = 0, 3, 4
 ANY_VERSION = -1
-NO_LEASES = b"0"  # data of a parent: kazoo's Semaphore, which does not see who else is there, keeps off by it
-SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less: then the connection is given up for another
-STOPPED = 0.05  # seconds; who wakes up that much too late did not run
-CLOSE_WITHIN = 1.0  # seconds for the farewell; a session that is not closed ends by itself
-DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts: kazoo would give one dead host all of it
+NO_LEASES = b"0"  # data of a parent; kazoo's Semaphore, which does not see other contenders, is kept away by it
+SILENT_AFTER = 5.0  # seconds, or one renewal period if that is less, until a silent connection is replaced
+STOPPED = 0.05  # seconds; a thread that wakes up later than that was paused
+CLOSE_WITHIN = 1.0  # seconds to close the session; otherwise the session expires
+DIAL_SHARE = 1 / 3  # of the session timeout, for all hosts together; kazoo would spend all of it on one dead host
 RECONNECT = {"max_tries": -1, "delay": 0.01, "backoff": 2, "max_delay": 1.0}
 
 TLS_OPTIONS = ("use_ssl", "ca", "certfile", "keyfile", "keyfile_password", "verify_certs", "check_hostname")
-_NOT_EXECUTED = (foreign.SessionExpiredError, foreign.ThrottledOpError)  # … or in a session whose nodes are gone
-# The leader decides these in the order of all writes, so that each of them proves the session as a write does.
+# Either nothing was executed, or it was executed in a session whose nodes are gone.
+_NOT_EXECUTED = (foreign.SessionExpiredError, foreign.ThrottledOpError)
+# The leader decides on these in the order of all writes, so such a refusal proves the session like a write.
 _ORDERED_REFUSALS = (foreign.NoAuthError, foreign.QuotaExceededError)
 _REFUSED: Mapping[type[Exception], str] = {
-    foreign.NoAuthError: "give username= and password= of who may use these nodes",
+    foreign.NoAuthError: "give username= and password= of a user that may use these nodes",
     foreign.AuthFailedError: "see username=, password= and the server's authentication",
-    foreign.InvalidACLError: "the server knows no such identity",
+    foreign.InvalidACLError: "the server does not know this identity",
     foreign.BadArgumentsError: "see prefix=: a node's name has a character that ZooKeeper forbids",
     foreign.UnimplementedError: "ZooKeeper 3.5 or later is needed",
     foreign.NoChildrenForEphemeralsError: "see prefix=: a node above is ephemeral",
@@ -62,26 +63,26 @@ _REFUSED: Mapping[type[Exception], str] = {
 
 
 class NodeMissing(Exception):
-    """The node, or its parent, is not there; nothing was done."""
+    """The node or its parent is missing. Nothing was done."""
 
 
 class NodeExists(Exception):
-    """There is a node of that name; nothing was done."""
+    """A node of that name exists. Nothing was done."""
 
 
 class _CreateContainer(Create2):  # type: ignore[misc]
-    """A parent that the server removes once it has been used and is empty. kazoo has no such request."""
+    """Create a container: a parent that the server removes once it was used and is empty. kazoo lacks this request."""
 
     type = 19
 
 
 class Answer:
-    """Where kazoo's connection thread puts the answer to one request."""
+    """The reply to one request. kazoo's connection thread sets it."""
 
     __slots__ = ("_pending", "error", "sent_at", "value")
 
     def __init__(self, sent_at: float) -> None:
-        self.sent_at = sent_at  # not later than its bytes left
+        self.sent_at = sent_at  # taken before the request is sent
         self.value: Any = None
         self.error: Exception | None = None
         self._pending = system.Lock()
@@ -104,7 +105,8 @@ class Answer:
 
 
 class Listener(Protocol):
-    """What happens to the session. Returns at once and sends nothing: kazoo's connection thread calls it."""
+    """Notified when the session changes. kazoo's connection thread calls it, so it returns at once and sends
+    nothing."""
 
     def began(self, session: Session) -> None: ...
     def shortened(self, session: Session) -> None: ...
@@ -115,7 +117,8 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Ensemble:
-    """Where ZooKeeper is, who we are, and the session timeout we ask for in seconds; or a client handed over."""
+    """How to reach ZooKeeper and log in there, and the requested session timeout in seconds; or a client that was
+    handed over."""
 
     hosts: str
     chroot: str
@@ -131,7 +134,7 @@ class Ensemble:
 
     @property
     def acl(self) -> Sequence[Any]:
-        """Who has a password is the only one to write what he made; to read it, as waiting does, is everybody's."""
+        """With a password, only its owner may write our nodes. Everybody may read them, since waiters have to."""
         acl: Sequence[Any] = CREATOR_ALL_ACL + READ_ACL_UNSAFE if self.auth else OPEN_ACL_UNSAFE
         return acl
 
@@ -152,10 +155,10 @@ class Transport:
         self._asking = system.Lock()
         self._session: Session | None = None
         self._id: int | None = None
-        self._granted = math.inf  # the least timeout that any handshake gave to the present id
-        self._touched_at = -1e9  # when the leader heard of the session at the latest, by its handshake
+        self._granted = math.inf  # the least timeout that any handshake granted to the present session id
+        self._touched_at = -1e9  # the latest time at which a handshake surely told the leader of the session
         self._started = False
-        self._adopted = False  # the session was there before us
+        self._adopted = False  # the session was opened by the client that was handed over
         self._closed = False
 
     @property
@@ -164,13 +167,13 @@ class Transport:
 
     @property
     def asked(self) -> float:
-        """Seconds of session timeout that are asked for: whole milliseconds."""
+        """The session timeout in seconds that is requested: whole milliseconds."""
         return math.ceil(round(self._ensemble.ttl * 1000, 3)) / 1000
 
     # ---- the session
 
     def session(self, deadline: float) -> Session:
-        """The present one; made where there is none."""
+        """Return the present session. If there is none, make one."""
         session = self._session
         if session and self._up.is_set():
             return session
@@ -187,12 +190,12 @@ class Transport:
         granted = self._granted if self._granted < math.inf else self._ask_timeout(deadline)
         with self._changing:
             if number is None or number != self._id:
-                raise BackendUnavailable(f"{self.name}: the session ended while it began", unknown=False)
-            granted = min(granted, self._granted)  # it was connected anew meanwhile
-            # kazoo sends something every third of the timeout. What it sent last arrived before what we send now.
+                raise BackendUnavailable(f"{self.name}: the session ended before it was ready", unknown=False)
+            granted = min(granted, self._granted)  # there may have been another handshake meanwhile
+            # kazoo sends at least every third of the timeout. So what it sent last arrived before what we send now.
             touched_at = self._touched_at - (granted / 3 if self._adopted else 0.0)
             session = Session(number, granted, touched_at)
-            # First: a grant in a session that is cut just then must find that the kernel knows of the cut.
+            # Before any grant: if the timeout is cut at this moment, the kernel must already know the session.
             self._listener.began(session)
             self._session = session
         return session
@@ -202,7 +205,7 @@ class Transport:
         return self._up.is_set()
 
     def present(self) -> Session | None:
-        """The session that has not ended as far as we know."""
+        """Return the session, unless its end was reported. Returns None if there is none."""
         return self._session
 
     def is_present(self, number: object) -> bool:
@@ -210,7 +213,8 @@ class Transport:
         return session is not None and session.number == number
 
     def connect(self, deadline: float) -> None:
-        """Wait for the connection. Nothing is queued without one, so nothing is executed long after it was asked."""
+        """Wait for the connection. Without one nothing is queued, so that no request is executed long after its
+        time."""
         if self._up.is_set():
             return
         with self._starting:
@@ -221,9 +225,9 @@ class Transport:
             return
         error = self._handler.error if self._handler else None
         if isinstance(error, ssl.SSLError) and not hung_up(error):
-            raise BackendRejected(f"{self.name}: TLS failed ({error}): see ca=, cert= and key=") from error
+            raise BackendRejected(f"{self.name}: TLS failed ({error}); see ca=, cert= and key=") from error
         if self._client.client_state == KeeperState.AUTH_FAILED:
-            raise BackendRejected(f"{self.name}: authentication failed: see username= and password=")
+            raise BackendRejected(f"{self.name}: authentication failed; see username= and password=")
         raise BackendUnavailable(f"{self.name}: no connection ({error or 'no answer'})", unknown=False) from error
 
     def _start(self) -> None:
@@ -243,8 +247,11 @@ class Transport:
             client.start_async()
 
     def _runs(self) -> bool:
-        """kazoo's connection thread ends at a failed authentication. Its state tells less: CLOSED is what it was before
-        that thread began, too. Whether a client handed over is started again is its owner's affair."""
+        """Return whether kazoo's connection thread runs, so that it need not be started.
+
+        The thread ends at a failed authentication. kazoo's state does not show that: it is CLOSED before the thread has
+        begun, too. Whether to start a client that was handed over again is its owner's decision.
+        """
         if self._handler:
             return self._handler.loop is not None and self._handler.loop.is_alive()
         return self._started or self._client.client_state != KeeperState.CLOSED
@@ -256,7 +263,7 @@ class Transport:
         self._handler = Handler(self._now, share / hosts, share, self._is_over)
         return KazooClient(
             hosts=ensemble.hosts + ensemble.chroot,
-            timeout=self.asked + 0.0001,  # it cuts milliseconds off
+            timeout=self.asked + 0.0001,  # kazoo truncates to milliseconds
             handler=self._handler,
             auth_data=list(ensemble.auth),
             connection_retry=RECONNECT,
@@ -265,23 +272,24 @@ class Transport:
         )
 
     def _is_over(self, turned_away_at: float) -> bool:
-        """Whether the session is to be given up: it had no connection, and was turned away, for all of its timeout.
+        """Return whether to give up the session: it had no connection, and was turned away, for all of its timeout.
 
-        Its leases are lost by then: they end two thirds of the timeout after the last acknowledged write, sent
-        before the connection broke. It is given up whole, with its id: a server that shows us an older past may have
-        the session in it, with nodes that we have released since and that would live on if we took it up again. The new
-        session begins with a write, so what it reads is not older than that, and every node is made anew in it.
+        Its leases are lost by then, because they end 2/3 of the timeout after the last acknowledged write, which was
+        sent before the connection broke. The session is given up together with its id. A server with an older state of
+        the data may still have the session, with nodes that we have released since, and these would live on if we used
+        the session again. The new session begins with a write, so it reads nothing older than that, and every node is
+        made anew in it.
 
-        The time runs from when we were turned away, not from when the connection broke, since a server that starts
-        counts every session anew, and also turns everybody away until it has read its data.
+        The time counts from when we were turned away, not from when the connection broke. A server that starts counts
+        every session anew, and it also turns everybody away until it has read its data.
         """
         session = self._session
-        ttl = session.ttl if session else self.asked  # without one nothing was ever made in it
+        ttl = session.ttl if session else self.asked  # without a session, no node was ever made with this id
         since = max(turned_away_at, self._touched_at)
         return self._id is not None and not self._up.is_set() and self._now() - since > ttl
 
     def _heard(self, state: str) -> None:
-        """kazoo's connection thread tells its state."""
+        """Follow a change of state. kazoo's connection thread calls this."""
         session = self._session
         self._adopted = False
         if state == KazooState.CONNECTED:
@@ -296,10 +304,11 @@ class Transport:
             self._end()
 
     def _connected(self, touched_at: float) -> None:
-        """On kazoo's connection thread: nothing has been sent on this connection yet, and nothing is before the return.
+        """Take over the timeout of a new connection. kazoo's connection thread calls this before anything is sent on
+        it.
 
-        So no acknowledged write counts for longer than the server grants now. A greater timeout than before counts for
-        nothing: the leader may yet be told of the lesser one, by the server that we come from.
+        So no acknowledged write counts for longer than the server grants now. A greater timeout than before does not
+        count: the server that we come from may still report the lesser one to the leader.
         """
         number = self._client.client_id[0]
         if number != self._id:
@@ -329,9 +338,9 @@ class Transport:
             self._listener.ended(session)
 
     def _ask_timeout(self, deadline: float) -> float:
-        """The session timeout that this server gives to who asks for ours, where kazoo had connected before we came.
+        """Return the session timeout that this server grants for ours, if kazoo had connected before we came.
 
-        Learnt from a second session that is closed at once.
+        We learn it from a second session, which is closed at once.
         """
         within = deadline - self._now()
         if within <= 0:
@@ -343,17 +352,18 @@ class Transport:
             raise BackendUnavailable(f"{self.name}: no session ({error})", unknown=False) from error
 
     def _dial(self, within: float) -> Any:
-        """Another connection to the server that we are connected to."""
+        """Open another connection to the server of the present one."""
         client = self._client
         present = client._connection._socket
         if present is None:
             raise ConnectionError("the connection broke")
         peer = present.getpeername()[:2]
         options = {name: getattr(client, name) for name in TLS_OPTIONS}
-        return dial(peer, within, {**options, "check_hostname": False})  # that was done by the connection we follow
+        # The connection that we follow has already checked the host name.
+        return dial(peer, within, {**options, "check_hostname": False})
 
     def command(self, word: bytes, deadline: float) -> str:
-        """What the server says to one of its four-letter words."""
+        """Return the server's reply to one of its four-letter words."""
         self.connect(deadline)
         said = b""
         try:
@@ -367,7 +377,7 @@ class Transport:
         return said.decode(errors="replace")
 
     def _left(self, deadline: float) -> float:
-        """Raises TimeoutError if nothing is left: a socket would take 0 for no limit at all."""
+        """Return the seconds left. Raises TimeoutError if there are none, because a socket takes 0 for no limit."""
         if (left := deadline - self._now()) <= 0:
             raise TimeoutError("no time is left")
         return left
@@ -378,7 +388,7 @@ class Transport:
         return self._send(Create2(self._full(path), value, self._ensemble.acl, flags))
 
     def _create_parent(self, path: str, *, container: bool) -> Answer:
-        """``path`` with the chroot, which may be missing as well."""
+        """Create ``path``, which includes the chroot, because that may be missing as well."""
         if container:
             return self._send(_CreateContainer(path, NO_LEASES, self._ensemble.acl, CONTAINER))
         return self._send(Create2(path, b"", self._ensemble.acl, PERSISTENT))
@@ -402,11 +412,12 @@ class Transport:
         return self._send(Sync(self._full(path)))
 
     def ensemble_config(self) -> Answer:
-        """Who its servers are; outside of any chroot."""
+        """Read the ensemble's list of servers, which is outside of any chroot."""
         return self._send(GetData("/zookeeper/config", None))
 
     def wait(self, answer: Answer, deadline: float) -> Any:
-        """Its value. Raises also `NodeMissing` and `NodeExists`."""
+        """Wait for a reply; return its value. Raises `NodeMissing` and `NodeExists` besides what `Backend`
+        specifies."""
         if not answer.wait(deadline - self._now()) and not self._came_while_stopped(answer, deadline):
             self._silent(answer)
             raise BackendUnavailable(f"{self.name}: no answer in time")
@@ -423,9 +434,9 @@ class Transport:
         raise BackendUnavailable(what, unknown=not isinstance(error, _NOT_EXECUTED)) from error
 
     def ordered(self, answer: Answer, deadline: float) -> bool:
-        """Wait until the leader has put this write of ours into the order of all writes: then it knew the session.
+        """Wait until the leader has put this write into the order of all writes, which proves that it knew the session.
 
-        Returns False if the node is missing. A node that we may not write, or not now, is there.
+        Returns False if the node is missing. If we may not write the node, or not now, the node exists.
         """
         try:
             self.wait(answer, deadline)
@@ -437,7 +448,7 @@ class Transport:
         return True
 
     def listed(self, answer: Answer, deadline: float) -> Sequence[str] | None:
-        """The children that were asked for; None: not even their parent is there."""
+        """Wait for a listing; return the children, or None if their parent is missing."""
         try:
             children: Sequence[str] = self.wait(answer, deadline)
         except NodeMissing:
@@ -445,7 +456,7 @@ class Transport:
         return children
 
     def deleted(self, path: str, deadline: float) -> bool:
-        """Delete this node. False: it was not there."""
+        """Delete this node. Returns False if it was missing."""
         try:
             self.wait(self.delete(path), deadline)
         except NodeMissing:
@@ -453,8 +464,10 @@ class Transport:
         return True
 
     def make_parents(self, parent: str, deadline: float) -> None:
-        """The directories stay; the parent of the contenders is a container, which the server removes when it has been
-        empty for a while."""
+        """Create the parent of the contenders, and the directories above it.
+
+        The directories stay. The parent is a container, which the server removes after it has been empty for a while.
+        """
         parts = self._full(parent).strip("/").split("/")
         paths = ["/" + "/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         answers = [self._create_parent(path, container=path == paths[-1]) for path in paths]
@@ -464,21 +477,22 @@ class Transport:
             except NodeExists:
                 continue
             except BackendRejected:
-                if path == paths[-1]:  # above we may not write, and need not: what matters is the last one
+                if path == paths[-1]:  # we may lack the right to create the directories above, which may exist already
                     raise
             except NodeMissing:
                 raise BackendRejected(f"{path} cannot be created: make its parents, or see prefix=") from None
 
     def _came_while_stopped(self, answer: Answer, deadline: float) -> bool:
-        """This process did not run for a while: kazoo's thread is to read first what had come by then."""
+        """Return whether the reply arrived during a pause of this process, so that kazoo's thread must first read
+        it."""
         return self._now() - deadline > STOPPED and answer.wait(STOPPED)
 
     def stripped(self, path: str) -> str:
-        """Without the chroot."""
+        """Return this path without the chroot."""
         return str(self._client.unchroot(path))
 
     def _full(self, path: str) -> str:
-        """With the chroot."""
+        """Return this path with the chroot."""
         chroot: str = self._client.chroot
         return (chroot + path if path != "/" else chroot) if chroot else path
 
@@ -488,25 +502,26 @@ class Transport:
         return answer
 
     def _silent(self, answer: Answer) -> None:
-        """Give the connection up if it had time enough to answer: kazoo does not while it has something to send."""
+        """Give the connection up if it had enough time for this reply. kazoo does not, as long as it has something to
+        send."""
         session = self._session
         patience = min(SILENT_AFTER, session.renew_every if session else self.asked / PERIODS) * 0.9
         if self._up.is_set() and self._now() - answer.sent_at >= patience and answer.sent_at >= self._touched_at:
             self.drop()
 
     def drop(self) -> None:
-        """End the connection, not the session: kazoo opens another one."""
+        """Close the connection but keep the session: kazoo opens another connection."""
         with contextlib.suppress(OSError, AttributeError):
             self._client._connection._socket.shutdown(2)
 
     # ---- the end
 
     def forget(self) -> Any:
-        """In a forked child: the parent's client is never used again, nor ended, not even by being forgotten."""
+        """Return the parent's client in a forked child, which must keep it: collecting it as garbage would end it."""
         return self._client
 
     def close(self) -> None:
-        """Close the session, without waiting for a server that does not answer. A client handed over stays."""
+        """Close the session, without waiting for a silent server. A client that was handed over stays open."""
         with self._starting:
             if self._closed:
                 return
@@ -516,7 +531,8 @@ class Transport:
             return
         client.remove_listener(self._heard)
         if self._handler and (loop := self._handler.loop):
-            # As KazooClient.stop() does, which waits without a limit. The thread of the connection ends by itself.
+            # This is what KazooClient.stop() does, but that waits without a limit. The connection thread ends by
+            # itself.
             client._stopped.set()
             client._queue.append((CloseInstance, None))
             with contextlib.suppress(OSError, AttributeError):

@@ -1,8 +1,8 @@
-"""What is between kazoo and the wire: the sockets and threads it is given, its log, and a few bytes of the protocol.
+"""The parts between kazoo and the network: its sockets, threads and log, and a few bytes of the protocol.
 
-kazoo keeps to itself which session timeout a server granted, and spends the session on a host that is dead, that says
-nothing, or that turns us away; so it dials, reads and waits through this. It also asks the kernel some thirty times for
-one request and its answer; here it asks six times.
+kazoo does not tell which session timeout a server granted. It also spends the session on a host that is dead, that
+sends nothing, or that turns us away. So it connects, reads and waits through this module. kazoo makes about thirty
+system calls for a request and its reply; through this module it makes six.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = [
 ]
 
 READ_AHEAD = 65536  # bytes
-LOG = "kazoo.client.multilock"  # heard like its parent, which kazoo takes by itself
+LOG = "kazoo.client.multilock"  # a child of kazoo's own logger, so that it has the same handlers
 
 
 def _mask(record: logging.LogRecord) -> bool:
-    """kazoo logs every request, also the one with the password."""
+    """Mask the password: kazoo logs every request, including the one that logs in."""
     if isinstance(record.args, tuple):
         record.args = tuple(arg._replace(auth="***") if isinstance(arg, Auth) else arg for arg in record.args)
     return True
 
 
 class _Log(Teller):
-    """kazoo speaks on the threads that keep the session."""
+    """A log for kazoo, which logs on the threads that keep the session and must not be held up by a handler."""
 
     warn = Teller.warning
 
@@ -56,10 +56,10 @@ log = _Log(LOG)
 
 
 class _Greeted:
-    """A connection that remembers the session timeout with which the server greeted: kazoo keeps that to itself.
+    """A connection that remembers the session timeout of the server's greeting, which kazoo does not tell.
 
-    It is negotiated anew in every handshake, and a server restarted with other limits, or another server, grants less
-    to the same session. So kazoo reads through this, and it is known before the first request leaves.
+    The timeout is negotiated in every handshake. Another server, or one restarted with other limits, may grant less to
+    the same session. Since kazoo reads through this object, the timeout is known before the first request is sent.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -73,7 +73,7 @@ class _Greeted:
         piece = self._connection.recv(size)
         self._greet(piece)
         if self.granted is not None:
-            self.recv = self._connection.recv  # type: ignore[method-assign]  # nothing is in between from here on
+            self.recv = self._connection.recv  # type: ignore[method-assign]  # from here on kazoo reads directly
         return piece
 
     def _greet(self, piece: bytes) -> None:
@@ -86,8 +86,10 @@ class _Greeted:
 
 
 class _Buffered(_Greeted):
-    """… and takes from the kernel what is there: kazoo asks for each answer in two pieces. It looks at ``pending()``
-    before it waits, as for TLS; its main loop does not, so `Handler.select` does."""
+    """A greeted connection that reads ahead, because kazoo reads each reply in two pieces.
+
+    kazoo checks ``pending()`` before it waits, as it does for TLS. Its main loop does not, so `Handler.select` does.
+    """
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
@@ -104,18 +106,20 @@ class _Buffered(_Greeted):
         return piece
 
     def pending(self) -> int:
-        """Bytes that can be read although the kernel has none; those that TLS has decrypted as well."""
+        """Return how many bytes can be read without the kernel, including those that TLS has decrypted."""
         within: int = self._connection.pending() if isinstance(self._connection, ssl.SSLSocket) else 0
         return len(self._ahead) - self._at + within
 
 
 def remember_greetings(handler: Any) -> None:
-    """Of the client that was handed over: from its next connection on."""
-    if not isinstance(handler.create_connection, _Dial):  # several of ours may share it
+    """Make a client that was handed over remember greetings, from its next connection on."""
+    if not isinstance(handler.create_connection, _Dial):  # another client of ours may have done it already
         handler.create_connection = _Dial(handler.create_connection)
 
 
 class _Dial:
+    """A replacement for kazoo's ``create_connection`` that remembers the greeting."""
+
     def __init__(self, theirs: Callable[..., Any]) -> None:
         self._theirs = theirs
 
@@ -124,11 +128,11 @@ class _Dial:
 
 
 def drop_what_is_not_understood(connection: Any) -> None:
-    """Let an answer that kazoo does not understand end the connection, and not kazoo's thread and the session.
+    """Let a reply that kazoo does not understand end the connection, not kazoo's thread and the session.
 
-    A server that hands a session over to another one leaves out one answer and sends the next; a proxy may send one
-    twice. kazoo raises RuntimeError then, its thread ends, and it forgets a session that lives on with all its nodes.
-    What is still unanswered counts as unknown, as it does whenever the connection breaks.
+    A server that hands a session over to another one leaves out one reply and sends the next. A proxy may send a reply
+    twice. kazoo then raises RuntimeError, its thread ends, and it forgets a session that lives on with all its nodes.
+    Requests without a reply count as unknown, as whenever a connection breaks.
     """
     understood = (
         foreign.ConnectionDropped,
@@ -155,11 +159,11 @@ def drop_what_is_not_understood(connection: Any) -> None:
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads and sockets: notes when and how well it dialed, and does not spend the session on a dead host.
+    """kazoo's threads and sockets. It records when and how a connection was made, and limits the time for dead hosts.
 
-    A server that lost its data, or got older data back, turns away who has seen more of it, for as long as he tells;
-    kazoo tells until it hears that its session has expired, which it cannot hear so. We say it in the server's place
-    once ``is_over`` agrees, which is told since when hosts turn us away.
+    A server that lost its data, or was given older data, turns away any client that has seen newer data. kazoo tries
+    again until the server reports that the session has expired, but this server cannot. So this handler reports it
+    instead, once ``is_over`` agrees. It calls that with the time since when hosts have turned us away.
     """
 
     def __init__(
@@ -174,8 +178,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._dial_within = dial_within
         self._greeting_within = greeting_within
         self._is_over = is_over
-        self._greeting = False  # connected to a host that has not answered yet
-        self._turned_away_at: float | None = None  # the first time since a host answered
+        self._greeting = False  # connected to a host that has not replied yet
+        self._turned_away_at: float | None = None  # when a host first turned us away, since the last reply
         self.dialed_at = 0.0
         self.error: OSError | None = None
         self.loop: Worker | None = None
@@ -186,7 +190,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
             self._turned_away_at = self.dialed_at
         if self._turned_away_at is not None and self._is_over(self._turned_away_at):
             self._greeted()
-            raise foreign.SessionExpiredError("it cannot live any more, and no server takes it")
+            raise foreign.SessionExpiredError("no server accepts the session, and its timeout is over")
         try:
             connection = dial(address, min(timeout or self._dial_within, self._dial_within), options)
         except OSError as error:
@@ -197,16 +201,19 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return _Buffered(connection)
 
     def select(self, reading: Any, writing: Any, failing: Any, timeout: float) -> Any:
-        """Nor does it spend the session on a host that accepts and says nothing: kazoo would, on the only one."""
-        if len(reading) > 1:  # kazoo's main loop, which looks for requests too: the host has answered
+        """Wait for sockets, but not for long on a host that accepts a connection and sends nothing.
+
+        kazoo would spend the session on such a host if it is the only one.
+        """
+        if len(reading) > 1:  # kazoo's main loop, which waits for requests too, so the host has replied
             self._greeted()
         elif self._greeting:
             timeout = min(timeout, self._greeting_within)
         return _wait(reading, writing, timeout)
 
     def dispatch_callback(self, callback: Any) -> None:
-        """A watch that fired is told on the connection thread: ours returns at once, and another thread's turn would
-        cost more than all that it does."""
+        """Call a watch on the connection thread. Our watches return at once, and passing them to another thread would
+        cost more than they do."""
         try:
             callback.func(*callback.args)
         except Exception:
@@ -217,12 +224,12 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._turned_away_at = None
 
     def start(self) -> None:
-        """Start none of kazoo's two threads for callbacks and results: nothing of ours goes through them."""
+        """Do not start kazoo's two threads for callbacks and results: nothing of ours uses them."""
 
     def stop(self) -> None: ...
 
     def spawn(self, loop: Any) -> Worker:
-        """Run kazoo's connection. If it dies of a defect it begins again, with another session."""
+        """Run kazoo's connection thread. If a bug ends it, it starts again with another session."""
         connection = loop.__self__
 
         def run() -> None:
@@ -235,7 +242,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[Any], list[Any]]:
-    """What ``select.select`` answers, for descriptors of any number. kazoo makes and closes an epoll for each."""
+    """Do what ``select.select`` does, for descriptors of any number. kazoo makes and closes an epoll for each wait."""
     buffered = [one for one in reading if isinstance(one, _Buffered) and one.pending()]
     poll = system.poll()
     for one in reading:
@@ -243,7 +250,7 @@ def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[A
     for one in writing:
         poll.register(one, system.POLLOUT)
     ready = dict(poll.poll(0 if buffered else math.ceil(max(timeout, 0.0) * 1000)))
-    # What is broken or closed counts as ready, too: whoever reads it learns of it.
+    # A broken or closed connection counts as ready: the reader then gets the error.
     return (
         [one for one in reading if one in buffered or one.fileno() in ready],
         [one for one in writing if one.fileno() in ready],
@@ -252,7 +259,7 @@ def _wait(reading: Any, writing: Any, timeout: float) -> tuple[list[Any], list[A
 
 
 def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
-    """A connection, as kazoo makes one; but what fails is closed."""
+    """Connect as kazoo does, but close a connection that fails."""
     connection = socket.create_connection(address, within)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not options.get("use_ssl"):
@@ -267,14 +274,17 @@ def dial(address: Any, within: float, options: Mapping[str, Any]) -> Any:
 
 
 def hung_up(error: ssl.SSLError) -> bool:
-    """In the middle of the greeting, as a load balancer does without a server behind it. That refuses nobody."""
+    """Return whether the peer hung up during the TLS handshake. A load balancer without a server behind it does so,
+    which does not mean that TLS was refused."""
     closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
     return closed or "UNEXPECTED_EOF" in (error.reason or "")
 
 
 def open_second_session(connection: Any, asked: float) -> float:
-    """The session timeout in seconds that a server grants to who asks for this one; the session is closed at once.
-    Raises OSError or struct.error."""
+    """Open a session, close it at once, and return the timeout in seconds that the server granted instead of ``asked``.
+
+    Raises OSError or struct.error.
+    """
     connection.sendall(struct.pack("!iiqiqi16s?", 45, 0, 0, round(asked * 1000), 0, 16, b"", False))
     answer = _receive(connection)
     connection.sendall(struct.pack("!iii", 8, 1, -11))

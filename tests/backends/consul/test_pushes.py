@@ -238,7 +238,7 @@ def test_a_renewal_does_not_wait_for_a_crowd_of_our_own_requests(shared: ConsulS
     session = ours.backend._sessions.get(ours.session(claim))
     assert session
     assert ours.backend._sessions.renew(session, 2.0)
-    with pytest.raises(BackendUnavailable, match="requests of this client") as silence:
+    with pytest.raises(BackendUnavailable, match="requests that one client may send") as silence:
         ours.attempt(ours.mutex(name="another"), within=0.1)
     assert not silence.value.unknown
     for each in crowd:

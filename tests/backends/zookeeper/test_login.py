@@ -258,7 +258,7 @@ def test_a_kazoo_client_that_reconnects_keeps_its_locks(connect: Connect, operat
         ("zookeeper://h", {"ca": "absent.pem"}, "can be read"),
         ("zookeeper://h", {"tls": "perhaps"}, "true or false"),
         ("zookeeper://h", {"tls": False, "ca": "ca.pem"}, "says not to use it"),
-        ("zookeeper://h", {"client": object()}, "that client knows its servers"),
+        ("zookeeper://h", {"client": object()}, "the client already has its servers"),
         ("zookeeper://", {"client": object()}, "KazooClient"),
         ("zookeeper://h", {"delay": 1}, "delay"),
     ],

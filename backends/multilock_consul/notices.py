@@ -473,8 +473,7 @@ class Listener:
                 continue
             if entry is None or not entry.held_by(claim_id, session_id):
                 self._forget(claim_id)
-                # type: ignore[misc]
-                self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))
+                self._explain(lambda claim_id=claim_id, session_id=session_id: self._lost(claim_id, session_id))  # type: ignore[misc]
         was_free, query.free = query.free, not (entry and entry.session)
         if query.free and was_free:
             query.due = query.asked_at + max(FREE_PACE, FREE_EACH * sum(each.free for each in self._queries.values()))

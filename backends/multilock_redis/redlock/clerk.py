@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from multilock import system
@@ -20,20 +20,56 @@ from multilock_redis.redlock.place import Evidence
 if TYPE_CHECKING:
     from multilock_redis.redlock.rounds import Rounds
 
-__all__ = ["Clerk"]
+__all__ = ["CONFIRMED_WITHIN", "Clerk", "Unconfirmed"]
 
 LATE = 0.01  # seconds after which the clerk reads what a fan is owed that nobody uses
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries to tell a server of a release
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two batches of releases to a server that confirmed none
+BATCH = 64  # releases under way to one server
+CONFIRMED_WITHIN = 5.0  # seconds for an answer that nobody waits for: a slow server is not asked again meanwhile
 ASLEEP = 60.0  # seconds
 
 
-class _Untold:
-    """A release that one server has not confirmed."""
+class Unconfirmed:
+    """The releases that one server has not confirmed. It is told a batch of them at a time."""
 
-    def __init__(self, evidence: Evidence, which: int) -> None:
-        self.evidence = evidence
-        self.which = which
-        self.pause = FIRST_PAUSE
+    def __init__(self) -> None:
+        self._waiting: dict[str, Evidence] = {}
+        self._under_way: dict[str, Evidence] = {}
+        self._pause = 0.0
+        self._due = False  # the clerk is to send the next batch
+
+    def failed(self, evidence: Evidence) -> float | None:
+        """The server did not confirm this release. Return after how many seconds the clerk sends the next batch; None
+        if that is planned already."""
+        again = self._under_way.pop(evidence.claim.id, None)
+        self._waiting[evidence.claim.id] = evidence
+        if self._due:
+            return None
+        self._due = True
+        self._pause = min(LONGEST_PAUSE, 2 * self._pause) if again and self._pause else FIRST_PAUSE
+        return self._pause
+
+    def done(self, evidence: Evidence) -> bool:
+        """The server confirmed this release, or nothing of the claim is there any longer. Return whether the clerk
+        must send the next batch now."""
+        self._waiting.pop(evidence.claim.id, None)
+        if self._under_way.pop(evidence.claim.id, None):
+            self._pause = 0.0
+        if self._due or not self._waiting:
+            return False
+        self._due = True
+        return True
+
+    def batch(self) -> list[Evidence]:
+        self._due = False
+        batch = dict(islice(self._waiting.items(), max(0, BATCH - len(self._under_way))))
+        for claim_id in batch:
+            del self._waiting[claim_id]
+        self._under_way |= batch
+        return list(batch.values())
+
+    def all(self) -> list[Evidence]:
+        return [*self._waiting.values(), *self._under_way.values()]
 
 
 class Clerk:
@@ -49,9 +85,9 @@ class Clerk:
         self._closed = False
         self._asleep_until = 0.0
         self._numbers = count()
-        self._due: list[tuple[float, int, Evidence | _Untold]] = []
+        self._due: list[tuple[float, int, Evidence | int]] = []  # a claim, or a server that is to be told of releases
         self._minded: set[Fan] = set()
-        self._telling: dict[tuple[str, int], _Untold] = {}
+        self._unconfirmed = [Unconfirmed() for _ in pool.links]
         self._bell: tuple[int, int] | None = None
         self._fan: Fan | None = None
 
@@ -80,17 +116,20 @@ class Clerk:
             self._minded.add(fan)
         self._wake(self._now() + LATE)
 
-    def tell_again(self, evidence: Evidence, which: int) -> None:
+    def not_confirmed(self, evidence: Evidence, which: int) -> None:
         """Tell this server of the release until it has confirmed it."""
-        key = evidence.claim.id, which
         with self._lock:
-            untold = self._telling.get(key)
-            if untold is None:
-                untold = self._telling[key] = _Untold(evidence, which)
-        self._push(self._now() + untold.pause, untold)
-        untold.pause = min(LONGEST_PAUSE, 2 * untold.pause)
+            pause = self._unconfirmed[which].failed(evidence)
+        if pause is not None:
+            self._push(self._now() + pause, which)
 
-    def _push(self, when: float, what: Evidence | _Untold) -> None:
+    def confirmed(self, evidence: Evidence, which: int) -> None:
+        with self._lock:
+            next_batch = self._unconfirmed[which].done(evidence)
+        if next_batch:
+            self._push(self._now(), which)
+
+    def _push(self, when: float, what: Evidence | int) -> None:
         with self._lock:
             heappush(self._due, (when, next(self._numbers), what))
         self._wake(when)
@@ -147,7 +186,7 @@ class Clerk:
                 if not self._due or self._due[0][0] > now:
                     return
                 when, _, what = heappop(self._due)
-            if isinstance(what, _Untold):
+            if isinstance(what, int):
                 self._tell(fan, what)
                 continue
             with what.lock:
@@ -157,14 +196,11 @@ class Clerk:
             if due:
                 self._rounds.act(what, fan)
 
-    def _tell(self, fan: Fan, untold: _Untold) -> None:
-        evidence, which = untold.evidence, untold.which
-        with evidence.lock:
-            if evidence.stays(which, int(self._now() * 1e6)):
-                self._rounds.tell(evidence, which, fan.lanes[which], set())
-                return
+    def _tell(self, fan: Fan, which: int) -> None:
         with self._lock:
-            self._telling.pop((evidence.claim.id, which), None)
+            batch = self._unconfirmed[which].batch()
+        for evidence in batch:
+            self._rounds.tell_late(evidence, which, fan.lanes[which])
 
     def _read_late(self) -> None:
         """Read the fans that owe something and that nobody has used for a moment."""
@@ -184,12 +220,10 @@ class Clerk:
         """Tell what is still to be told to servers that can be told at once, and end."""
         until = self._now() + LAST_WORDS
         with self._lock:
-            untold = [what for _, _, what in self._due if isinstance(what, _Untold)]
-            self._due.clear()
-        for each in untold:
-            with each.evidence.lock:
-                if each.evidence.stays(each.which, int(self._now() * 1e6)) and fan.lanes[each.which].wire:
-                    self._rounds.tell(each.evidence, each.which, fan.lanes[each.which], set())
+            untold = [(which, each) for which, those in enumerate(self._unconfirmed) for each in those.all()]
+        for which, evidence in untold:
+            if fan.lanes[which].wire:
+                self._rounds.tell_late(evidence, which, fan.lanes[which])
         while fan.owes() and (left := until - self._now()) > 0:
             fan.look(left)
         fan.close()

@@ -321,7 +321,7 @@ class Pool:
     """The fans of one client: the one used last is taken first. Any thread may call."""
 
     def __init__(self, links: Sequence[Link], now: Callable[[], float]) -> None:
-        self._links = links
+        self.links = links
         self._now = now
         self._lock = system.Lock()
         self.idle: list[Fan] = []
@@ -330,7 +330,7 @@ class Pool:
 
     def make(self) -> Fan:
         """A fan of the caller's own."""
-        fan = Fan(self._links)
+        fan = Fan(self.links)
         self._all.add(fan)
         return fan
 

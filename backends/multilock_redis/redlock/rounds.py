@@ -18,7 +18,7 @@ from multilock.backend import Busy, Claim, Granted, Held, Notices, Returned
 from multilock_redis.keys import Keyspace
 from multilock_redis.node import Node
 from multilock_redis.recipe import RESTS, TOMBSTONE, liveness
-from multilock_redis.redlock.clerk import Clerk
+from multilock_redis.redlock.clerk import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.fan import CONNECT_WITHIN, Fan, Lane, Owed, Pool
 from multilock_redis.redlock.place import OUT, VOTES, WAITS, Evidence, Proof
 from multilock_redis.redlock.servers import Servers, limit, silence
@@ -545,11 +545,20 @@ class Rounds:
             for which, lane in enumerate(fan.lanes):
                 if evidence.stays(which, int(now * 1e6)):
                     waiting.add(which)
-                    self.tell(evidence, which, lane, waiting)
+                    self._tell(evidence, which, lane, waiting, min(limit(claim, math.inf), LATEST))
             self._forget_if_done(evidence)
         return evidence
 
-    def tell(self, evidence: Evidence, which: int, lane: Lane, waiting: set[int]) -> None:
+    def tell_late(self, evidence: Evidence, which: int, lane: Lane) -> None:
+        """The clerk tells a server of a release that it has not confirmed, if something of the claim may be there."""
+        with evidence.lock:
+            if evidence.stays(which, int(self.now() * 1e6)):
+                self._tell(evidence, which, lane, set(), CONFIRMED_WITHIN)
+                return
+            self.clerk.confirmed(evidence, which)
+            self._forget_if_done(evidence)
+
+    def _tell(self, evidence: Evidence, which: int, lane: Lane, waiting: set[int], within: float) -> None:
         """Under the claim's lock."""
         claim, now = evidence.claim, self.now()
         ballot, keys = evidence.ballots[which], self._keys.of(claim.name)
@@ -563,10 +572,10 @@ class Rounds:
             script, how = GIVE, bulks(tombstone, b"%d" % evidence.proposal)
         request = b"".join((script.head, keys.common, keys.own(claim), how))
         handle = partial(self._told, evidence, which, waiting)
-        owed = Owed(handle, now + min(limit(claim, math.inf), LATEST), lambda: script.load + request)
+        owed = Owed(handle, now + within, lambda: script.load + request)
         if not lane.send(request, [owed], now):
             waiting.discard(which)
-            self.clerk.tell_again(evidence, which)
+            self.clerk.not_confirmed(evidence, which)
 
     def _told(self, evidence: Evidence, which: int, waiting: set[int], answer: Any) -> None:
         with evidence.lock:
@@ -574,10 +583,12 @@ class Rounds:
             ballot = evidence.ballots[which]
             if isinstance(answer, Exception):
                 ballot.lost_release |= getattr(answer, "unknown", True)
-                if evidence.stays(which, int(self.now() * 1e6)):
-                    self.clerk.tell_again(evidence, which)
             elif ballot.released is None:
                 ballot.released = bool(answer)
+            if evidence.stays(which, int(self.now() * 1e6)):
+                self.clerk.not_confirmed(evidence, which)
+            else:
+                self.clerk.confirmed(evidence, which)
             self._forget_if_done(evidence)
 
     def _forget_if_done(self, evidence: Evidence) -> None:

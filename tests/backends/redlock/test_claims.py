@@ -643,3 +643,15 @@ def test_a_lock_held_for_long_is_released_like_any_other(
         assert lease.release()
     assert holders(servers) == [""] * 3
     assert [record for record in caplog.records if "goes on in the background" in record.getMessage()] == []
+
+
+def test_a_server_that_is_slower_than_the_limit_confirms_every_release(contend: Contend) -> None:
+    us = contend()
+    us.teach()
+    us.proxies[2].delay(0.3)
+    for name in "bcdef":
+        claim, _ = us.take(us.claim(name, ttl=2.0))
+        us.release(claim)
+    rounds = us.backend.rounds
+    eventually(lambda: not rounds.claims, within=WITHIN)
+    assert [each.all() for each in rounds.clerk._unconfirmed] == [[]] * 3

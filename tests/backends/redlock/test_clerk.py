@@ -1,0 +1,46 @@
+"""The releases that one server has not confirmed: how many are under way to it, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from multilock.backend import Claim
+from multilock_redis.redlock.clerk import BATCH, FIRST_PAUSE, LONGEST_PAUSE, Unconfirmed
+from multilock_redis.redlock.place import Evidence
+
+
+def releases(count: int) -> list[Evidence]:
+    claims = (Claim("a", "lock", f"id{n}", "owner", 10.0, True, True, "me", 0, 0) for n in range(count))
+    return [Evidence(claim, 3, lambda which: True, token=True) for claim in claims]
+
+
+def test_a_server_that_confirms_nothing_gets_one_batch_a_pause() -> None:
+    unconfirmed, all_of_them = Unconfirmed(), releases(BATCH + 10)
+    assert [unconfirmed.failed(each) for each in all_of_them] == [FIRST_PAUSE] + [None] * (BATCH + 9)
+    pauses = []
+    for _ in range(8):
+        batch = unconfirmed.batch()
+        assert len(batch) == BATCH
+        assert unconfirmed.batch() == []
+        pauses += [pause for each in batch if (pause := unconfirmed.failed(each)) is not None]
+    assert pauses == pytest.approx([min(LONGEST_PAUSE, FIRST_PAUSE * 2**n) for n in range(1, 9)])
+
+
+def test_what_is_confirmed_is_not_told_again_nor_kept() -> None:
+    unconfirmed, (first, second) = Unconfirmed(), releases(2)
+    unconfirmed.failed(first)
+    unconfirmed.failed(second)
+    assert not unconfirmed.done(second)
+    assert unconfirmed.batch() == [first]
+    assert not unconfirmed.done(first)
+    assert unconfirmed.all() == []
+
+
+def test_the_first_answer_of_a_batch_makes_room_for_the_next() -> None:
+    unconfirmed, all_of_them = Unconfirmed(), releases(BATCH + 1)
+    for each in all_of_them:
+        unconfirmed.failed(each)
+    first, *_ = unconfirmed.batch()
+    assert unconfirmed.done(first)
+    assert unconfirmed.batch() == all_of_them[-1:]
+    assert unconfirmed.failed(all_of_them[-1]) == FIRST_PAUSE

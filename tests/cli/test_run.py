@@ -148,14 +148,14 @@ def test_quiet_says_nothing_of_a_lock_that_is_taken(run: Run, url: str, client: 
 
 
 def test_a_short_job_is_not_run_again_before_its_time(run: Run, url: str) -> None:
-    job = ("run", "job", "--hold-at-least", "60", "--timeout", "0", "--url", url, "--", "echo", "ran")
+    job = ("run", "job", "--hold-at-least", "600", "--timeout", "0", "--url", url, "--", "echo", "ran")
     assert run(*job).stdout == "ran\n"
     again = run(*job)
     assert (again.returncode, again.stdout) == (75, "")
     name, kind, *_, resting, left = run("status", "--url", url).stdout.rstrip("\n").split("\t")
     assert (name, kind) == ("job", "lock")
-    assert 50 < float(left) <= 60
-    assert 50 < (datetime.fromisoformat(resting) - datetime.now(UTC)).total_seconds() <= 61
+    assert 500 < float(left) <= 600
+    assert 500 < (datetime.fromisoformat(resting) - datetime.now(UTC)).total_seconds() <= 601
     assert run("force-release", "job", "--yes", "--url", url).returncode == 0
     assert run(*job).stdout == "ran\n"
 
@@ -174,13 +174,15 @@ def test_a_command_waits_until_the_other_has_ended(run: Run, start: Start, url: 
 
 
 def test_a_silent_backend_is_said_at_once_and_waited_out(start: Start) -> None:
+    began = time.monotonic()
     process = start("run", "job", "--url", f"redis://127.0.0.1:{free_port()}?outage_timeout=2", "--", "true")
     assert process.stderr is not None
-    began = time.monotonic()
     assert process.stderr.readline().startswith("multilock: ")
+    said = time.monotonic()
     assert process.poll() is None
     assert process.wait(WITHIN) == 69
-    assert 1.5 < time.monotonic() - began < 10
+    assert time.monotonic() - began >= 2
+    assert time.monotonic() - said < 10
     assert "Traceback" not in process.stderr.read()
 
 

@@ -1,10 +1,10 @@
 """Locks that live in this process, and the reference for what every backend does.
 
-``memory://name`` is one store for all clients of the process that name it, blocking and asyncio alike. A store lives as
-long as the process. A forked child begins with empty stores: the locks of its parent are not in it, and what it takes
-is unknown to its parent. Use ``sqlite://`` between the processes of one host.
+``memory://name`` is one store for all clients of the process that use this name, both blocking and asyncio. A store
+lives as long as the process. A forked child starts with empty stores: it does not have the locks of its parent, and its
+parent does not see the child's. Use ``sqlite://`` between the processes of one host.
 
-`recipe` is the algorithm and the store itself: there is no server, so no transport. `notices` tells the clients.
+`recipe` is the algorithm and the store itself. Without a server it needs no transport. `notices` notifies the clients.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ GROUP = "memory"
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> MemoryBackend:
-    """The store of this name: ``memory://`` or ``memory://name``. It has no options of its own."""
+    """Return the backend for the store ``memory://`` or ``memory://name``. It has no options besides the common
+    ones."""
     reject_unknown(options, (), "memory")
     return MemoryBackend(
         url.partition("://")[2],
@@ -45,7 +46,7 @@ def open_backend(url: str, options: Mapping[str, object]) -> MemoryBackend:
 
 
 class MemoryBackend:
-    """One client's view of a store: its clock, its notices, its prefix."""
+    """One client's view of a store. The store calculates with the client's clock, notices and prefix."""
 
     scheme = "memory"
     spi_version = 2
@@ -73,7 +74,7 @@ class MemoryBackend:
     def open(self, notices: Notices) -> None:
         self._notices = notices
         if (store := _stores.get(self._name)) and store.pid != os.getpid():
-            # The parent's: its locks are renewed by nobody here, and another thread may have held its mutex.
+            # It is the parent's store: nobody here renews its locks, and its mutex may have been held at the fork.
             del _stores[self._name]
         self._store = _stores.setdefault(self._name, Store())
 
@@ -113,7 +114,8 @@ class MemoryBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        # Every holder is told when it happens. What happened before the kernel knew the lease is told here.
+        # Every holder is notified when its lock is taken. What was taken before the kernel had the lease is reported
+        # here.
         now = self._notices.now()
         with self._store.mutex:
             lost = [claim for claim, _ in held if not self._store.look(self._key(claim.name), now).held_by(claim.id)]
@@ -124,7 +126,7 @@ class MemoryBackend:
     def follow(self, names: frozenset[str], within: float) -> bool:
         with self._store.mutex:
             self._store.outbox.follow(self._notices, {self._key(name): name for name in names})
-        return False  # every act is told at once, but a lease that ends by itself tells nobody: the kernel looks too
+        return False  # each change is reported at once, but not the end of a lease by itself: the kernel must poll
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
         with self._store.mutex:
@@ -150,7 +152,7 @@ class MemoryBackend:
         return []
 
     def ping(self, within: float) -> None:
-        """There is nothing that could be silent."""
+        """Do nothing: a store cannot be silent."""
 
     def close(self) -> None:
         with self._store.mutex:

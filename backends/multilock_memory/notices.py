@@ -1,7 +1,7 @@
-"""What is told to the clients of a store: wake-ups, losses, changes of names that they follow.
+"""Notify the clients of a store: wake-ups, losses, changes of names that they follow.
 
-It is put into an outbox while the store's mutex is held, and delivered without it: the kernel may hold locks of its own
-while it calls us.
+Notices are put into an outbox while the store's mutex is held, and delivered after it is released, because the kernel
+may hold its own locks while it calls the store.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """All but `deliver` are called with the store's mutex held."""
+    """The notices of one store that were not delivered yet. All methods except `deliver` need the store's mutex."""
 
     def __init__(self) -> None:
-        self._followers: dict[str, tuple[Notices, Mapping[str, str]]] = {}  # client -> its names by key
+        self._followers: dict[str, tuple[Notices, Mapping[str, str]]] = {}  # client -> its notices, and key -> name
         self._waiting: deque[Callable[[], None]] = deque()
 
     def follow(self, notices: Notices, names: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ class Outbox:
                 self._waiting.append(partial(notices.changed, names[key]))
 
     def deliver(self) -> None:
-        """Tell what is in here. Any thread may deliver what another left."""
+        """Deliver all notices. Any thread may deliver those that another thread left."""
         while self._waiting:
             try:
                 tell = self._waiting.popleft()

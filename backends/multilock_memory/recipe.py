@@ -1,11 +1,11 @@
 """The algorithm, on the names of one store.
 
-A name has holders, all of one mode, whose leases end at a time, and a queue. A release
-never hands the name over: it wakes the waiters who fit now, in order, and only a waiter's next `attempt` makes it a
-holder. Until then its place is kept, but no longer than it is known to be alive: each attempt of a waiter keeps it for
-``_liveness`` seconds, after that it is passed over. A fair claim waits for everybody who came before it and does not
-fit beside it, an unfair one only for the fair ones among them. Nothing happens by itself: whoever looks next finds that
-a lease has ended.
+A name has holders, all of one mode, each with the time when its lease ends, and it has a queue. A release does not hand
+the name over. It wakes the waiters that fit, in order, and a waiter becomes a holder by its next
+`attempt`. Until then its place is kept, but only as long as it is known to be alive: each attempt keeps it for
+``_liveness`` seconds, and after that the waiter is passed over. A fair claim waits for every earlier claim that does
+not fit beside it, an unfair claim only for the fair ones among these. Nothing happens by itself: the next call that
+looks at the name finds that a lease has ended.
 """
 
 from __future__ import annotations
@@ -23,36 +23,42 @@ from multilock_memory.notices import Outbox
 
 __all__ = ["LIVENESS_MIN", "Store"]
 
-TOMBSTONE = 60.0  # seconds; no call of this process that gave up earlier can still be on its way
-LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds for which a waiter is believed to be alive without an attempt
-SHOWN = 100  # holders that inspect() tells of one name
+TOMBSTONE = 60.0  # seconds; no call of this process that was cancelled earlier can still be executed
+LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds after an attempt for which a waiter counts as alive
+SHOWN = 100  # holders of one name that inspect() returns
 
 
 @dataclass(slots=True)
 class Holder:
+    """A claim that holds a name, or a released claim whose name rests."""
+
     claim: Claim
     notices: Notices
     token: int
     since: datetime
-    until: float  # the lease ends
-    rests: bool = False  # nobody's any more: released, and kept until then
+    until: float  # when the lease ends
+    rests: bool = False  # whether the claim was released, and only keeps the name taken until then
 
 
 @dataclass(slots=True)
 class Waiter:
+    """A claim that waits for a name."""
+
     claim: Claim
     notices: Notices
-    until: float  # passed over from then on, unless it asks again
+    until: float  # when the claim is passed over, unless it makes another attempt
 
 
 @dataclass(slots=True)
 class Name:
+    """One name: its holders and its queue."""
+
     holders: dict[str, Holder] = field(default_factory=dict)  # by claim id, the oldest first; all of one mode
     queue: dict[str, Waiter] = field(default_factory=dict)  # by claim id, in order of arrival
-    none_ends_before: float = inf  # of the holders: so that not each look at thousands of readers reads them all
+    none_ends_before: float = inf  # no holder's lease ends earlier, so a look need not read thousands of readers
 
     def held_by(self, claim_id: str) -> Holder | None:
-        """None also if it was released and rests."""
+        """Return this claim's holder, or None if it does not hold the name, or was released and rests."""
         holder = self.holders.get(claim_id)
         return holder if holder and not holder.rests else None
 
@@ -61,7 +67,7 @@ class Name:
         self.none_ends_before = min(self.none_ends_before, until)
 
     def ended(self, now: float) -> list[Holder]:
-        """The holders whose lease is over."""
+        """Return the holders whose leases have ended."""
         if now < self.none_ends_before:
             return []
         self.none_ends_before = min(
@@ -70,20 +76,22 @@ class Name:
         return [holder for holder in self.holders.values() if holder.until <= now]
 
     def mode(self) -> str | None:
-        """Of all its holders; None if it is free."""
+        """Return the mode of all holders, or None if the name is free."""
         holder = next(iter(self.holders.values()), None)
         return holder.claim.mode if holder else None
 
     def other_number(self, claim: Claim) -> int | None:
-        """How many permits the name has, if ``claim`` asks for another number."""
+        """Return the number of permits that the name has, if ``claim`` asks for another number."""
         if not claim.permits or not self.holders:
             return None
         permits = next(iter(self.holders.values())).claim.permits
-        return permits if permits != claim.permits else None  # 0 for what is no permit
+        return permits if permits != claim.permits else None  # 0 if the holders have no permits
 
     def awaits(self, claim: Claim) -> float | None:
-        """When what keeps this claim out ends by itself; None: nothing does. Readers may pass readers: else a crowd of
-        them would come in one by one."""
+        """Return when the holder or waiter ends that keeps this claim out, or None if nothing keeps it out.
+
+        Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
+        """
         if not self.holders and not self.queue:
             return None
         if self.holders and not self.mode() == claim.mode != "x":
@@ -97,12 +105,14 @@ class Name:
         return min(ends) if len(ends) >= _room(claim) else None
 
     def _before(self, claim: Claim) -> Iterator[Waiter]:
-        """Who came earlier; all who wait if the claim has no place of its own."""
+        """Yield the waiters that came before the claim; all of them if the claim is not in the queue."""
         return takewhile(lambda waiter: waiter.claim.id != claim.id, self.queue.values())
 
     def next_in(self) -> Iterator[Waiter]:
-        """The waiters who fit beside the holders and each other, strictly in order; and one who is to hear that its
-        number is not that of the others."""
+        """Yield the waiters that fit beside the holders and each other, strictly in order.
+
+        Then yield a waiter whose number of permits differs from the holders', so that it can be refused.
+        """
         mode, taken = self.mode(), len(self.holders)
         for waiter in self.queue.values():
             claim = waiter.claim
@@ -115,8 +125,11 @@ class Name:
 
 
 class Store:
-    """The decisions. Every method is called with ``mutex`` held and leaves what it has to tell in the outbox, which is
-    delivered afterwards, without the mutex."""
+    """The names of one store, and all decisions about them.
+
+    Every method is called with ``mutex`` held. It leaves its notices in the outbox, and the caller delivers them after
+    it has released the mutex.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -127,7 +140,7 @@ class Store:
         self.outbox = Outbox()
 
     def attempt(self, key: str, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
-        """The token if ``claim`` holds the name now, else when to look again."""
+        """Return the token if ``claim`` holds the name now, else when to look again."""
         name = self.names.setdefault(key, Name())
         if waiter := name.queue.get(claim.id):
             waiter.until = now + _liveness(claim)
@@ -141,7 +154,7 @@ class Store:
             self._settle(key, name)
 
     def _ask(self, key: str, name: Name, claim: Claim, join: bool, notices: Notices, now: float) -> int | Busy:
-        """What a claim is answered that does not hold the name yet."""
+        """Answer a claim that does not hold the name yet."""
         if claim.id in self._cancelled:
             return Busy(_liveness(claim) / 3)
         if number := name.other_number(claim):
@@ -154,7 +167,7 @@ class Store:
         return Busy(_liveness(claim) / 3, until - now)
 
     def renew(self, key: str, claim: Claim, now: float) -> int | None:
-        """The token if the name is still this claim's; then its lease starts again."""
+        """Extend the claim's lease. Returns its token, or None if the name is no longer the claim's."""
         name = self.look(key, now)
         holder = name.held_by(claim.id)
         if holder is None:
@@ -163,7 +176,7 @@ class Store:
         return holder.token
 
     def leave(self, key: str, claim_id: str, now: float) -> bool:
-        """Give back, or leave the queue. True: the name was this claim's."""
+        """Release the name, or leave the queue. Returns True if the name was this claim's until now."""
         name = self.look(key, now)
         was_held = name.held_by(claim_id) is not None
         if was_held:
@@ -173,13 +186,13 @@ class Store:
         return was_held
 
     def rest(self, key: str, claim_id: str, until: float, now: float) -> bool:
-        """Nobody holds it, and nobody may have it until then. True: the name was this claim's."""
+        """Keep the name taken until ``until``, owned by nobody. Returns True if the name was this claim's until now."""
         name = self.look(key, now)
         holder = name.holders.get(claim_id)
         if holder is None:
             return False
         if holder.rests:
-            name.extend(holder, min(holder.until, until))  # sent again: its first answer was lost
+            name.extend(holder, min(holder.until, until))  # sent again, because the first reply was lost
             return True
         holder.rests = True
         name.extend(holder, until)
@@ -189,7 +202,8 @@ class Store:
         return True
 
     def cancel(self, claim_id: str, now: float) -> None:
-        """A call with this id may still be on its way, in a thread that was stopped: it must find nothing to take."""
+        """Refuse this id from now on: a call with it may still run in a thread that was paused, and must take
+        nothing."""
         for old in [old for old, until in self._cancelled.items() if until <= now]:
             del self._cancelled[old]
         self._cancelled[claim_id] = now + TOMBSTONE
@@ -216,22 +230,22 @@ class Store:
         )
 
     def forget(self, notices: Notices) -> None:
-        """The client is gone: nobody follows, nobody waits. What it still holds ends with its ttl."""
+        """Forget a closed client: it no longer follows or waits. Its locks end with their ttl."""
         self.outbox.forget(notices)
         for key, name in list(self.names.items()):
             name.queue = {id_: waiter for id_, waiter in name.queue.items() if waiter.notices is not notices}
             self._settle(key, name)
 
     def look(self, key: str, now: float) -> Name:
-        """The name as it is now; `attempt` alone makes a new one."""
+        """Return the name as it is now, after ended leases were removed. Only `attempt` adds a missing name."""
         name = self.names.get(key, Name())
         self._end(key, name, now)
         self._settle(key, name)
         return name
 
     def _end(self, key: str, name: Name, now: float) -> None:
-        """End the leases that are over; unless one holds it alone, pass over the waiters that are not known to be
-        alive."""
+        """End the leases that are over. Unless the name is held exclusively, drop waiters not known to be alive,
+        too."""
         for holder in name.ended(now):
             self._take_from(key, name, holder, "its lease had ended")
         if name.queue and name.mode() != "x":
@@ -255,7 +269,7 @@ class Store:
         self.outbox.changed(key)
 
     def _settle(self, key: str, name: Name) -> None:
-        """Wake every waiter who may come in; a name that nobody holds or waits for leaves nothing."""
+        """Wake every waiter that fits. Delete a name that has no holder and no waiter."""
         if name.queue:
             for waiter in name.next_in():
                 self._wake(waiter)
@@ -267,12 +281,12 @@ class Store:
 
 
 def _liveness(claim: Claim) -> float:
-    """Seconds for which one attempt keeps a waiter's place: three heartbeats, so that one may be late."""
+    """Return for how many seconds an attempt keeps a waiter's place: three heartbeats, so that one may be late."""
     return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
 
 
 def _room(claim: Claim) -> float:
-    """How many such may hold a name together."""
+    """Return how many such claims may hold a name together."""
     if claim.mode == "r":
         return inf
     return claim.permits or 1

@@ -1,12 +1,13 @@
-"""Locks on one Redis or Valkey primary: ``redis://``, ``rediss://`` (TLS), ``unix://``; ``redis+sentinel://`` where
-Sentinels say which server that is; or a client handed over.
+"""Locks on Redis or Valkey: on one primary (``redis://``, ``rediss://`` with TLS, ``unix://``), on the primary that
+Sentinels name (``redis+sentinel://``), on a cluster (``redis+cluster://``), or on several primaries (``redlock://``). A
+client that is handed over can take the place of the address.
 
-`recipe` is the algorithm, ``scripts/`` its steps, `transactions` runs them, `keys` says on which keys. `transport`
-carries the requests, `wire` is their format; `notices` is what the server pushes, `channel` a connection for an event
-loop. `inspection` is for operators, `diagnosis` says what this server takes away. `node` is all of it for one primary,
-`endpoints` says where that is, and `sentinel` asks; `cluster` has a node for each primary of a cluster, `topology` says
-which, out of the table in `slots`. `redlock` asks several
-primaries that know nothing of each other.
+`recipe` is the algorithm, ``scripts/`` has its steps, `transactions` runs them, and `keys` names the keys. `transport`
+carries the requests, `wire` defines their format, `notices` receives what the server pushes, and `channel` is a
+connection for an event loop. `inspection` is for operators, and `diagnosis` reports what weakens the lock on this
+server. `node` joins all of that for one primary. `endpoints` reads its address from the URL, and `sentinel` asks
+Sentinels for it. `cluster` has one node for each primary of a cluster, and `topology` finds the right one in the table
+of `slots`. `redlock` uses several independent primaries.
 """
 
 from __future__ import annotations
@@ -44,16 +45,20 @@ __all__ = ["ClusterBackend", "RedisBackend", "open_backend"]
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | ClusterBackend | RedlockBackend:
-    """The backend of ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``; of
-    ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]`` or ``rediss+sentinel://…``; of
-    ``redis+cluster://[user:password@]h1[:port],h2`` or ``rediss+cluster://…``; of ``redlock://h1,h2,h3`` or
-    ``redlocks://…`` (`open_redlock`).
+    """Return the backend for a URL of one of these schemes:
 
-    Own options: ``username``, ``password``, ``db`` (they win over the URL's), ``ca``, ``cert``, ``key`` (files, for
-    TLS); ``replicas``, how many must have acknowledged what is granted, and ``replicas_on_renew``; with Sentinels
-    ``sentinel_username`` and ``sentinel_password``. Or ``client``, a ``redis.Redis`` (of a cluster:
-    ``redis.RedisCluster``; with Sentinels what ``redis.sentinel.Sentinel(…).master_for(…)`` makes) whose settings are
-    used for connections of our own; it is never closed. Raises ConfigurationError; no I/O.
+    * ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``;
+    * ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]`` or ``rediss+sentinel://…``;
+    * ``redis+cluster://[user:password@]h1[:port],h2`` or ``rediss+cluster://…``;
+    * ``redlock://h1,h2,h3`` or ``redlocks://…`` (see `open_redlock`).
+
+    The options ``username``, ``password`` and ``db`` override the URL. ``ca``, ``cert`` and ``key`` are files for TLS.
+    ``replicas`` is the number of replicas that must have acknowledged a grant, and with ``replicas_on_renew`` a renewal
+    as well. With Sentinels there are also ``sentinel_username`` and ``sentinel_password``.
+
+    Another option is ``client``: a ``redis.Redis``, for a cluster a ``redis.RedisCluster``, with Sentinels the result
+    of ``redis.sentinel.Sentinel(…).master_for(…)``. This backend opens its own connections with the client's settings,
+    and never closes the client. Raises `ConfigurationError` if the options do not fit together. No request is sent.
     """
     scheme = url.partition("://")[0]
     if scheme in ("redlock", "redlocks"):
@@ -79,12 +84,12 @@ def open_backend(url: str, options: Mapping[str, object]) -> RedisBackend | Clus
 
 def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
     wait = liveness(ttl)
-    rarer = f" (replicas={replicas.of_grants} makes that rarer, and is no consensus)" if replicas.of_grants else ""
+    rarer = f" (replicas={replicas.of_grants} makes that rarer, and is not consensus)" if replicas.of_grants else ""
     return Capabilities(
         fencing=True,
         fencing_scope=(
             "unless the server loses the token's key (flush, eviction, restart or failover without the last "
-            f"writes, 10 minutes without a holder) and its clock then stands behind the last grant{rarer}"
+            f"writes, 10 minutes without a holder) and its clock is then behind the last grant{rarer}"
         ),
         fair=True,
         push_wait=True,
@@ -94,7 +99,7 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
         ttl_min=0.1,
         ttl_max=365 * 86400.0,
         ttl_step=0.001,
-        # Its own ttl, and that of a waiter which died with it; then the next one's heartbeat, jitter included.
+        # The wait for the holder's ttl and for a waiter that died with it, then for the next heartbeat with its jitter.
         takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
         hold_at_least=True,
         read_write=True,
@@ -103,7 +108,7 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
 
 
 class RedisBackend:
-    """See `multilock.backend.Backend` for what each method promises."""
+    """The `multilock.backend.Backend` for one primary."""
 
     spi_version = 2
 

@@ -1,4 +1,5 @@
-"""A connection to Redis for an event loop: the requests of `multilock_redis.recipe`, without a thread to wait in."""
+"""A connection to Redis for an event loop: it sends the requests of `multilock_redis.recipe` without a waiting
+thread."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ __all__ = ["Channel"]
 
 
 class Channel:
-    """See `multilock.backend.Channel`."""
+    """The `multilock.backend.Channel` to one primary."""
 
     def __init__(self, wire: Wire, recipe: Recipe, listener: Listener) -> None:
         self._wire = wire
@@ -26,7 +27,7 @@ class Channel:
         self.close = wire.close
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        # A free lock needs no subscription. But who joins without one is taken for dead, and passed over.
+        # A free lock needs no subscription. But the scripts take a waiter without one for dead, and pass it over.
         ready = self._listener.listening
 
         def understand(answer: Any) -> Granted | Busy | None:
@@ -37,7 +38,7 @@ class Channel:
         return self._wire.begin(self._recipe.to_attempt(claim, join and ready))
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        self._listener.unwatch(claim.id)  # before it is sent: what follows is no loss
+        self._listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
         self._understand = _returned
         return self._wire.begin(self._recipe.to_release(claim, unsure))
 

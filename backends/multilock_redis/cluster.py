@@ -1,13 +1,14 @@
-"""A Redis Cluster: each lock on the primary of its slot, where all keys of a name are.
+"""A Redis Cluster: each lock is on the primary of its slot, where all keys of its name are.
 
-What `Node` does for one primary it does for each of them here. This module asks the right one, and follows where a node
-says that another one serves the slot by now (``MOVED``), or does so for this request (``ASK``); neither was executed,
-so the same request goes on to the other. While a slot is being moved its locks can be renewed; what needs a key that is
-not there is told to try again (``TRYAGAIN``), which is silence, until the move is over.
+Here `Node` does for each primary what it does for a single one elsewhere. This module asks the right node, and follows
+redirections. A node replies that another one serves the slot by now (``MOVED``), or does so for this request (``ASK``).
+Neither was executed, so the same request goes on to the other node. While a slot is being moved its locks can be
+renewed. A request that needs a key which is not there is told to try again (``TRYAGAIN``). That counts as no reply,
+until the move is over.
 
-A script hands a lock over to who listens at the node that runs it: so a client subscribes at each node where it waits,
-and joins a queue there only then. A place in a queue that was moved to another node is passed over until the waiter's
-next heartbeat, which is sent there; it is not lost before that.
+A script hands a lock over to a waiter that is subscribed at the node that runs the script. So a client subscribes at
+each node where it waits, and only then joins a queue there. If a place in a queue was moved to another node, it is
+passed over until the waiter's next heartbeat, which is sent to that node. The place is not lost before that.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from multilock_redis.wire import Redirected, pack, refused
 __all__ = ["ClusterBackend"]
 
 T = TypeVar("T")
-HOPS = 5  # redirections of one request; more of them, and the nodes contradict each other
-ASKING = pack("ASKING")  # the next request may be for a slot that is being moved to this node
-LOOK_WITHIN = 1.0  # seconds; as in `multilock_redis.notices`
+HOPS = 5  # redirections of one request; with more of them, the nodes contradict each other
+ASKING = pack("ASKING")  # announces that the next request may be for a slot that is being moved to this node
+LOOK_WITHIN = 1.0  # seconds, as in `multilock_redis.notices`
 
 
 class ClusterBackend:
-    """See `multilock.backend.Backend` for what each method promises."""
+    """The `multilock.backend.Backend` for one cluster."""
 
     spi_version = 2
 
@@ -69,8 +70,8 @@ class ClusterBackend:
         for endpoint in inherited:
             endpoint.forget()
         self._now = notices.now
-        self._hanging: dict[Address, system.Lock] = {}  # who did not answer a renewal; taken as those in `Listener`
-        self._wanted: set[str] = set()  # the claims that are watched, wherever; its methods are atomic
+        self._hanging: dict[Address, system.Lock] = {}  # nodes that did not answer a renewal; locked as in `Listener`
+        self._wanted: set[str] = set()  # ids of all claims that are watched; used without a lock
         self._topology = Topology(self._name, self._seeds, self._endpoint_at, self._keys, notices, self._replicas)
         self._topology.hand_on = self._hand_on
 
@@ -85,7 +86,7 @@ class ClusterBackend:
         return self._at(claim.name, lambda node, left: node.attempt(claim, join, left), within)
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        self._unwatch(claim.id)  # before it is sent: what follows is no loss
+        self._unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
         return Returned(self._at(claim.name, lambda node, left: node.release(claim, unsure, left), within))
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
@@ -104,7 +105,7 @@ class ClusterBackend:
         return self._at(name, lambda node, left: node.inspection.force_release(name, left), within)
 
     def _at(self, name: str, ask: Callable[[Node, float], T], within: float) -> T:
-        """Ask the node that serves this name, wherever it is by now."""
+        """Ask the node that serves this name, and follow its redirections."""
         topology, deadline = self._topology, self._now() + within
         address = topology.owner(name, within)
         once = False
@@ -116,7 +117,7 @@ class ClusterBackend:
                 address, once = topology.redirected(address, told), told.once
             except BackendUnavailable as silence:
                 topology.doubt(address)
-                # Who was asked for once is not the owner anyway.
+                # A node that was asked for one request only does not own the slot anyway.
                 elsewhere = None if silence.unknown or once else self._taken_over(name, address, deadline)
                 if elsewhere is None:
                     raise
@@ -124,7 +125,7 @@ class ClusterBackend:
         raise self._in_a_circle(name)
 
     def _taken_over(self, name: str, address: Address, deadline: float) -> Address | None:
-        """The primary that serves this name instead of one that did not execute the request, if the others know it."""
+        """Return the primary that has replaced this node for the name, or None if the others know of none."""
         try:
             owner = self._topology.owner(name, deadline - self._now())
         except MultilockError:
@@ -141,8 +142,11 @@ class ClusterBackend:
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        """Those of one node in one round trip. What has moved is renewed where it is now, and from then on among those
-        of that node. The node of this group is asked first: what others do not answer must not end its leases."""
+        """Renew all leases of one node in one round trip.
+
+        A lease whose slot has moved is renewed at its new node, and from then on together with that node's leases. The
+        node of this group is asked first, so that the silence of others does not end its leases.
+        """
         topology, deadline = self._topology, self._now() + within
         answers: list[Granted | BackendUnavailable | None] = [None] * len(held)
         asked: dict[tuple[Address, bool], list[int]] = {}
@@ -179,8 +183,11 @@ class ClusterBackend:
     def _renew_at(
         self, group: Hashable, address: Address, once: bool, held: Sequence[Held], deadline: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        """The threads of a group carry what has moved to another node until that has renewed it once. While that one
-        hangs, it has one of them at a time, and half of the time that is left."""
+        """Renew the leases of one node.
+
+        A lease that has moved to another node is renewed by its old group's threads until the new node has renewed it
+        once. While the new node hangs, only one of these threads may ask it, and only for half of the time left.
+        """
         node, left = self._topology.node(address), deadline - self._now()
         hanging = None
         if node.group != group:
@@ -220,7 +227,8 @@ class ClusterBackend:
             self._topology.node(address).listener.watch(those, deadline - self._now())
 
     def _unwatch(self, claim_id: str) -> None:
-        """Everywhere: it may just be on its way from one node to another, which looks in ``_wanted`` then."""
+        """Stop watching this claim at every node. If it is just moving to another node, ``_wanted`` shows that
+        there."""
         if claim_id in self._wanted:
             self._wanted.discard(claim_id)
             for node in self._topology.known().values():
@@ -232,7 +240,7 @@ class ClusterBackend:
         for name in names:
             some.setdefault(self._topology.owner(name, deadline - self._now()), set()).add(name)
         nodes = self._topology.known() | {address: self._topology.node(address) for address in some}
-        # No shortcut: each of them has to know.
+        # All nodes are asked even if one returns False, because each needs its new set of names.
         pushed = [
             node.listener.follow(frozenset(some.get(address, ())), deadline - self._now())
             for address, node in nodes.items()
@@ -240,14 +248,16 @@ class ClusterBackend:
         return all(pushed)
 
     def _hand_on(self, address: Address, node: Node, names: set[str]) -> set[str]:
-        """In the thread of that node's listener: have these watched where they are by now. Returns those that are not
-        elsewhere yet, or where nobody answers."""
+        """Have these names watched at the nodes that serve them by now. The thread of this node's listener calls this.
+
+        Returns the names that have not moved, or whose new node does not reply.
+        """
         topology = self._topology
         topology.doubt()
         try:
             table = topology.table(LOOK_WITHIN)
         except MultilockError:
-            return names  # it is tried again
+            return names  # the listener tries again
         left: set[str] = set()
         moved: dict[Address, set[str]] = {}
         for name in names:
@@ -263,7 +273,7 @@ class ClusterBackend:
             except MultilockError:
                 left |= those
                 continue
-            with suppress(MultilockError):  # it has them, and looks again until it is answered
+            with suppress(MultilockError):  # the other listener has the names now, and looks until there is a reply
                 listener.take_over(*node.listener.leave(those), self._wanted, LOOK_WITHIN)
         if address not in table.primaries and not node.listener.watches():
             topology.retire(address, node)
@@ -272,7 +282,7 @@ class ClusterBackend:
     # ---- all names, all nodes
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        """One primary after the other. A name whose slot is moved meanwhile may be missed."""
+        """Ask one primary after the other. A name whose slot is moved during that may be missed."""
         self._topology.forget()  # a node that is not known yet may have names
         seen: set[str] = set()
         for _, node in list(self._topology.primaries(within)):
@@ -289,7 +299,7 @@ class ClusterBackend:
         return list(diagnose_cluster(table, nodes, lambda: deadline - self._now(), self._replicas.of_grants))
 
     def ping(self, within: float) -> None:
-        """All primaries, one after the other: a lock may be on any of them."""
+        """Ping all primaries, one after the other, since a lock may be on any of them."""
         deadline = self._now() + within
         try:
             for _, node in self._topology.primaries(within):
@@ -303,9 +313,10 @@ class ClusterBackend:
 
 
 class _Importing(Node):
-    """A node, for requests that another one has redirected to it for once: each is announced.
+    """A node, for requests that another node has redirected to it once: each is announced by ``ASKING``.
 
-    Its connections, and what it pushes, are those of the node itself."""
+    Its connections and its notices are those of the node itself.
+    """
 
     def __init__(self, node: Node, keys: Keyspace, now: Callable[[], float]) -> None:
         self._now = now

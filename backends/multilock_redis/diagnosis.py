@@ -1,4 +1,4 @@
-"""What of this server and its settings weakens the lock, and what to do about it."""
+"""Report what weakens the lock on this server, and what to do about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def diagnose(
     *,
     replicas: int = 0,
 ) -> list[Finding]:
-    """One round trip. ``replicas``: how many have to acknowledge what is granted."""
+    """Read the server's settings in one round trip, and check them.
+
+    ``replicas`` is how many replicas must acknowledge a grant. Raises what a request raises.
+    """
     requests = [pack("INFO"), *(pack("CONFIG", "GET", setting) for setting in SETTINGS)]
     (info, _), *settings = connections.exchange(requests, within)
     if isinstance(info, Exception) and not isinstance(info, BackendRejected):
@@ -59,7 +62,7 @@ def diagnose(
 def diagnose_cluster(
     table: SlotTable, nodes: Iterable[tuple[Address, Node]], left: Callable[[], float], replicas: int
 ) -> Iterator[Finding]:
-    """What is to be said of the whole, then what each primary says of itself, once. ``left`` is in seconds."""
+    """Report on the cluster, then what each primary reports, each finding once. ``left`` returns the seconds left."""
     found: dict[Finding, list[str]] = {}
     alone: list[str] = []
     for address, node in nodes:
@@ -71,14 +74,14 @@ def diagnose_cluster(
         yield Finding(
             "uncovered",
             "error",
-            f"{uncovered} of {SLOTS} slots are served by no node: no lock in them can be taken",
+            f"{uncovered} of {SLOTS} slots are served by no node: locks in them cannot be acquired",
             "bring their primary back, or redis-cli --cluster fix",
         )
     if alone:
         yield Finding(
             "alone",
             "warning",
-            f"{', '.join(alone)} has no replica: when it ends, its locks can be neither taken nor given back",
+            f"{', '.join(alone)} has no replica: if it ends, its locks can be neither acquired nor released",
             "add a replica to each primary",
         )
     for finding, which in found.items():
@@ -87,7 +90,7 @@ def diagnose_cluster(
 
 
 def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], within: float) -> list[Finding]:
-    """One connection to each Sentinel, one after the other: to those of the URL, and to those that they know."""
+    """Ask each Sentinel of the URL, then those that they know, over one connection each."""
     deadline = now() + within
     told: list[Told] = []
     findings: list[Finding] = []
@@ -98,7 +101,7 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
         except MultilockError as error:
             remedy = "start it, or take it out of the URL"
             if sentinel.learnt:
-                remedy = "let this host reach it, or, where it is gone for good, run SENTINEL RESET at the others"
+                remedy = "let this host reach it; if it is gone for good, run SENTINEL RESET at the others"
             findings.append(Finding("sentinel", "warning", str(error), remedy))
     if not told:
         return findings
@@ -109,8 +112,8 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
             Finding(
                 "one-sentinel",
                 "warning",
-                f"the URL names one address of Sentinels, {endpoint.sentinels[0]}: a client that begins while no "
-                "Sentinel is reached there, or one that was cut off, has no other to ask",
+                f"the URL names one address of Sentinels, {endpoint.sentinels[0]}: a client has no other to ask if it "
+                "starts while that address is unreachable, or if that Sentinel was cut off",
                 "give the addresses of all Sentinels",
             )
         )
@@ -119,7 +122,7 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
             Finding(
                 "sentinel-hidden",
                 "warning",
-                f"a Sentinel does not tell which others there are, or its own id: {hidden[0]}",
+                f"a Sentinel does not reveal the other Sentinels, or its own id: {hidden[0]}",
                 "allow this user SENTINEL|SENTINELS and SENTINEL|MYID (Redis 6.2 or newer)",
             )
         )
@@ -130,7 +133,7 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
                 "sentinels-differ",
                 "error",
                 f"the Sentinels name different primaries: {places}; two clients may hold one lock",
-                "look whether each Sentinel reaches the others; after a failover wait for some seconds, and ask again",
+                "check that each Sentinel reaches the others; after a failover wait for some seconds, and try again",
             )
         )
     if number < 3 or quorum > number:
@@ -139,7 +142,7 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
                 "quorum",
                 "error" if quorum > number or number < 2 else "warning",
                 f"{number} Sentinels watch over {endpoint.primary!r}, and {quorum} have to agree that it is down: "
-                "without a majority of them there is no failover",
+                "a failover needs a majority of them",
                 "run three Sentinels or more, on machines that fail independently, with a quorum of a majority",
             )
         )
@@ -148,8 +151,8 @@ def diagnose_sentinels(endpoint: SentinelEndpoint, now: Callable[[], float], wit
             Finding(
                 "no-replicas",
                 "warning",
-                f"the Sentinels know no replica of {endpoint.primary!r}: nothing can take over",
-                "add a replica, or use redis:// for a server that stands alone",
+                f"the Sentinels know no replica of {endpoint.primary!r}, so none can take over",
+                "add a replica, or use redis:// for a single server",
             )
         )
     return findings
@@ -159,7 +162,7 @@ def _hidden(what: str) -> Finding:
     return Finding(
         "hidden",
         "info",
-        f"the server's settings cannot be read, so that weak ones stay unnoticed ({what})",
+        f"the server's settings cannot be read, so weak ones are not found ({what})",
         "allow this user INFO and CONFIG|GET, or check maxmemory-policy and appendfsync by hand",
     )
 
@@ -172,7 +175,10 @@ def _version(facts: Facts) -> Finding | None:
         return None
     oldest = ".".join(map(str, OLDEST[server]))
     return Finding(
-        "version", "error", f"{server} {version} is older than what multilock is tested with", f"use {oldest} or newer"
+        "version",
+        "error",
+        f"{server} {version} is older than the versions multilock is tested with",
+        f"use {oldest} or newer",
     )
 
 
@@ -180,7 +186,7 @@ def _replica(facts: Facts) -> Finding | None:
     if facts.get("role") != "slave":
         return None
     return Finding(
-        "replica", "error", "this server is a replica: no lock can be taken here", "give the address of the primary"
+        "replica", "error", "this server is a replica, and grants no locks", "give the address of the primary"
     )
 
 
@@ -201,8 +207,8 @@ def _coverage(facts: Facts) -> Finding | None:
     return Finding(
         "coverage",
         "info",
-        "cluster-require-full-coverage is yes: while one shard is without a primary no lock of any shard can be had",
-        "set cluster-require-full-coverage no, so that a shard that is down stops its own locks only",
+        "cluster-require-full-coverage is yes: while one shard has no primary, no lock of any shard can be acquired",
+        "set cluster-require-full-coverage no, so that a shard that is down affects its own locks only",
     )
 
 
@@ -212,7 +218,7 @@ def _failover(facts: Facts) -> Finding | None:
     return Finding(
         "failover",
         "warning",
-        "this server has replicas: a failover forgets locks that had not reached the new primary",
+        "this server has replicas: a failover loses locks that had not reached the new primary",
         "check the fencing token at the resource, or use a backend with survives_failover",
     )
 
@@ -222,13 +228,13 @@ def _acknowledged(facts: Facts) -> Finding | None:
     if not wanted or wanted == present:
         return None
     if wanted > present:
-        what = f"replicas={wanted}, and {present} are connected: no lock is granted"
+        what = f"replicas={wanted}, but only {present} are connected: no lock is granted"
         return Finding("replicas", "error", what, "connect as many replicas, or lower replicas=")
     return Finding(
         "replicas",
         "warning",
-        f"replicas={wanted} of {present}: a failover to one that had not acknowledged a lock forgets it",
-        f"set replicas={present}, and see what that costs while one of them is down",
+        f"replicas={wanted} of {present}: a failover to a replica that had not acknowledged a lock loses that lock",
+        f"set replicas={present}, but consider that no lock is granted then while one of them is down",
     )
 
 
@@ -238,7 +244,7 @@ def _cut_off(facts: Facts) -> Finding | None:
     return Finding(
         "min-replicas-to-write",
         "warning",
-        "min-replicas-to-write is 0: a primary that was cut off and replaced goes on granting locks to who reaches it",
+        "min-replicas-to-write is 0: a primary that was cut off and replaced grants locks to all who still reach it",
         "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds",
     )
 
@@ -253,16 +259,16 @@ def _eviction(facts: Facts) -> Finding | None:
         "warning" if limited else "info",
         f"maxmemory-policy is {policy}: the server may drop locks when its memory is full"
         + ("" if limited else " (it has no maxmemory now)"),
-        "set maxmemory-policy noeviction, or give locks a server of their own",
+        "set maxmemory-policy noeviction, or use a separate server for locks",
     )
 
 
 def _persistence(facts: Facts) -> Finding | None:
     appends = facts.get("appendonly") or {"0": "no", "1": "yes"}.get(facts.get("aof_enabled", ""), "")
     if appends == "no":
-        what = "appendonly is no: a restart forgets all locks"
+        what = "appendonly is no: a restart loses all locks"
     elif appends == "yes" and facts.get("appendfsync", "always") != "always":
-        what = f"appendfsync is {facts['appendfsync']}: a crash of the machine forgets the newest locks"
+        what = f"appendfsync is {facts['appendfsync']}: a crash of the machine loses the newest locks"
     else:
         return None
     return Finding("persistence", "warning", what, "set appendonly yes and appendfsync always")

@@ -1,5 +1,5 @@
-"""Where servers are, out of a URL and its options, or out of a client handed over. Every scheme of this package reads
-it here: hosts and ports, who logs in, the database, TLS."""
+"""Read the addresses of servers from a URL and its options, or from a client that was handed over. Every scheme of this
+package uses this module: for hosts and ports, the login, the database, and TLS."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ __all__ = [
 OPTIONS = (*LOGIN, "db", *TLS_FILES)
 REPLICAS = ("replicas", "replicas_on_renew")
 SENTINEL_LOGIN = ("sentinel_username", "sentinel_password")
-PRIMARY = re.compile(r"[A-Za-z0-9._-]+")  # what a Sentinel takes as the name of one
+PRIMARY = re.compile(r"[A-Za-z0-9._-]+")  # the names of a primary that a Sentinel accepts
 FORBIDDEN = "{}*?[]\\"
 TLS = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
-# Of a client handed over, what `Endpoint` decides itself, and what ties a connection to that client's own pool.
+# Settings of a client that was handed over: `Endpoint` decides these itself, or they belong to the client's own pool.
 NOT_TAKEN_OVER = {
     "socket_timeout",
     "socket_connect_timeout",
@@ -73,15 +73,17 @@ NOT_TAKEN_OVER_PREFIXES = ("maint", "orig_", "oss_cluster_", "lib_", "driver_")
 
 
 def keyspace(options: Mapping[str, object], scheme: str) -> Keyspace:
+    """Return the keyspace below the prefix of these options."""
     prefix = prefix_of(options)
     if bad := sorted(set(prefix) & set(FORBIDDEN)):
         raise ConfigurationError(
-            f"prefix {prefix!r} contains {' '.join(bad)}: {scheme}:// takes none of {' '.join(FORBIDDEN)}"
+            f"prefix {prefix!r} contains {' '.join(bad)}: {scheme}:// allows none of {' '.join(FORBIDDEN)}"
         )
     return Keyspace(prefix, key_slot if scheme.endswith("+cluster") else None)
 
 
 def replicas_of(options: Mapping[str, object]) -> Replicas:
+    """Return how many replicas must acknowledge grants and renewals."""
     wanted = number(int, options.get("replicas", 0))
     if wanted is None or wanted < 0:
         raise ConfigurationError("replicas must be the number of replicas that have to acknowledge a grant")
@@ -92,35 +94,38 @@ def replicas_of(options: Mapping[str, object]) -> Replicas:
 
 
 def tls_settings(options: Mapping[str, object], scheme: str, secure: str) -> dict[str, Any]:
-    """``ca``, ``cert`` and ``key`` as a connection takes them; only the scheme ``secure`` does."""
+    """Return ``ca``, ``cert`` and ``key`` as settings of a connection. Only the scheme ``secure`` may have them."""
     files = tls_only(options, scheme, secure)
     if files.get("key") and not files.get("cert"):
-        raise ConfigurationError("key= needs cert=, the certificate that it belongs to")
+        raise ConfigurationError("key= needs cert=, the certificate to which it belongs")
     if files:
         tls_context(files)
     return {TLS[name]: path for name, path in files.items()}
 
 
 def database(options: Mapping[str, object], path: str) -> int:
-    """``db``, or what stands for it in the URL's path."""
+    """Return the number of the database, from ``db`` or else from the URL's path."""
     found = number(int, options.get("db", path or 0))
     if found is None or found < 0:
-        # What stands there may be (the rest of) a password, and is not shown.
+        # The path may be (the rest of) a password, so it is not shown.
         why = "" if "db" in options else ", and a '/' in a password is written %2F"
         raise ConfigurationError(f"the database must be a number from 0, as in redis://host/0{why}")
     return found
 
 
 def at(scheme: str, host: str, port: int, settings: Mapping[str, Any]) -> Endpoint:
-    """``scheme`` is that of the user's URL, and begins with ``rediss`` for TLS. ``settings``: as redis-py's connections
-    take them."""
+    """Return the endpoint of one server. ``scheme`` is that of the user's URL, and begins with ``rediss`` for TLS.
+
+    ``settings`` are those of redis-py's connections.
+    """
     settings = {**settings, "host": host, "port": port}
     kind = SSLConnection if scheme.startswith("rediss") else Connection
     return Endpoint(_place(scheme, host, port, settings.get("db", 0)), kind, settings)
 
 
 def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Endpoint:
-    """Of ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``; options win over the URL."""
+    """Read ``redis://[user:password@]host[:port][/db]``, ``rediss://…`` or ``unix:///path``. Options override the
+    URL."""
     parts = urlsplit(url)
     settings: dict[str, Any] = {
         "username": unquote(parts.username) if parts.username else None,
@@ -137,7 +142,7 @@ def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> End
     if "," in parts.netloc.rpartition("@")[2]:
         several = scheme.replace("redis", "redlock"), f"{scheme}+cluster", f"{scheme}+sentinel"
         raise ConfigurationError(
-            f"{scheme}:// takes one address, that of the primary: did you mean {several[0]}:// (independent servers), "
+            f"{scheme}:// takes one address, that of the primary. Did you mean {several[0]}:// (independent servers), "
             f"{several[1]}:// or {several[2]}://?"
         )
     settings["db"] = database(options, parts.path.strip("/"))
@@ -149,8 +154,10 @@ def endpoint_of_url(url: str, scheme: str, options: Mapping[str, object]) -> End
 
 
 def endpoints_of_redlock(url: str, scheme: str, options: Mapping[str, object]) -> list[Endpoint]:
-    """Of ``redlock://[user:password@]h1[:port],[user:password@]h2,…[/db]``, or ``redlocks://…`` for TLS. Options win
-    over the URL; without ``db`` or a path it is database 0 of each."""
+    """Read ``redlock://[user:password@]h1[:port],[user:password@]h2,…[/db]``, or ``redlocks://…`` for TLS.
+
+    Options override the URL. Without ``db`` or a path, database 0 of each server is used.
+    """
     login = texts(options, LOGIN)
     tls = tls_settings(options, scheme, "redlocks")
     authority, _, path = url.partition("://")[2].partition("/")
@@ -166,22 +173,22 @@ def endpoints_of_redlock(url: str, scheme: str, options: Mapping[str, object]) -
 
 
 def endpoints_of_clients(url: str, clients: object, options: Mapping[str, object]) -> list[Endpoint]:
-    """Where each ``redis.Redis`` of a list connects."""
+    """Return where each ``redis.Redis`` of a list connects."""
     scheme, _, rest = url.partition("://")
     if not isinstance(clients, (list, tuple)):
         raise ConfigurationError(f"client= of {scheme}:// takes a list of redis.Redis, one for each server")
     if rest:
-        raise ConfigurationError(f"client= knows where its servers are: give {scheme}:// as the URL")
+        raise ConfigurationError(f"client= already has the addresses of its servers: give {scheme}:// as the URL")
     one = "rediss" if scheme == "redlocks" else "redis"
     return [endpoint_of_client(f"{one}://", client, options) for client in clients]
 
 
 def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) -> Endpoint:
-    """Where this ``redis.Redis`` connects, and how; its connections themselves are not used."""
+    """Return where this ``redis.Redis`` connects, and how. Its own connections are not used."""
     scheme, _, rest = url.partition("://")
     if not isinstance(client, Redis):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
-        hint = ": the blocking client serves asyncio too" if isinstance(client, AsyncRedis) else ""
+        hint = ": the blocking client works with asyncio too" if isinstance(client, AsyncRedis) else ""
         raise ConfigurationError(f"client= of {scheme}:// takes a redis.Redis, not {other}{hint}")
     client_alone(options, OPTIONS)
     pool = client.connection_pool
@@ -202,13 +209,16 @@ def endpoint_of_client(url: str, client: object, options: Mapping[str, object]) 
 
 
 def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> SentinelEndpoint:
-    """Of ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]``, ``rediss+sentinel://…``. Who stands there logs
-    in at the primary; at the Sentinels it is ``sentinel_username`` with ``sentinel_password``."""
+    """Read ``redis+sentinel://[user:password@]s1[:port],s2,s3/name[/db]`` or ``rediss+sentinel://…``.
+
+    The user and password of the URL are for the primary. Those for the Sentinels are ``sentinel_username`` and
+    ``sentinel_password``.
+    """
     login, _, hosts = urlsplit(url).netloc.rpartition("@")
     name, _, db = urlsplit(url).path.removeprefix("/").partition("/")
     if not hosts or not PRIMARY.fullmatch(name):
         raise ConfigurationError(
-            f"{scheme}:// takes Sentinels, and the name that they know the primary by: "
+            f"{scheme}:// takes Sentinels, and the name by which they know the primary: "
             f"{scheme}://s1:26379,s2:26379,s3:26379/NAME (a '/' in a password is written %2F)"
         )
     tls = tls_settings(options, scheme, "rediss+sentinel")
@@ -225,7 +235,7 @@ def sentinels_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Se
 
 
 def sentinels_of_client(url: str, client: object, options: Mapping[str, object]) -> SentinelEndpoint:
-    """Whom this client of ``redis.sentinel.Sentinel(…).master_for(…)`` asks, and how it connects to the primary."""
+    """Return which Sentinels this client of ``redis.sentinel.Sentinel(…).master_for(…)`` asks, and how it connects."""
     scheme, _, rest = url.partition("://")
     if not isinstance(client, Redis) or not isinstance(pool := client.connection_pool, SentinelConnectionPool):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
@@ -251,12 +261,12 @@ def sentinels_of_client(url: str, client: object, options: Mapping[str, object])
 
 
 Nodes = tuple[list[Address], Callable[[Address], Endpoint]]
-"""Those of a cluster that are asked first, and how each of its nodes is connected to."""
+"""The nodes of a cluster that are asked first, and how to connect to any of its nodes."""
 
 
 def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Nodes:
-    """Of ``redis+cluster://[user:password@]h1[:port],h2[/0]``, or ``rediss+cluster://…``: some of its nodes, each of
-    which knows the others."""
+    """Read ``redis+cluster://[user:password@]h1[:port],h2[/0]`` or ``rediss+cluster://…``. The URL names some nodes of
+    the cluster, each of which knows the others."""
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
     if not hosts:
@@ -273,21 +283,22 @@ def cluster_of_url(url: str, scheme: str, options: Mapping[str, object]) -> Node
 
 
 def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -> Nodes:
-    """Which nodes this ``redis.RedisCluster`` knows, and how it connects; its connections themselves are not used."""
+    """Return which nodes this ``redis.RedisCluster`` knows, and how it connects. Its own connections are not used."""
     scheme, _, rest = url.partition("://")
     if not isinstance(client, RedisCluster):
         other = f"{type(client).__module__}.{type(client).__qualname__}"
         hint = ": give redis://" if isinstance(client, Redis) else ""
         raise ConfigurationError(f"client= of {scheme}:// takes a redis.RedisCluster, not {other}{hint}")
     if rest:
-        raise ConfigurationError(f"client= knows its nodes itself: give {scheme}://")
+        raise ConfigurationError(f"client= already has the addresses of its nodes: give {scheme}://")
     client_alone(options, OPTIONS)
     cluster: Any = client
     pool = cluster.get_default_node().redis_connection.connection_pool
     secure = issubclass(pool.connection_class, SSLConnection)
     if scheme == "rediss+cluster" and not secure:
         raise ConfigurationError("client= connects without TLS: make it with ssl=True, or give redis+cluster://")
-    settings = _settings_of(pool) | {"redis_connect_func": cluster.user_on_connect_func}  # its own may ask for replicas
+    # Without this, the cluster client's own connect function might ask for replicas.
+    settings = _settings_of(pool) | {"redis_connect_func": cluster.user_on_connect_func}
     remap: Callable[[tuple[str, int]], tuple[str, int]] = cluster.nodes_manager.address_remap or Address._make
 
     def endpoint_at(address: Address) -> Endpoint:
@@ -298,7 +309,7 @@ def cluster_of_client(url: str, client: object, options: Mapping[str, object]) -
 
 def _settings_of(pool: Any) -> dict[str, Any]:
     if pool.connection_class.__module__.partition(".")[0] == "fakeredis":
-        raise ConfigurationError("client= is a FakeRedis, to which no connection leads: in a test give memory://")
+        raise ConfigurationError("client= is a FakeRedis, to which one cannot connect: use memory:// in a test")
     return {
         name: value
         for name, value in pool.connection_kwargs.items()

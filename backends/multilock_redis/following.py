@@ -1,13 +1,14 @@
-"""Which primary a client follows, out of what the Sentinels say. Pure: no request, no thread.
+"""Decide which primary a client follows, from what the Sentinels report. Pure: no request, no thread.
 
-A greater epoch counts at once: one Sentinel that knows of a failover is enough. A lower epoch, or another primary with
-the same epoch, may be the word of a Sentinel that was cut off, or of Sentinels that were made anew or were told of
-another primary. The client follows it only after a doubt. A doubt begins when no answer that counts names the primary
-which is followed, or when some name another one with the same epoch. The answers to later questions decide: as many
-Sentinels as a failover needs must name the new primary, and all Sentinels must have answered. Where some are silent,
-the client waits for `COUNTS_FOR`: a silent Sentinel may have led a failover of which the others learn within seconds.
+A greater epoch counts at once: it is enough that one Sentinel knows of a failover. A lower epoch, or another primary
+with the same epoch, is doubtful. It may come from a Sentinel that was cut off, or from Sentinels that were set up anew
+or were told of another primary. The client follows it only after a doubt. A doubt begins when no reply that counts
+names the followed primary, or when one names another primary with the same epoch. Replies to later questions then
+decide: as many Sentinels as a failover needs must name the new primary, and all Sentinels must have replied. If some do
+not reply, the client waits for `COUNTS_FOR`, because such a Sentinel may have led a failover of which the others learn
+within seconds.
 
-An answer counts for `COUNTS_FOR`, and no longer once its Sentinel has said something else or is silent.
+A reply counts for `COUNTS_FOR` seconds, but only until its Sentinel reports something else or does not reply.
 tests/models/sentinel.cpp tries every order of events.
 """
 
@@ -21,31 +22,32 @@ from multilock_redis.slots import Address
 
 __all__ = ["COUNTS_FOR", "Following", "Told"]
 
-# In seconds; a doubt lasts as long while some are silent. Sentinels tell each other what they know every 2 s.
+# Seconds for which a reply counts, and for which a doubt waits for Sentinels that do not reply. Sentinels tell each
+# other what they know every 2 s.
 COUNTS_FOR = 10.0
-KNOWN_FOR = 600.0  # seconds after a Sentinel was last said to be there; until then it is asked
+KNOWN_FOR = 600.0  # seconds for which a Sentinel is asked after another one last named it
 
 
 class Told(NamedTuple):
-    """What one Sentinel answers."""
+    """The reply of one Sentinel."""
 
     epoch: int  #: greater after each failover
     primary: Address
     facts: Mapping[str, str]
-    id: str  #: of the Sentinel: another one when it is made anew
+    id: str  #: the Sentinel's id, which changes when it is set up anew
     others: tuple[Address, ...]  #: the Sentinels that it knows
-    place: Address  #: where it was reached; several Sentinels may be reached at one
+    place: Address  #: where it was reached; several Sentinels may be reached at one address
     asked_at: float
-    hidden: str = ""  #: what it refuses to tell of the Sentinels
+    hidden: str = ""  #: the errors of the questions about the Sentinels that it refuses to answer
 
     @property
     def needed(self) -> int:
-        """How many Sentinels have to agree before there is a failover."""
+        """How many Sentinels have to agree before a failover."""
         return max(int(self.facts.get("quorum", 1)), self.number // 2 + 1)
 
     @property
     def number(self) -> int:
-        """Of the Sentinels, as far as this one knows."""
+        """How many Sentinels there are, as far as this one knows."""
         return int(self.facts.get("num-other-sentinels", 0)) + 1
 
     def agrees_with(self, other: Told) -> bool:
@@ -53,22 +55,25 @@ class Told(NamedTuple):
 
 
 class Following:
-    """The caller lets one thread at a time in."""
+    """The replies that count, and the primary that is followed. The caller admits one thread at a time."""
 
     def __init__(self, sentinels: int) -> None:
-        """``sentinels``: how many the URL names."""
+        """``sentinels`` is how many the URL names."""
         self._sentinels = sentinels
-        self.told: Told | None = None  #: the last answer that named the primary which is followed
-        self.look_again = False  #: all Sentinels are to be asked now; whoever reads that takes it back
+        self.told: Told | None = None  #: the last reply that named the followed primary
+        self.look_again = False  #: all Sentinels must be asked now; the reader of this sets it back
         self._answers: list[Told] = []  # one for each Sentinel
-        self._others: dict[Address, float] = {}  # the addresses of Sentinels, each with when it was named last
-        self._doubted_at: float | None = None  # since then nobody names the primary, or some name another one
+        self._others: dict[Address, float] = {}  # address of a Sentinel -> when another one last named it
+        self._doubted_at: float | None = None  # when the present doubt began
 
     def note(self, told: Told, own: bool, now: float) -> bool:
-        """Returns True if the client follows what this answer says. ``own``: only one Sentinel is reached there."""
+        """Count this reply; return True if the client follows the primary that it names.
+
+        ``own`` means that only one Sentinel is reached at that address.
+        """
         earlier = [each for each in self._answers if each.id == told.id or (own and each.place == told.place)]
         if any(each.asked_at > told.asked_at for each in earlier):
-            return self._follows(told)  # it comes late: a later question has been answered
+            return self._follows(told)  # a later question to that Sentinel was answered first
         self._others |= dict.fromkeys(told.others, now)
         self._others = {place: at for place, at in self._others.items() if now - at < KNOWN_FOR}
         counts = [each for each in self._answers if now - each.asked_at < COUNTS_FOR and each not in earlier]
@@ -79,15 +84,15 @@ class Following:
         return self._follows(told)
 
     def silent(self, place: Address) -> None:
-        """The Sentinel that was reached there has not answered."""
+        """Drop the reply of the Sentinel that was reached there: it has not answered the last question."""
         self._answers = [each for each in self._answers if each.place != place]
 
     def is_agreed(self) -> bool:
-        """As many Sentinels as a failover needs name the primary."""
+        """Return whether as many Sentinels as a failover needs name the followed primary."""
         return self.told is not None and self._support() >= self.told.needed
 
     def others(self) -> list[Address]:
-        """The addresses of the Sentinels that some Sentinel has named."""
+        """Return the addresses of the Sentinels that other Sentinels have named."""
         return list(self._others)
 
     def _follows(self, told: Told) -> bool:
@@ -112,7 +117,7 @@ class Following:
         later = [each for each in self._answers if each.asked_at > self._doubted_at]
         all_of_them = max(self._sentinels, followed.number, *(each.number for each in self._answers))
         if len(later) < all_of_them and now - self._doubted_at < COUNTS_FOR:
-            return  # who has not answered may know more
+            return  # a Sentinel that has not replied may know more
         best = max(each.epoch for each in self._answers)
         named: defaultdict[Address, list[Told]] = defaultdict(list)
         for each in later:

@@ -1,4 +1,4 @@
-"""What operators ask: who holds a name, which names are held; and to take one away."""
+"""The operators' requests: show who holds a name, list all held names, and take a name away."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from multilock_redis.wire import Redirected, bulks, pack
 
 __all__ = ["Inspection"]
 
-SCANNED_AT_ONCE = 1000  # keys looked at by one SCAN
-NAMED = 100  # of those who share a name, where only this one was asked for
+SCANNED_AT_ONCE = 1000  # keys that one SCAN looks at
+NAMED = 100  # holders that inspect() returns of one name
 EPOCH = datetime.fromtimestamp(0, UTC)
 _MARKER = re.compile(rb"#multilock:(r|p(\d+)):\d+")
 
 
 class Inspection:
+    """The operators' requests to one server."""
+
     def __init__(self, keys: Keyspace, transactions: Transactions) -> None:
         self._keys = keys
         self._transactions = transactions
@@ -35,16 +37,16 @@ class Inspection:
     def inspect_all(
         self, prefix: str, within: float, elsewhere: Callable[[str], LockInfo | None] | None = None
     ) -> Iterator[LockInfo]:
-        """``elsewhere`` asks for a name that another node of a cluster serves by now."""
-        seen: set[str] = set()  # SCAN may show a key twice
-        # A name that is all dots is escaped otherwise than the beginning of a longer one.
+        """Yield the held names. ``elsewhere`` asks for a name that another node of a cluster serves by now."""
+        seen: set[str] = set()  # SCAN may return a key twice
+        # A name made only of dots is escaped in another way than the beginning of a longer name.
         pattern = self._keys.prefix + ("" if prefix in (".", "..") else escape(prefix)) + "*"
         connections = self._transactions.connections
         cursor = b"0"
         while True:
             scan = pack("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED_AT_ONCE, "TYPE", "string")
             (cursor, found), _ = connections.call(scan, within)
-            # With an empty prefix the pattern meets our other keys too.
+            # With an empty prefix the pattern matches our other keys as well.
             listed = dict.fromkeys(self._keys.name(key) for key in found if not key.startswith(b"{"))
             names = [name for name in listed if name is not None and name.startswith(prefix) and name not in seen]
             seen.update(names)
@@ -78,14 +80,15 @@ def _info(name: str, text: bytes, token: bytes | None, waiting: int, *rest: Any)
         return replace(first, waiting=waiting, holders=holders, others=tuple(others))
     info = replace(_holder(name, text, *rest), waiting=waiting)
     if info.kind is None or token is None:
-        return info  # a plain client's: the token is that of another holder
+        return info  # a plain client holds the lock, and the token is that of an earlier holder
     return replace(info, token=int(token), since=EPOCH + timedelta(microseconds=int(token)))
 
 
 def _holder(name: str, owner: bytes, left: int) -> LockInfo:
-    """Without its token: of those who share a lock only the last one's is known."""
+    """Return what to show of one holder, without its token: among several holders only the last one's token is
+    known."""
     info = parse_owner(owner.removeprefix(RESTS).decode(errors="replace"))
     rests = info.kind is not None and owner.startswith(RESTS)
     until = datetime.now(UTC) + timedelta(milliseconds=max(0, left)) if rests else None
-    remaining = left / 1000 if left >= 0 else None  # below: a plain client's key that never ends
+    remaining = left / 1000 if left >= 0 else None  # negative for a plain client's key that has no end
     return replace(info, name=name, resting_until=until, remaining=remaining)

@@ -1,4 +1,4 @@
-"""Names and keys, as they go over the wire."""
+"""The keys of a name, encoded for the network."""
 
 from __future__ import annotations
 
@@ -15,43 +15,46 @@ __all__ = ["Keys", "Keyspace", "holders_of", "token_of"]
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one name, as they go over the wire."""
+    """The keys of one name, encoded for the network."""
 
-    common: bytes  # packed: lock, queue, live, token, holders
-    gone: bytes  # what the key of a tombstone begins with
+    common: bytes  # encoded: lock, queue, live, token, holders
+    gone: bytes  # prefix of the keys of tombstones
 
     def own(self, claim: Claim) -> bytes:
-        """Packed: the claim's tombstone, its owner text."""
+        """Return, encoded, the key of the claim's tombstone and the claim's owner text."""
         gone = self.gone + claim.id.encode()
         owner = claim.owner.encode()
         return b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(gone), gone, len(owner), owner)
 
 
 class Keyspace:
-    """Names and keys. ``{lock}:x`` is in the lock's slot of a cluster, and no lock can be called so: no escaped name
-    and no prefix has a brace."""
+    """The mapping between names and keys, below one prefix.
+
+    A key ``{lock}:x`` is in the lock's slot of a cluster. No lock can have such a key as its own, because neither an
+    escaped name nor a prefix contains a brace.
+    """
 
     def __init__(self, prefix: str, slot_of: Callable[[bytes], int] | None = None) -> None:
-        """``slot_of``: the slot of a key, where keys of two slots may not stand in one request."""
+        """``slot_of`` returns the slot of a key; give it if keys of two slots must not be in one request."""
         self.prefix = prefix
         self._slot_of = slot_of
         self.in_slots = slot_of is not None
-        # For names that are taken again and again; a renewal of thousands, each once in a while, would only flush it.
+        # The cache is for names that are taken repeatedly. A renewal of thousands of names would only flush it.
         self.of = lru_cache(maxsize=1024)(self._keys)
 
     def lock(self, name: str) -> bytes:
         return (self.prefix + escape(name)).encode()
 
     def primary_only(self, name: str) -> bytes:
-        """A write that changes nothing, on a key of this name: a replica says READONLY to it."""
+        """Return a write on a key of this name that changes nothing; a replica answers it with READONLY."""
         return pack("HDEL", b"{%b}:live" % self.lock(name), "")
 
     def slot(self, name: str) -> int:
-        """That of all keys of this name; always 0 where there are none."""
+        """Return the slot of all keys of this name; always 0 without slots."""
         return self._slot_of(self.lock(name)) if self._slot_of else 0
 
     def name(self, key: bytes) -> str | None:
-        """The lock whose key this is; None for any other key."""
+        """Return the name of the lock whose key this is, or None for any other key."""
         text = key.decode(errors="replace")
         return unescape(text.removeprefix(self.prefix)) if text.startswith(self.prefix) else None
 

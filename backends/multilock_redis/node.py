@@ -1,4 +1,4 @@
-"""One primary: connections to it, the recipe of its locks, what it pushes, what operators ask of it."""
+"""One primary: the connections to it, the recipe of its locks, its notices, and the requests of operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["Node"]
 
 
 class Node:
-    """Its methods promise what those of `multilock.backend.Backend` do; what needs one part only is asked of that."""
+    """The parts of one primary. Its methods promise the same as those of `multilock.backend.Backend`.
+
+    A request that concerns one part only goes directly to that part.
+    """
 
     def __init__(
         self,
@@ -24,11 +27,11 @@ class Node:
         notices: Notices,
         replicas: Replicas | None = None,
     ) -> None:
-        """No I/O. Made anew in a forked child. ``replicas``: see `Recipe`."""
+        """Make the parts; no request is sent. A forked child makes them anew. ``replicas``: see `Recipe`."""
         endpoint.forget()
         self._now = notices.now
         self._endpoint = endpoint
-        self.group = endpoint.name  #: of what it grants
+        self.group = endpoint.name  #: the group of the leases that it grants
         self.connections = Connections(endpoint, notices.now)
         transactions = Transactions(self.connections, notices.now)
         self.recipe = Recipe(keys, transactions, endpoint.name, replicas)
@@ -37,7 +40,7 @@ class Node:
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         if join and not self.listener.listening:
-            # A free lock needs no subscription. But who joins without one is taken for dead, and passed over.
+            # A free lock needs no subscription. But the scripts take a waiter without one for dead, and pass it over.
             deadline = self._now() + within
             answer = self.recipe.attempt(claim, False, within)
             if isinstance(answer, Granted):
@@ -48,12 +51,12 @@ class Node:
 
     def channel(self, within: float) -> Channel | None:
         if self.recipe.replicas.of_grants:
-            return None  # a channel has one request under way, and no time limit of its own: threads wait
+            return None  # a channel can send only one request at a time, without a time limit: use a thread instead
         wire = self.connections.channel(within)
         return Channel(wire, self.recipe, self.listener) if wire else None
 
     def release(self, claim: Claim, unsure: bool, within: float) -> bool:
-        self.listener.unwatch(claim.id)  # before it is sent: what follows is no loss
+        self.listener.unwatch(claim.id)  # before the request is sent, so that its effect is not reported as a loss
         return self.recipe.release(claim, unsure, within)
 
     def rest(self, claim: Claim, unsure: bool, seconds: float, within: float) -> bool:
@@ -61,7 +64,7 @@ class Node:
         return self.recipe.rest(claim, unsure, seconds, within)
 
     def interrupt(self) -> None:
-        """End all connections, those too on which an answer is awaited: that is silence."""
+        """End all connections. Requests that wait for a reply then fail with BackendUnavailable."""
         self._endpoint.interrupt()
 
     def close(self) -> None:

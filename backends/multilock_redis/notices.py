@@ -1,15 +1,15 @@
-"""What the server pushes: wake-ups for waiters, and changes of keys that are held or followed.
+"""Receive what the server pushes: wake-ups for waiters, and changes of keys that are held or followed.
 
-Two connections of their own. One is subscribed, and a thread reads it. On the other the server tracks what is read
-after a ``CLIENT CACHING YES`` (``CLIENT TRACKING … REDIRECT … OPTIN``): it tells the first one when such a key changes,
-once per read. Renewals go over the other one too, since what it changes itself is not pushed (``NOLOOP``), and read
-again what they renewed. (Without ``OPTIN`` a 7.0 server remembers all keys of a script at each read in it: renewing
-500 locks took 98 ms instead of 1.1.)
+There are two separate connections. One is subscribed, and a thread reads it. On the other one, the server tracks the
+keys read after a ``CLIENT CACHING YES`` (``CLIENT TRACKING … REDIRECT … OPTIN``). When such a key changes, the server
+reports it on the first connection, once per read. Renewals use the second connection as well, because its own changes
+are not pushed (``NOLOOP``), and then read the renewed keys again. (Without ``OPTIN`` a 7.0 server tracks all keys of a
+script at each read in it: renewing 500 locks took 98 ms instead of 1.1.)
 
-Both are opened when they are first needed: a program whose locks are free and short has neither. A push is lost when a
-connection breaks: so after each reconnect everything is looked at once, and until then heartbeats and renewals find out
-what no push told. The push of a hand-over is proof, for as long as the time of sending in it vouches for
-(`Recipe.pushed`); every other is a hint.
+Both are opened when they are first needed. A program whose locks are free and short opens neither. A push is lost when
+a connection breaks. So everything is looked at once after each reconnect, and until then heartbeats and renewals find
+what was not pushed. The push of a hand-over is proof for as long as the time of sending in it allows (`Recipe.pushed`).
+Every other push is a hint.
 """
 
 from __future__ import annotations
@@ -34,25 +34,27 @@ INVALIDATED = b"__redis__:invalidate"
 PING = pack("PING")
 CACHING = pack("CLIENT", "CACHING", "YES")  # the next command's keys are tracked
 READ_AT_ONCE = 500  # keys
-TEND_EVERY = 2.0  # seconds; a dead connection is found within two of them, before a waiter's place is lost
+TEND_EVERY = 2.0  # seconds; a dead connection is found within two of these, before a waiter's place is lost
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds between tries to connect again
 RECONNECT_WITHIN = 2.0
-LOOK_WITHIN = 1.0  # seconds; for as long a silent tracked connection may keep the thread from its wake-ups
-FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds until what was refused is asked for again
+LOOK_WITHIN = 1.0  # seconds for which a silent tracked connection may delay the wake-ups
+FIRST_AGAIN, LONGEST_AGAIN = 5.0, 300.0  # seconds until a refused subscription or tracking is tried again
 UNTRACKED = "a deleted key is noticed at the next renewal only"
 REDIRECT_ENDED = "you want redirect to does not exist"
 
 Before = tuple[str, dict[str, bytes]]
-"""A name that is asked for, and which of our claims were watched then, each with what its key should hold."""
+"""A name that is about to be read, and its watched claims at that time, each with what the key should hold."""
 
 Owner = bytes | Redirected | None
-"""What a key holds; or that another node of a cluster serves it."""
+"""What a key holds, or the report that another node of a cluster serves it."""
 
 Moving = list[tuple[str, str, bytes]]
-"""Claims that another node is to watch: id, name, and what its key should hold."""
+"""Claims that another node must watch from now on: id, name, and what the key should hold."""
 
 
 class Listener:
+    """The subscribed and the tracked connection of one client to one server, and the thread that reads them."""
+
     def __init__(
         self, endpoint: Endpoint, connections: Connections, keys: Keyspace, recipe: Recipe, notices: Notices
     ) -> None:
@@ -63,29 +65,29 @@ class Listener:
         self._notices = notices
         self._now = notices.now
         self._closed = system.Event()
-        self.listening = False  #: wake-ups are pushed, or the server refused that: waiting may begin
-        self.refused: dict[str, str] = {}  #: what the server does not let us do, and what it said
-        self._again_at, self._again_in = 0.0, FIRST_AGAIN  # when what is refused is asked for again, and how often
+        self.listening = False  #: whether waiting may begin: wake-ups are pushed, or the server has refused that
+        self.refused: dict[str, str] = {}  #: "wake-ups" or "changes", if refused -> the consequence
+        self._again_at, self._again_in = 0.0, FIRST_AGAIN  # when a refused one is tried again, and the pause after that
         self._subscription = f"subscription to {endpoint.name}"
         self._tracking = f"tracked connection to {endpoint.name}"
-        # An interrupt (Ctrl-C) comes when a call returns or a Python function begins. So these two locks are taken by
-        # `taken += map(lock.acquire, …)`, which has no such moment between the acquire and the note of it, and a
-        # `finally` lets go of them by a call of its own: else one would stay taken for ever.
+        # An interrupt (Ctrl-C) arrives when a call returns or a Python function begins. So `taken += map(lock.acquire,
+        # …)` takes these two locks: no interrupt can arrive between the acquire and the record of it. A `finally` then
+        # releases them by a single call. Otherwise an interrupt could leave a lock taken forever.
         self._starting = system.Lock()
         self._subscribed: Wire | None = None
-        self._subscriber = 0  # its id at the server; 0: there is none that could hear of changes
+        self._subscriber = 0  # the connection's id at the server; 0 if it cannot receive changes
         self._using_tracked = system.Lock()
         self._tracked: Wire | None = None
-        self._redirect = 0  # the subscriber that the tracked connection's changes go to
+        self._redirect = 0  # the id of the subscriber that receives the tracked connection's changes
         self._watched = Watched()
-        self._followed: dict[str, object] = {}  # name -> owner as last read
-        self._elsewhere: set[str] = set()  # names of these that another node of a cluster serves, as this one says
-        #: In the thread, of such names, and of all after each connection that broke: has those looked after that
-        #: another node serves, and returns the others. What is elsewhere is neither free nor lost: it is not told of.
+        self._followed: dict[str, object] = {}  # name -> its owner at the last read
+        self._elsewhere: set[str] = set()  # watched or followed names that this node has reported to be at another one
+        #: Called in the thread with such names, and with all names after each broken connection. It has those watched
+        #: that another node serves, and returns the others. A name at another node is neither free nor lost.
         self.hand_on: Callable[[set[str]], set[str]] = _nowhere
 
     def listen(self, within: float) -> None:
-        """Subscribe, unless that is done. BackendUnavailable (nothing was executed) if there is no answer."""
+        """Subscribe, unless that is done. Raises BackendUnavailable (nothing was executed) without a reply."""
         deadline = self._now() + within
         taken: list[bool] = []
         try:
@@ -101,7 +103,7 @@ class Listener:
                 self._starting.release()
 
     def watch(self, held: Sequence[Held], within: float) -> None:
-        """Report when one of these does not hold its name (any more)."""
+        """Report when one of these claims does not hold its name, now or later."""
         deadline = self._now() + within
         for claim, granted in held:
             self._watched.add(claim.id, claim.name, str(granted.key).encode())
@@ -112,7 +114,7 @@ class Listener:
         self._watched.take(claim_id)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """Report changes of holder of exactly these names. False: this server does not push them."""
+        """Report changes of holder of exactly these names. Returns False if this server does not push them."""
         deadline = self._now() + within
         unread = object()
         followed = self._followed
@@ -125,8 +127,11 @@ class Listener:
         return "changes" not in self.refused
 
     def renew(self, held: Sequence[Held], within: float) -> list[Granted | BackendUnavailable | None]:
-        """Over the tracked connection, and what is watched stays tracked. Over another when that is in use or down:
-        then the renewal itself is pushed as a change, and looked at, which tracks it again."""
+        """Renew over the tracked connection, so that what is watched stays tracked.
+
+        If that connection is in use or down, use another one. The server then pushes the renewal itself as a change,
+        and the look that follows tracks the keys again.
+        """
         if self._tracked is None:
             return self._recipe.renew(held, self._connections.exchange, within)
         taken: list[bool] = []
@@ -137,13 +142,13 @@ class Listener:
             wire = self._tracked
             if taken != [True] or not wire.alive or wire.stale():
                 return self._recipe.renew(held, self._connections.exchange, within)
-            # By name: what one of its holders changes here is pushed to none of them.
+            # All claims of a name are read: a change that one of them makes here is pushed to none of them.
             before = self._before({claim.name for claim, _ in held if self._matters(claim.name)})
             reads = self._reads(before, tracked=True)
 
             def exchange(requests: Sequence[bytes], within: float) -> list[Answer]:
                 answers = wire.exchange([*requests, *reads], within)
-                with suppress(MultilockError):  # a read that is refused harms no renewal
+                with suppress(MultilockError):  # a refused read does not affect the renewal
                     owners[:] = self._owners(answers[len(requests) :])
                 return answers[: len(requests)]
 
@@ -151,26 +156,26 @@ class Listener:
         finally:
             if taken == [True]:
                 self._using_tracked.release()
-        self._tell(zip(before, owners, strict=False))  # without an answer there is nothing to tell
+        self._tell(zip(before, owners, strict=False))  # without replies there is nothing to report
         return answers
 
     def watches(self) -> bool:
         return bool(self._watched or self._followed)
 
     def doubt(self) -> None:
-        """All of that may be elsewhere by now: it is looked at soon."""
+        """Look at all names again soon: another node may serve them by now."""
         self._elsewhere |= self._names()
 
     def leave(self, names: Collection[str]) -> tuple[Moving, dict[str, object]]:
-        """What is watched and followed of these; from now on it is not, here: `take_over` it at another node."""
+        """Stop watching and following these names; return what was watched and followed, for `take_over` elsewhere."""
         watched = [(claim_id, name, owner) for name in names for claim_id, owner in self._watched.of_name(name).items()]
-        watched = [each for each in watched if self._watched.take(each[0])]  # what a release took out stays out
+        watched = [each for each in watched if self._watched.take(each[0])]  # without what a release has just removed
         followed = {name: owner for name, owner in self._followed.items() if name in names}
         self._followed = {name: owner for name, owner in self._followed.items() if name not in names}
         return watched, followed
 
     def take_over(self, watched: Moving, followed: dict[str, object], wanted: Container[str], within: float) -> None:
-        """What another node was left with; ``wanted``: the claims that were not released meanwhile."""
+        """Watch and follow what another node was asked to `leave`. ``wanted`` has the claims not released meanwhile."""
         deadline = self._now() + within
         for each in watched:
             self._watched.add(*each)
@@ -179,7 +184,7 @@ class Listener:
                 self._watched.take(claim_id)
         self._followed = followed | self._followed
         names = {name for _, name, _ in watched} | followed.keys()
-        self._elsewhere |= names  # looked at again until an answer comes
+        self._elsewhere |= names  # they are looked at again until there is a reply
         self.listen(within)
         self._look(names, deadline - self._now())
 
@@ -193,15 +198,15 @@ class Listener:
 
     def _subscribe(self, within: float) -> Wire:
         wire = self._endpoint.connect(within, self._now)
-        # The wake-ups last: after the answer to this one, and only then, messages may come at any time.
+        # The wake-ups come last: messages may come at any time after the reply to that subscription, but not before.
         channels = (INVALIDATED, f"multilock:wake:{self._notices.client}")
         requests = [pack("CLIENT", "ID"), *(pack("SUBSCRIBE", channel) for channel in channels)]
         answers = [answer for answer, _ in wire.exchange(requests, within, pushes=True)]
         client, changes, wakes = answers
         for answer in answers:
-            if isinstance(answer, BackendUnavailable):  # silence, as LOADING or BUSY: no refusal
+            if isinstance(answer, BackendUnavailable):  # LOADING or BUSY, for example: that is not a refusal
                 raise answer
-        self.refused = {}  # what was refused once may be allowed by now
+        self.refused = {}  # what was refused earlier may be allowed by now
         if isinstance(wakes, Exception):
             self._refuse("wake-ups", f"waiters are woken by timers only: {wakes}")
         for answer in (client, changes):
@@ -215,8 +220,8 @@ class Listener:
         return wire
 
     def _run(self, wire: Wire) -> None:
-        """The thread: reads until the connection breaks, and makes a new one, until the client is closed."""
-        self.listening = True  # here too: an interrupt may end listen() while it waits for this thread to begin
+        """Read until the connection breaks, then make a new one, until the client is closed. The thread runs this."""
+        self.listening = True  # here as well, because an interrupt may end listen() before it has set this
         while True:
             again: Wire | None
             try:
@@ -234,21 +239,24 @@ class Listener:
             if again is wire:
                 continue
             wire = again
-            # Whatever was pushed in between is lost.
+            # Whatever was pushed in between is lost, so look at everything.
             self._notices.wake(None)
             self._notices.changed(None)
             self._look_again(None)
         for connection in (self._subscription, self._tracking):
-            self._notices.pushes(connection, None)  # not needed any more
-        # Here, since who closes the client may find it in use, or not made yet. No other is made after it, and no
-        # interrupt comes to a thread of ours.
+            self._notices.pushes(connection, None)  # it is no longer needed
+        # The tracked connection is closed here, because close() may find it in use, or not made yet. No other is made
+        # after this, and no interrupt arrives in this thread.
         with self._using_tracked:
             if self._tracked is not None:
                 self._tracked.close()
 
     def _ask_again(self, wire: Wire) -> Wire | None:
-        """Something was refused: another connection, in case it is allowed by now; this one where there is none. None:
-        the client was closed."""
+        """Make another connection after a refusal, in case that is allowed by now. Returns the present one if that
+        fails.
+
+        Returns None if the client was closed.
+        """
         if self._closed.is_set():
             wire.close()
             return None
@@ -256,13 +264,13 @@ class Listener:
         try:
             again = self._subscribe(RECONNECT_WITHIN)
         except MultilockError as error:
-            logger.debug("what was refused could not be asked for again: %s", error)
+            logger.debug("a refused subscription or tracking could not be tried again: %s", error)
             return wire
         wire.close()
         return again
 
     def _subscribe_again(self) -> Wire | None:
-        """None: the client was closed."""
+        """Connect until that succeeds. Returns None if the client was closed."""
         pause = FIRST_PAUSE
         while not self._closed.wait(pause * system.uniform(0.5, 1.5)):
             self.hand_on(self._names())
@@ -273,24 +281,24 @@ class Listener:
             except MultilockError as error:
                 logger.debug("not subscribed again yet: %s", error)
                 self._notices.pushes(self._subscription, str(error), refused=isinstance(error, BackendRejected))
-            # Requests may go on all the same, over connections that are there. Then the scripts must not take our
-            # waiters for dead, and nobody but us looks for changes.
+            # Requests may still succeed over other connections. The scripts must not take our waiters for dead then,
+            # and only this thread looks for changes.
             self._recipe.told = False
             self._look_again(None)
             pause = min(LONGEST_PAUSE, pause * 2)
         return None
 
     def _read(self, wire: Wire) -> None:
-        """Until it breaks, or until something that was refused is to be asked for again."""
+        """Read until the connection breaks, or until a refused subscription or tracking must be tried again."""
         tend_at = self._now() + TEND_EVERY
         heard = True
         while not self._closed.is_set():
             changed: set[str] = set()
             message = wire.receive(max(0.0, tend_at - self._now()))
-            while message is not None:  # changes that came together are looked at together
+            while message is not None:  # changes that arrived together are looked at together
                 heard = True
                 changed |= self._understand(message)
-                # After a wake-up it is the woken thread that needs the interpreter.
+                # After a wake-up, the woken thread needs the interpreter.
                 message = wire.receive(0.0) if 0 < len(changed) < READ_AT_ONCE else None
             if changed := {name for name in changed if self._matters(name)}:
                 self._look_again(changed)
@@ -318,15 +326,15 @@ class Listener:
         return {name for name in names if self._matters(name)}
 
     def _understand(self, message: list[Any]) -> set[str]:
-        """Wake who is meant; return the names that may have changed."""
+        """Notify the claim that a message is for; return the names that may have changed."""
         match message:
-            case [b"message", _, bytes(payload)]:  # first: somebody waits for it
+            case [b"message", _, bytes(payload)]:  # the first case, because a waiter depends on it
                 claim_id, granted = self._recipe.pushed(payload)
                 if granted:
                     self._notices.granted(claim_id, granted)
                 else:
                     self._notices.wake(claim_id)
-                if "changes" in self.refused:  # force_release tells the former holder so
+                if "changes" in self.refused:  # then force_release notifies the former holder in this way
                     name = self._watched.name(claim_id)
                     return {name} if name is not None else set()
             case [b"message", channel, None] if channel == INVALIDATED:  # the whole database
@@ -338,10 +346,10 @@ class Listener:
     # ---- the tracked connection
 
     def _look_again(self, names: Iterable[str] | None) -> None:
-        """In the thread."""
+        """Look at these names (None: all), and report a failure. The thread runs this."""
         if not (self.watches() or self._tracked):
             if "changes" not in self.refused:
-                self._notices.pushes(self._tracking, None)  # not needed any more
+                self._notices.pushes(self._tracking, None)  # it is no longer needed
             return
         try:
             self._look(names, 2 * LOOK_WITHIN)
@@ -351,8 +359,10 @@ class Listener:
                 self._notices.pushes(self._tracking, str(error))
 
     def _look(self, names: Iterable[str] | None, within: float) -> None:
-        """Read who holds these names (None: all), and tell what changed. From then on the server tells of changes,
-        where it can. A tracked connection that is broken or silent is replaced at once, and every name is read."""
+        """Read who holds these names (None: all), and report changes. The server tracks them from then on, if it can.
+
+        A tracked connection that is broken or silent is replaced at once, and every name is read.
+        """
         deadline = self._now() + within
         taken: list[bool] = []
         try:
@@ -375,7 +385,7 @@ class Listener:
         self._tell(looked)
 
     def _look_within(self, names: Iterable[str] | None, within: float) -> list[tuple[Before, Owner]]:
-        """BackendRejected: they may not be read; and nothing else."""
+        """Read these names within this time. Raises BackendRejected only if reading them is refused."""
         deadline = self._now() + within
         wire = None
         if self._subscriber and "changes" not in self.refused:
@@ -389,26 +399,29 @@ class Listener:
         requests = self._reads(before, tracked=wire is not None)
         try:
             answers = (wire or self._connections).exchange(requests, deadline - self._now())
-        except BackendRejected as error:  # of the connection
+        except BackendRejected as error:  # the connection was refused, not the reads
             raise refused(error) from error
         return list(zip(before, self._owners(answers), strict=True))
 
     def _names(self) -> set[str]:
-        """All that are of interest."""
+        """Return all names that are watched or followed."""
         return self._followed.keys() | self._watched.names()
 
     def _matters(self, name: str) -> bool:
         return name in self._followed or self._watched.has_name(name)
 
     def _before(self, names: Iterable[str]) -> list[Before]:
-        """Who of us has these names, before it is asked who has them."""
+        """Return our claims of these names, to be compared with what a read of the names returns."""
         return [(name, self._watched.of_name(name)) for name in dict.fromkeys(names)]
 
     def _reads(self, before: list[Before], *, tracked: bool) -> list[bytes]:
-        """Requests for the owners of these names, and a write that does nothing: a replica refuses it, which may lag
-        behind, or be empty. Without a name it is a ping."""
+        """Return requests for the owners of these names, and a write that changes nothing.
+
+        A replica refuses that write. Its replies do not count, because it may lag behind or be empty. Without a name
+        the last request is a ping.
+        """
         requests = []
-        # Of a slot that is being moved a node answers for one key at a time.
+        # While a slot is moved, a node answers for one key of it at a time.
         at_once = 1 if self._keys.in_slots else READ_AT_ONCE
         for start in range(0, len(before), at_once):
             keys = [self._keys.lock(name) for name, _ in before[start : start + at_once]]
@@ -416,7 +429,7 @@ class Listener:
         return [*requests, self._keys.primary_only(before[0][0]) if before else PING]
 
     def _owners(self, answers: Sequence[Answer]) -> list[Owner]:
-        """What was answered to `_reads`."""
+        """Return the owners, from the replies to `_reads`."""
         owners: list[Owner] = []
         *reads, (proof, _) = answers
         if isinstance(proof, BackendUnavailable) and IS_REPLICA in str(proof):
@@ -437,7 +450,8 @@ class Listener:
                 continue
             message = "its key was deleted or has expired" if owner is None else "its key has another owner"
             for claim_id in [claim_id for claim_id, its_owner in watched.items() if its_owner != owner]:
-                # Taken out by who tells: a release takes its claim out before it is sent, so what it ended is not lost.
+                # Only the thread that removes the claim reports it. A release removes its claim before it is sent, so
+                # that what it ends is not reported as lost.
                 if self._watched.take(claim_id):
                     self._notices.gone(claim_id, LossReason.TAKEN, message)
             followed = self._followed
@@ -446,7 +460,7 @@ class Listener:
                 self._notices.changed(name)
 
     def _track(self, within: float) -> Wire:
-        """The tracked connection, a new one if there is none that tells the present subscriber."""
+        """Return the tracked connection. Make a new one unless the present one reports to the present subscriber."""
         wire = self._tracked
         if wire is not None and wire.alive and self._redirect == self._subscriber and not wire.stale():
             return wire
@@ -457,7 +471,7 @@ class Listener:
             wire.close()
         try:
             wire = self._endpoint.connect(within, self._now)
-        except BackendRejected as error:  # of the connection, not of what it is for
+        except BackendRejected as error:  # the connection was refused, not the tracking
             raise refused(error) from error
         track = pack("CLIENT", "TRACKING", "ON", "REDIRECT", subscriber, "OPTIN", "NOLOOP")
         answers = [answer for answer, _ in wire.exchange([track, CACHING], within)]
@@ -490,5 +504,5 @@ class Listener:
 
 
 def _nowhere(names: set[str]) -> set[str]:
-    """Of a server that is in no cluster."""
+    """Return all names: a server that is not in a cluster has no other nodes."""
     return names

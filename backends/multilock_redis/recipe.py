@@ -1,15 +1,16 @@
-"""The lock on one Redis primary: what is asked of its scripts, and what their answers mean.
+"""The lock on one Redis primary: the calls of its scripts, and what their replies mean.
 
-A lock is a string key with an end (`SET key owner NX PX ttl`, as in the pattern that Redis documents, so that plain
-clients and redis-py's Lock exclude us and we them), with what that pattern lacks: a fencing token, a queue in order of
-arrival in which the releaser itself makes the next one the holder, and a cancel that is final. While readers or permits
-share it the string is a marker, and who shares it stands in a sorted set, each with the end of its own lease. Each step
-is one script in ``scripts/``, atomic and safe to send again; the invariant stands on top of each. So here is no race:
-they are all in there.
+A lock is a string key with an end (`SET key owner NX PX ttl`, the pattern that Redis documents), so plain clients and
+redis-py's Lock exclude us and we exclude them. The scripts add what that pattern lacks. Each grant has a fencing token.
+Waiters queue in order of arrival, and a release itself makes the next waiter the holder. A cancel is final.
 
-A release makes the next one the holder and tells it so, in one push that is a grant: the waiter's newest executed
-request said when it was sent, and until then plus the liveness that it asked for the server lets in nobody else,
-whenever the push is read.
+While readers or permits share a lock, the string is a marker, and the holders are in a sorted set, each with the end of
+its own lease. Each step is one script in ``scripts/``, atomic and safe to send again, with its invariant at its top.
+All races are dealt with in the scripts; this module has none.
+
+A release makes the next waiter the holder and notifies it by one push, which is a grant. The waiter's newest executed
+request told the server when it was sent. The server admits nobody else until that time plus the liveness that the
+request asked for. So the grant is valid until then, whenever the waiter reads the push.
 """
 
 from __future__ import annotations
@@ -38,43 +39,49 @@ from multilock_redis.wire import Redirected, bulks, pack, refused
 
 __all__ = ["RESTS", "Recipe", "Replicas", "liveness"]
 
-TOMBSTONE = 60_000  # ms; longer than any request can lie in a buffer of a connection that was closed
-OTHER_NUMBER = -3  # the first word of an answer of share.lua
-RESTS = b"#multilock:rest:"  # before the owner of what was released and rests: no claim is called so
-AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks; one script keeps the server for about 1 ms
+TOMBSTONE = 60_000  # ms; no request survives longer in the buffers of a connection that was closed
+OTHER_NUMBER = -3  # the first word of a reply of share.lua
+RESTS = b"#multilock:rest:"  # prefix of the owner of a name that was released and rests; no claim's owner begins so
+AT_ONCE = {RENEW: 500, RENEW_SHARED: 250}  # locks in one script, which then occupies the server for about 1 ms
 _LAST, _ORDINARY = bulks(b"%d" % TOMBSTONE), bulks(b"0")
 
 
 def liveness(ttl: float) -> float:
-    """Seconds for which one request keeps a waiter's place. Three heartbeats: two may be late.
+    """Return for how many seconds one request keeps a waiter's place: three heartbeats, so that two may be late.
 
-    Long enough that a thousand waiters are no load, short enough that a dead one delays the next by no more than this.
+    That is long enough that a thousand waiters are a light load, and short enough that a dead waiter does not delay the
+    next one for long.
     """
     return min(max(ttl, 1.0), 6.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many replicas must have acknowledged a grant, and a renewal, before it counts (``WAIT``). That narrows what a
-    failover can lose, and is no consensus: the replica that is promoted need not be one of them."""
+    """How many replicas must have acknowledged a grant, and a renewal, before it counts (``WAIT``).
+
+    That makes it rarer that a failover loses a lock, but it is not a consensus: a failover may promote another replica.
+    """
 
     of_grants: int = 0
     of_renewals: int = 0
 
     def wait(self, wanted: int, within: float) -> bytes:
-        """The last quarter of the time is for the answer."""
+        """Return the request to wait. The last quarter of the time is left for the reply."""
         return pack("WAIT", wanted, max(1, int(within * 750)))
 
     def too_few(self, wanted: int, reached: int) -> BackendUnavailable | None:
         if reached >= wanted:
             return None
-        what = f"{reached} of the {wanted} replicas that replicas={wanted} asks for have acknowledged the lock in time"
+        what = f"{reached} of the {wanted} replicas that replicas={wanted} requires have acknowledged the lock in time"
         return BackendUnavailable(what, unknown=True, backend="redis")
 
 
 class Recipe:
-    """What is sent is made by ``to_…`` methods, and what is answered is read by `attempted`, apart from the sending: an
-    event loop sends by itself (`multilock_redis.channel`)."""
+    """The calls of the scripts for one server.
+
+    The ``to_…`` methods make the requests, and `attempted` reads the reply of an attempt. Both are separate from the
+    sending, because an event loop sends by itself (`multilock_redis.channel`).
+    """
 
     def __init__(
         self, keys: Keyspace, transactions: Transactions, group: str, replicas: Replicas | None = None
@@ -83,10 +90,10 @@ class Recipe:
         self.replicas = replicas or Replicas()
         self._transactions = transactions
         self._group = group
-        self.told = True  #: our waiters hear of their turn; where not, the scripts must not take them for dead
+        self.told = True  #: whether our waiters are notified; if not, the scripts must not take them for dead
 
     def over(self, transactions: Transactions) -> Recipe:
-        """The same, by other connections to its server."""
+        """Return the same recipe for other connections to its server."""
         recipe = Recipe(self._keys, transactions, self._group, self.replicas)
         recipe.told = self.told
         return recipe
@@ -94,8 +101,11 @@ class Recipe:
     # ---- acquire
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
-        """Take it, or take and keep a place in the queue. Who joins is served in order of arrival, fair or not; an
-        unfair one that wants it alone and does not join takes a free lock whoever waits."""
+        """Take the name, or take and keep a place in the queue.
+
+        Claims that join are served in order of arrival, fair or not. An unfair exclusive claim that does not join takes
+        a free lock even if others wait.
+        """
         deadline = self._transactions.now() + within
         script = ACQUIRE if claim.mode == "x" else SHARE
         answer = self.attempted(claim, *self._transactions.run(script, request := self.to_attempt(claim, join), within))
@@ -104,10 +114,12 @@ class Recipe:
         return answer
 
     def _acknowledged(self, claim: Claim, script: Script, request: bytes, within: float) -> Granted | Busy:
-        """What has just been granted, once enough replicas have it. WAIT counts for what its own connection wrote last,
-        and all that the server had written before; so the request is sent again, with WAIT behind it.
+        """Return a grant only once enough replicas have it.
 
-        Whatever goes wrong here, the name is held at the server: no answer counts, and the kernel cancels the claim."""
+        WAIT covers the last write of its own connection, and all that the server had written before. So the request is
+        sent again, followed by WAIT. If anything fails here, the server still holds the name for us. So the outcome is
+        reported as unknown, and the kernel cancels the claim.
+        """
         exchange = self._transactions.connections.exchange
         wanted = self.replicas.of_grants
         requests = [request, self.replicas.wait(wanted, within)]
@@ -115,7 +127,7 @@ class Recipe:
             try:
                 (answer, sent_at), (reached, _) = self._transactions.run_all({script}, requests, exchange, within)
             except Redirected:
-                raise  # its slot has moved, with what was granted
+                raise  # the slot has moved to another node, together with the grant
             except BackendRejected:
                 self.release(claim, True, within)
                 raise
@@ -129,12 +141,13 @@ class Recipe:
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
-        # Nobody has waited for the replicas of what is handed over: who is told of it asks. In a cluster all nodes pass
-        # a push on, so that it does not tell which of them handed over, and by whose clock the hand-over ends.
+        # A push is a grant, except in two cases. With replicas= nobody has waited for them at a hand-over, so the
+        # waiter must ask. And in a cluster all nodes pass a push on, so it does not show which node's clock ends the
+        # hand-over.
         by_push = claim.renew and not self.replicas.of_grants and not self._keys.in_slots
         how, echo = _how(claim.ttl, join, self.told, mode, claim.fair, by_push)
         if echo:
-            how += echo % (self._transactions.now() * 1e6)  # read before the bytes leave
+            how += echo % (self._transactions.now() * 1e6)  # the time is read before the request is sent
         return b"".join((head, keys.common, keys.own(claim), how))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
@@ -147,14 +160,16 @@ class Recipe:
         left, rank = answer
         if left == OTHER_NUMBER:
             raise other_number(claim, rank, "redis")
-        # A key that ends by itself is worth a look just then, for those whose turn it may be: one after the other.
-        # Its own end is pushed late, or never.
+        # If a key can end by itself, the next waiters should look exactly then, one after the other: the server pushes
+        # such an end late, or never.
         expires_in = left / 1000 + 0.002 + 0.020 * rank if left >= 0 and 0 <= rank < 3 else None
         return Busy(liveness(ttl) / 3, expires_in)
 
     def pushed(self, payload: bytes) -> tuple[str, Granted | None]:
-        """The claim that a push is for; and what it grants, unless it is a hint. Whatever else may be published there
-        is a hint at most."""
+        """Return the claim that a push is for, and what it grants, or None if it is only a hint.
+
+        Whatever another program publishes on our channel is taken for a hint at most.
+        """
         claim_id, *words = payload.decode(errors="replace").split(" ")
         try:
             echo, token, key = words
@@ -195,13 +210,13 @@ class Recipe:
         return renewed
 
     def to_renew(self, held: Sequence[Held]) -> list[tuple[Script, list[int], bytes]]:
-        """The requests that renew all of them, and which of them each request renews."""
+        """Return the requests that renew these leases; each with its script and the indices of its leases."""
         return [
             (script, places, self._renewal(script, [held[i] for i in places])) for script, places in self._chunks(held)
         ]
 
     def _of_one_slot(self, error: Exception) -> BackendUnavailable:
-        """What a renewal is answered that does not concern those in other slots; else it is raised."""
+        """Return the error of one request of a renewal, if leases in other slots are unaffected; otherwise raise it."""
         if self._keys.in_slots and isinstance(error, BackendUnavailable):
             return error
         if self._keys.in_slots and isinstance(error, BackendRejected):
@@ -209,7 +224,7 @@ class Recipe:
         raise error
 
     def _chunks(self, held: Sequence[Held]) -> list[tuple[Script, list[int]]]:
-        """Which of these each request renews, and by which script."""
+        """Return which of these leases each request renews, and by which script."""
         places: dict[tuple[Script, int], list[int]] = {}
         for i, (claim, _) in enumerate(held):
             script = RENEW if claim.mode == "x" else RENEW_SHARED
@@ -251,19 +266,24 @@ class Recipe:
 
 @lru_cache(maxsize=256)
 def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool) -> tuple[bytes, bytes]:
-    """Packed: ttl, liveness; in which mode it is shared, or else whether a free lock may be taken past the queue. And
-    the format of the echo that follows, of the time of sending in µs; it is in the first part, and empty, where a push
-    is a hint only. What is not renewed has its whole ttl by an answer only; and a confirmation for a ttl below a
-    liveness would end earlier than the hand-over."""
+    """Return two encoded parts of an attempt: its last arguments, and the format of the echo that follows them.
+
+    The arguments are the ttl, the liveness, and the mode in which the lock is shared. For an exclusive claim the last
+    one is instead whether a free lock may be taken past the queue. The echo carries the time of sending in µs.
+
+    If a push can only be a hint, the echo is empty and part of the arguments. That is so for a lock that is not
+    renewed, because only a reply gives it its whole ttl. It is also so for a ttl below a liveness, because a
+    confirmation would then end earlier than the hand-over.
+    """
     wait = round(liveness(ttl) * 1000) if join else 0
     last = b"%d" % (not join and not fair) if mode == "x" else mode.encode()
     how = bulks(b"%d" % round(ttl * 1000), b"%d" % (wait if told else -wait), last)
     if not (join and told and renew) or ttl < liveness(ttl):
         return how + bulks(b""), b""
-    # The time has as many digits as fill 300 years of a machine that is up.
+    # The number of digits is enough for 300 years of uptime.
     return how, bulks(b"%016d/%d" % (0, liveness(ttl) * 1000)).replace(b"%016d" % 0, b"%016d")
 
 
 def _marker(mode: str, generation: int) -> str:
-    """What the lock's key holds while it is shared: another text each time that it comes to be shared."""
+    """Return what the lock's key holds while it is shared. The text differs each time that sharing begins."""
     return f"#multilock:{mode}:{generation}"

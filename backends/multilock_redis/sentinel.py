@@ -1,16 +1,16 @@
 """A primary that Redis Sentinels name: ``redis+sentinel://``, ``rediss+sentinel://`` (TLS to all of them).
 
-Sentinels are asked before each connection is made, and the server at the address must itself say that it is the
-primary. That is not enough: after a failover the former primary answers as before on the connections that it has, for
-as long as it is not told (10 s where an operator asked for the failover), and would grant locks that the new primary
-grants too. So the client listens to one Sentinel, and asks all of them in turn, also those that no URL names and
-another Sentinel knows. What each answer means is decided in `following`, whoever asked. Then every connection that
-leads elsewhere is ended, also one on which an answer is awaited: it would be that of a former primary.
+Sentinels are asked before each connection is made, and the server at the address must confirm that it is the primary.
+That is not enough. After a failover the former primary goes on replying on its existing connections until it is told,
+and would grant locks that the new primary grants as well. (That takes 10 s if an operator asked for the failover.) So
+the client subscribes to one Sentinel, and asks all of them in turn, including those that only another Sentinel names.
+`following` decides what each reply means. Then every connection that leads elsewhere is ended, including those that
+await a reply, because that would be the reply of a former primary.
 
-A failover counts from the promotion on (``+promoted-slave``). The Sentinel that leads it says ``+switch-master``, and
-describes the new primary, only when the last replica has followed, which may take minutes.
+A failover counts from the promotion on (``+promoted-slave``). The Sentinel that leads it sends ``+switch-master``, and
+describes the new primary, only after the last replica has followed, which may take minutes.
 
-What a failover forgets is not found again here: Redis replicates after it has answered.
+A lock that a failover loses is not recovered here: Redis replicates only after it has replied.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ __all__ = ["Sentinel", "SentinelEndpoint"]
 
 ROLE = pack("ROLE")
 PING = pack("PING")
-MYID = pack("SENTINEL", "MYID")  # from 6.2 on
+MYID = pack("SENTINEL", "MYID")  # since 6.2
 LISTEN = pack("SUBSCRIBE", "+promoted-slave", "+switch-master")
-ASK_WITHIN = 1.0  # seconds, of a Sentinel that nobody waits for
-TEND_EVERY = 2.0  # seconds between two questions to the Sentinel that is listened to, and between two to all others
-LONGEST_PAUSE = 1.0  # seconds before another Sentinel is listened to
+ASK_WITHIN = 1.0  # seconds for a question that no request waits for
+TEND_EVERY = 2.0  # seconds between two questions to the subscribed Sentinel, and between two questions to all others
+LONGEST_PAUSE = 1.0  # seconds before the client subscribes to another Sentinel
 
-# What a Sentinel says, and what to do about it. Its own login is not the primary's.
+# The errors of a Sentinel, and what to do about them. Its login is separate from the primary's.
 _REMEDIES = {
-    "unknown command": "it is no Sentinel: give redis:// with this address, or the port of a Sentinel, often 26379",
-    "NOAUTH": "give sentinel_password=, and sentinel_username= where it has users",
+    "unknown command": "it is not a Sentinel: give redis:// with this address, or the port of a Sentinel, often 26379",
+    "NOAUTH": "give sentinel_password=, and sentinel_username= if the Sentinel has users",
     "No such master": "give the name that the Sentinels call the primary by, as in redis+sentinel://host/NAME",
 }
 _CHECK_LOGIN = "check sentinel_username= and sentinel_password="
 
 
 class Sentinel(Endpoint):
-    """One of them. It is connected to on threads of its own: one whose name hangs in its look-up keeps nobody from
-    asking the others."""
+    """One Sentinel. It has separate threads for connecting, so that a DNS look-up that hangs does not delay questions
+    to the others."""
 
     def __init__(
         self, scheme: str, kind: Callable[..., Any], settings: Mapping[str, Any], *, learnt: bool = False
     ) -> None:
-        """``learnt``: another Sentinel has named this address, so only one Sentinel is reached there."""
+        """``learnt`` means that another Sentinel has named this address, so only one Sentinel is reached there."""
         self._scheme = scheme
         self.place = Address(settings.get("host", "localhost"), settings.get("port", 26379))
         super().__init__(f"{scheme}://{self.place} (a Sentinel)", kind, settings)
         self.learnt = learnt
-        self.reached = self.place  #: the address of the last connection, as a number where it was made
-        self.silent = False  #: it did not answer last
+        self.reached = self.place  #: the address of the last connection, with the host as a number
+        self.silent = False  #: whether it did not reply to the last question
 
     def at(self, place: Address) -> Sentinel:
-        """Another Sentinel, which takes the same login."""
+        """Return another Sentinel, which uses the same login."""
         settings = {**self._settings, "host": place.host, "port": place.port}
         return Sentinel(self._scheme, self._class, settings, learnt=True)
 
@@ -73,7 +73,7 @@ class Sentinel(Endpoint):
 
 
 class SentinelEndpoint(Endpoint):
-    """Where the primary is now. ``settings``: of connections to it, whatever its address."""
+    """The address of the present primary. ``settings`` are those of connections to it, whatever its address."""
 
     def __init__(
         self,
@@ -85,28 +85,28 @@ class SentinelEndpoint(Endpoint):
     ) -> None:
         hosts = ",".join(map(str, sentinels))
         super().__init__(f"{scheme}://{hosts}/{primary}/{settings.get('db') or 0}", kind, settings)
-        self.sentinels = tuple(sentinels)  #: the first one answered last
+        self.sentinels = tuple(sentinels)  #: the first one is the last that replied
         self.primary = primary
         self.pushes: Callable[..., None] = _nobody  #: `multilock.backend.Notices.pushes`
         self._subscription = f"subscription to the Sentinels of {primary}"
         self._begin()
 
     def _begin(self) -> None:
-        self._choosing = system.Lock()  # taken by threads of ours only: no interrupt comes to them
+        self._choosing = system.Lock()  # taken only by threads of multilock, which no interrupt reaches
         self._following = Following(len(self.sentinels))
         self._learnt: dict[Address, Sentinel] = {}
         self._closed = system.Event()
-        self._look = system.Event()  # all Sentinels are to be asked now; or the client is closed
-        self._unwatched = [True]  # popped by who starts the threads
+        self._look = system.Event()  # set to ask all Sentinels at once, or to close
+        self._unwatched = [True]  # the thread that pops it starts the two threads below
         self._listened_to: Wire | None = None
 
     @property
     def told(self) -> Told | None:
-        """What is followed."""
+        """The last reply that named the followed primary."""
         return self._following.told
 
     def everybody(self) -> list[Sentinel]:
-        """The Sentinels of the URL, then those that were learnt from them and are reached at other addresses."""
+        """Return the Sentinels of the URL, then those that they have named and that have other addresses."""
         with self._choosing:
             reached = {each.reached for each in self.sentinels} | {each.place for each in self.sentinels}
             others = [place for place in self._following.others() if place not in reached]
@@ -131,12 +131,12 @@ class SentinelEndpoint(Endpoint):
         deadline = now() + within
         failures: list[MultilockError] = []
         tried: set[str] = set()
-        first = self.told is None  # then one answer is not enough, as long as there are more Sentinels in the URL
+        first = self.told is None  # then one reply is not enough, if the URL names more Sentinels
         asked = list(self.sentinels) if first else self.everybody()
         answered: Sentinel | None = None
         for i, sentinel in enumerate(asked, 1):
             try:
-                # One that hangs leaves time for the others, and for the primary.
+                # A Sentinel that hangs leaves time for the others, and for the primary.
                 self._consult(sentinel, (deadline - now()) / (len(asked) + 2 - i), now)
                 answered = sentinel
             except MultilockError as error:
@@ -159,7 +159,7 @@ class SentinelEndpoint(Endpoint):
         raise self._nowhere(failures)
 
     def _consult(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> None:
-        """Ask it, and count what it says. Raises as `ask` does, and BackendUnavailable if another one is followed."""
+        """Ask it, and count its reply. Raises as `ask` does, and BackendUnavailable if another primary is followed."""
         try:
             told = self.ask(sentinel, within, now)
         except MultilockError:
@@ -171,7 +171,7 @@ class SentinelEndpoint(Endpoint):
         self._heed(told, sentinel, now)
 
     def _heed(self, told: Told, sentinel: Sentinel, now: Callable[[], float]) -> None:
-        """Count what it says, and end connections that lead elsewhere."""
+        """Count a reply, and end the connections that lead elsewhere."""
         with self._choosing:
             own = sentinel.learnt or told.place in self._following.others()
             agrees = self._following.note(told, own, now())
@@ -185,10 +185,10 @@ class SentinelEndpoint(Endpoint):
                 if wire.where.startswith(anywhere) and wire.where != here:
                     wire.interrupt()
         if not agrees:
-            raise self._silence(f"{sentinel} has not heard of the last failover")
+            raise self._silence(f"{sentinel} does not know of the last failover yet")
 
     def ask(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> Told:
-        """Raises BackendUnavailable (nothing was executed), or BackendRejected with the remedy."""
+        """Ask one Sentinel. Raises BackendUnavailable (nothing was executed), or BackendRejected with the remedy."""
         wire = self._call_on(sentinel, within, now)
         try:
             return self._asked_on(wire, sentinel, within)
@@ -196,7 +196,7 @@ class SentinelEndpoint(Endpoint):
             wire.close()
 
     def _asked_on(self, wire: Wire, sentinel: Sentinel, within: float) -> Told:
-        # While a failover goes on the description has the number of this one and the address of the former primary.
+        # During a failover, MASTER has the new epoch and the former primary's address. So the address is asked twice.
         where, describe, others = (
             pack("SENTINEL", question, self.primary) for question in ("GET-MASTER-ADDR-BY-NAME", "MASTER", "SENTINELS")
         )
@@ -208,7 +208,7 @@ class SentinelEndpoint(Endpoint):
                     raise answer
             before, described, after = (_words(answer) for answer in needed)
             if before != after:
-                raise self._silence(f"{sentinel} has just heard of a failover")
+                raise self._silence(f"{sentinel} is just learning of a failover")
             facts = _facts(described)
             host, port = after
             place = Address(*wire.reached) if wire.reached else sentinel.place
@@ -228,7 +228,7 @@ class SentinelEndpoint(Endpoint):
         except BackendRejected as error:
             raise self._refused(error) from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._silence(f"{sentinel} gave no answer of a Sentinel: {error!r}") from error
+            raise self._silence(f"{sentinel} did not reply as a Sentinel does: {error!r}") from error
 
     def _call_on(self, sentinel: Sentinel, within: float, now: Callable[[], float]) -> Wire:
         try:
@@ -253,11 +253,11 @@ class SentinelEndpoint(Endpoint):
         except Exception as error:
             raise not_connected(error, where) from error
         try:
-            # A primary that stood still, or was cut off, does not know that it is none any more; this one does.
+            # A primary that was paused or cut off does not know that it was replaced. This ROLE detects a replica.
             role = wire.call(ROLE, max(deadline - now(), 0.001))[0]
             if role != b"master":
-                raise self._silence(f"the Sentinels name {told.primary}, which is a replica as yet")
-            with self._choosing:  # whoever follows another one after this ends this connection
+                raise self._silence(f"the Sentinels name {told.primary}, which is still a replica")
+            with self._choosing:  # a thread that follows another primary after this ends this connection
                 is_followed = self.told is not None and self.told.primary == told.primary
             if not is_followed:
                 raise self._silence("there was a failover meanwhile")
@@ -296,7 +296,7 @@ class SentinelEndpoint(Endpoint):
         start_worker(partial(self._compare, self._closed, self._look, now), "multilock-redis-sentinel")
 
     def _watch(self, closed: system.Event, now: Callable[[], float]) -> None:
-        """The thread: listens to one Sentinel after the other, until the client is closed."""
+        """Subscribe to one Sentinel after the other, until the client is closed. A thread runs this."""
         turn = 0
         while not closed.is_set():
             sentinels = self.everybody()
@@ -308,7 +308,7 @@ class SentinelEndpoint(Endpoint):
                 known = isinstance(error, MultilockError)
                 logger.log(
                     logging.DEBUG if known else logging.ERROR,
-                    "changes of the primary are not told at the moment: %s",
+                    "changes of the primary are not pushed at the moment: %s",
                     error,
                     exc_info=not known,
                 )
@@ -316,8 +316,10 @@ class SentinelEndpoint(Endpoint):
             closed.wait(LONGEST_PAUSE * system.uniform(0.1, 1.0))
 
     def _compare(self, closed: system.Event, look: system.Event, now: Callable[[], float]) -> None:
-        """The thread: asks one Sentinel after the other, and all of them without a pause where they contradict each
-        other. One that was silent is asked once while all others are asked."""
+        """Ask one Sentinel after the other, and all of them without a pause if they contradict each other.
+
+        A thread runs this. One silent Sentinel is asked in each round of the others.
+        """
         turn = hurried = 0
         while not closed.is_set():
             everybody = self.everybody()
@@ -328,7 +330,7 @@ class SentinelEndpoint(Endpoint):
             try:
                 self._consult(asked[turn % len(asked)], ASK_WITHIN, now)
             except MultilockError as error:
-                logger.debug("a Sentinel knows nothing better at the moment: %s", error)
+                logger.debug("a Sentinel has nothing newer at the moment: %s", error)
             turn += 1
             if look.is_set() and not closed.is_set():
                 look.clear()
@@ -347,8 +349,8 @@ class SentinelEndpoint(Endpoint):
             [(answer, _)] = wire.exchange([LISTEN], ASK_WITHIN, pushes=True)
             if isinstance(answer, BackendUnavailable):
                 raise answer
-            self._heed_on(asking, sentinel, now)  # what changed before it was listened to
-            if isinstance(answer, BackendRejected):  # it lets this user ask, but not listen
+            self._heed_on(asking, sentinel, now)  # a change before the subscription was not pushed
+            if isinstance(answer, BackendRejected):  # this user may ask the Sentinel, but not subscribe
                 self.pushes(self._subscription, str(answer), refused=True)
                 while not closed.wait(TEND_EVERY):
                     self._heed_on(asking, sentinel, now)
@@ -359,7 +361,7 @@ class SentinelEndpoint(Endpoint):
                 heard = heard or message is not None
                 if now() >= ask_at:
                     if not heard:
-                        raise self._silence(f"{sentinel} says nothing any more")
+                        raise self._silence(f"{sentinel} no longer sends anything")
                     wire.send(PING, ASK_WITHIN)
                     heard = False
                 elif not self._is_told_by(message):
@@ -368,19 +370,19 @@ class SentinelEndpoint(Endpoint):
                 ask_at = now() + TEND_EVERY
 
     def _is_told_by(self, message: object) -> bool:
-        """Whether it concerns this primary; answers come on this connection too."""
+        """Return whether this message concerns our primary. Replies arrive on this connection as well."""
         match message:
             case [b"message", _, bytes(told)]:
                 return self.primary.encode() in told.split()
         return False
 
     def _heed_on(self, asking: Wire, sentinel: Sentinel, now: Callable[[], float]) -> None:
-        """What it says by itself is a hint: what counts is what it answers."""
+        """Ask the Sentinel: its pushes are hints, and only its replies count."""
         self._heed(self._asked_on(asking, sentinel, ASK_WITHIN), sentinel, now)
 
 
 def _nobody(connection: str, trouble: str | None, *, refused: bool = False) -> None:
-    """Before the client is open."""
+    """Ignore a report before the client is open."""
 
 
 def _words(answer: Any) -> list[str]:

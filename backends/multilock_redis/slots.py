@@ -1,4 +1,4 @@
-"""Which primary of a cluster serves which slot, out of what its nodes say. Pure: no request, no clock."""
+"""The table of a cluster's slots, built from the replies of its nodes. Pure: no request, no clock."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ __all__ = ["SLOTS", "Address", "SlotTable", "key_slot"]
 
 
 class Address(NamedTuple):
+    """Host and port of a server."""
+
     host: str
     port: int
 
@@ -20,7 +22,7 @@ class Address(NamedTuple):
 
 
 class SlotTable:
-    """The slots, each with the primary that serves it (None: nobody), and the replicas of each primary."""
+    """The slots, each with the primary that serves it (None: no node), and the replicas of each primary."""
 
     def __init__(self, owners: list[Address | None], replicas: Mapping[Address, Sequence[Address]]) -> None:
         self._owners = owners
@@ -29,9 +31,9 @@ class SlotTable:
 
     @classmethod
     def of(cls, answer: Iterable[Sequence[Any]], asked: Address) -> SlotTable:
-        """Out of the answer to ``CLUSTER SLOTS``. Raises ValueError for what is no such answer.
+        """Parse the reply to ``CLUSTER SLOTS``. Raises ValueError if it is not such a reply.
 
-        A node that does not know a host's name leaves it out: it is that of the node that was asked.
+        A node that does not know its own host name leaves it out. It is then the host that was ``asked``.
         """
         owners: list[Address | None] = [None] * SLOTS
         replicas: dict[Address, list[Address]] = {}
@@ -51,13 +53,13 @@ class SlotTable:
         return self._owners[slot]
 
     def moved(self, slot: int, to: Address) -> None:
-        """One slot has another primary, as a node has just said."""
+        """Record that one slot has another primary, as a node has just reported."""
         before, self._owners[slot] = self._owners[slot], to
         if to not in self.primaries or before not in self._owners:
             self.primaries = tuple(dict.fromkeys(owner for owner in self._owners if owner))
 
     def uncovered(self) -> int:
-        """How many slots nobody serves."""
+        """Return how many slots no node serves."""
         return self._owners.count(None)
 
 

@@ -1,11 +1,11 @@
-"""Which node of a cluster is asked: the table of its slots, kept up with what they say, and a node for each primary.
+"""Find the node of a cluster to ask: keep a table of its slots up to date, and a `Node` for each primary.
 
-The table is asked for when there is none, and once after each burst of answers that contradict it: a redirection, or
-silence, which may be a primary whose replica has taken over.
+The table is requested when there is none, and once after each burst of replies that contradict it. Such a reply is a
+redirection, or silence, which may be that of a primary whose replica has taken over.
 
-A node that was cut off from the others answers, and knows less. Its epoch shows that: the epoch of a cluster grows with
-each failover. So a table of a lower epoch counts only if no node that answers has a greater epoch, and most primaries
-that the table names answer with the same one: then the cluster was made anew.
+A node that was cut off from the others still replies, but its table is old. Its epoch shows that, because the epoch of
+a cluster grows with each failover. So a table of a lower epoch counts only if the cluster was made anew. That is so if
+no node that replies has a greater epoch, and most primaries that the table names reply with the same epoch.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["Topology"]
 
 CLUSTER_SLOTS = pack("CLUSTER", "SLOTS")
 CLUSTER_INFO = pack("CLUSTER", "INFO")
-BURST = 0.1  # seconds; within them one look at the table is enough for all who doubt it
+BURST = 0.1  # seconds within which one request for the table is enough for all doubts
 EPOCH = re.compile(rb"cluster_current_epoch:(\d+)")
-AT_LEAST = 0.02  # seconds for one node to answer
+AT_LEAST = 0.02  # seconds that each node gets to reply
 
 
 class Topology:
-    """Any thread may call. What it raises was not executed."""
+    """The table and the nodes of one cluster. Any thread may call. If a method raises, nothing was executed."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Topology:
         notices: Notices,
         replicas: Replicas,
     ) -> None:
-        """No I/O. Made anew in a forked child, with other endpoints."""
+        """No request is sent. A forked child makes it anew, with other endpoints."""
         self._name = name
         self._seeds = seeds
         self._endpoint_at = endpoint_at
@@ -54,20 +54,20 @@ class Topology:
         self._replicas = replicas
         self._now = notices.now
         self._table: SlotTable | None = None
-        self._epoch = 0  # of the table
+        self._epoch = 0  # that of the table
         self._doubted = False
-        self._looked_at = 0.0  # when the table was asked for last
-        self._looking = system.Lock()  # taken as those in `Listener`
-        self._told: Address | None = None  # who served a slot that had been moved: it knows of that
+        self._looked_at = 0.0  # when the table was last requested
+        self._looking = system.Lock()  # taken in the way that `Listener` takes its locks
+        self._told: Address | None = None  # the new primary of a slot that was moved, which surely knows of the move
         self._silent: set[Address] = set()
         self._nodes: dict[Address, Node] = {}
-        self._served: set[Address] = set()  # the primaries of all tables so far; its methods are atomic
+        self._served: set[Address] = set()  # the primaries of all tables so far; used without a lock
         self._turns = count()
         self._closed = False
-        #: In the thread of a node's listener: see `Listener.hand_on`.
+        #: Called in the thread of a node's listener: see `Listener.hand_on`.
         self.hand_on: Callable[[Address, Node, set[str]], set[str]] = lambda address, node, names: names
 
-    # ---- who is asked
+    # ---- the node to ask
 
     def owner(self, name: str, within: float) -> Address:
         slot = self._keys.slot(name)
@@ -80,7 +80,7 @@ class Topology:
     def node(self, address: Address) -> Node:
         node = self._nodes.get(address)
         if node is None:
-            # It may have been taken out of an older table: then it may be a former primary that does not know it yet.
+            # Its address may come from an older table, and it may be a former primary that does not know it yet.
             endpoint = self._endpoint_at(address)
             endpoint.is_left = lambda: self._is_left(address)
             made = Node(endpoint, self._keys, self._notices, self._replicas)
@@ -91,11 +91,11 @@ class Topology:
         return node
 
     def _is_left(self, address: Address) -> bool:
-        """It was a primary, and is none by the present table."""
+        """Return whether this node was a primary, and is not one in the present table."""
         return address in self._served and self._table is not None and address not in self._table.primaries
 
     def known(self) -> dict[Address, Node]:
-        """The nodes that were asked until now, as far as they are primaries still."""
+        """Return the nodes that were asked until now and were not retired."""
         return dict(self._nodes)
 
     def primaries(self, within: float) -> Iterator[tuple[Address, Node]]:
@@ -103,7 +103,10 @@ class Topology:
             yield address, self.node(address)
 
     def table(self, within: float) -> SlotTable:
-        """A new one if there is doubt; the one that there was if that takes long and another thread is at it."""
+        """Return the table; a new one if it is in doubt.
+
+        If another thread is already looking, return the present table, unless there is none yet.
+        """
         deadline = self._now() + within
         taken: list[bool] = []
         try:
@@ -118,21 +121,25 @@ class Topology:
             if taken == [True]:
                 self._looking.release()
 
-    # ---- what is learnt on the way
+    # ---- what replies show
 
     def doubt(self, silent: Address | None = None) -> None:
-        """The next one who asks for the table looks, and asks that node last."""
+        """Have the table requested again at its next use. A node that was ``silent`` is then asked last."""
         if silent:
             self._silent.add(silent)
         self._doubted = True
 
     def forget(self) -> None:
-        """As `doubt`, however short a time ago the table was asked for: for who wants to see all of it."""
+        """Have the table requested again even if that was done just now, for a caller that needs all nodes."""
         self._looked_at = 0.0
         self._doubted = True
 
     def redirected(self, by: Address, to: Redirected) -> Address:
-        """Where that leads. What was moved for good is remembered at once: all others follow, and one of them looks."""
+        """Return the node to which a redirection leads.
+
+        If the slot was moved for good, that is recorded at once, so that all later requests follow, and one of them
+        asks for the new table.
+        """
         address = Address(to.host or by.host, to.port)
         if not to.once:
             if self._table is not None:
@@ -140,11 +147,11 @@ class Topology:
             self._told = address
             self.doubt()
         else:
-            self._served.discard(address)  # a slot is moved to it: it is one again, and in no table yet
+            self._served.discard(address)  # a slot is being moved to it, so it is a primary again, but in no table yet
         return address
 
     def retire(self, address: Address, node: Node) -> None:
-        """It is not a primary any more, and nothing is watched there."""
+        """Close a node that is no longer a primary, and at which nothing is watched."""
         if self._nodes.get(address) is node:
             self._nodes.pop(address, None)
         node.close()
@@ -165,9 +172,12 @@ class Topology:
         return self._table
 
     def _look(self, deadline: float) -> None:
-        """Ask one node after the other until one answers. Each has half of what is left, or its share of that where it
-        was silent before: it must not keep the others from being asked; nor, where a table is known, the request itself
-        from being sent."""
+        """Ask one node after the other until one replies.
+
+        Each gets half of the time that is left. A node that was silent before gets an equal share instead, so that it
+        does not prevent the others from being asked. If a table is known, half of all the time is kept for the request
+        itself.
+        """
         failures: list[MultilockError] = []
         if self._table is not None:
             deadline -= (deadline - self._now()) / 2
@@ -185,7 +195,7 @@ class Topology:
                 failures.append(failed)
                 continue
             self._silent.discard(address)
-            if epoch < self._epoch:  # an older table than the one that is known
+            if epoch < self._epoch:  # this table is older than the known one
                 older[address] = epoch, table
                 asked += [each for each in table.primaries if each not in asked]
                 continue
@@ -204,7 +214,7 @@ class Topology:
         self._install(table)
 
     def _begin_afresh(self, older: dict[Address, tuple[int, SlotTable]]) -> None:
-        """Believe an older table if most primaries that it names have its epoch. All nodes were asked."""
+        """Accept an older table if most primaries that it names have its epoch, after all nodes were asked."""
         epoch, table = max(older.values(), key=lambda each: each[0], default=(0, None))
         if table is None:
             return
@@ -213,7 +223,8 @@ class Topology:
             self._believe(epoch, table)
 
     def _nobody_knows(self, failures: list[MultilockError]) -> MultilockError:
-        """One that refuses says nothing of those that are silent: they may answer soon."""
+        """Return the error for a cluster that gave no table. If some nodes were silent, a refusal of others does not
+        count: the silent ones may reply soon."""
         rejected = [failed for failed in failures if isinstance(failed, BackendRejected)]
         if rejected and len(rejected) == len(failures):
             return rejected[0]
@@ -223,8 +234,11 @@ class Topology:
         return silence
 
     def _candidates(self) -> list[Address]:
-        """Who may know, the best first. Another one begins each time: one that was cut off from the others answers, and
-        does not know. The addresses of the URL come after all that were learnt: by now another cluster may have one."""
+        """Return the nodes to ask for the table, the best first.
+
+        The order starts with another node each time, because a node that was cut off replies with an old table. The
+        addresses of the URL come after all that were learnt: by now they may belong to another cluster.
+        """
         learnt: list[Address] = []
         if self._table is not None:
             learnt = [*self._table.primaries, *(each for those in self._table.replicas.values() for each in those)]
@@ -244,18 +258,18 @@ class Topology:
             table = SlotTable.of(slots, address)
         except ValueError as error:
             raise BackendRejected(f"{address} is not a node of a cluster: {error}", backend="redis") from error
-        if not table.primaries:  # it was reset, or came back empty: of those who have the locks it knows nothing
+        if not table.primaries:  # the node was reset or came back empty, and does not know the nodes with the locks
             raise BackendUnavailable(f"{address} knows no node that serves a slot", unknown=False, backend="redis")
         # A user may lack the right to ask for the epoch, and a proxy may not know the command.
         found = EPOCH.search(info) if isinstance(info, bytes) else None
         return int(found[1]) if found else self._epoch, table
 
     def _said_by(self, address: Address, within: float) -> list[Any]:
-        """The answers to `CLUSTER_SLOTS` and to `CLUSTER_INFO`."""
+        """Return this node's replies to `CLUSTER_SLOTS` and to `CLUSTER_INFO`."""
         node = self._nodes.get(address)
         if node is not None and not self._is_left(address):
             return _first_counts(node.connections.exchange([CLUSTER_SLOTS, CLUSTER_INFO], within))
-        # A replica, a former primary, or a seed under another name: no connection is kept.
+        # It is a replica, a former primary, or a seed by another name, so its connection is not kept.
         deadline = self._now() + within
         wire = self._endpoint_at(address).connect(within, self._now)
         try:
@@ -268,17 +282,17 @@ class Topology:
         self._table = table
         gone = [(address, node) for address, node in list(self._nodes.items()) if address not in table.primaries]
         for address, node in gone:
-            node.interrupt()  # it may be a former primary that does not know it yet: what it answers now counts no more
+            node.interrupt()  # it may be a former primary that does not know it yet, and its replies no longer count
             if node.listener.watches():
                 node.listener.doubt()
             else:
                 self.retire(address, node)
         if gone:
-            self._notices.wake(None)  # who waited there has nobody any more who would tell it
+            self._notices.wake(None)  # nobody else would notify claims that waited at these nodes
 
 
 def _first_counts(answers: list[Answer]) -> list[Any]:
-    """Raises the first answer if it is an error."""
+    """Return the replies. Raises the first one if it is an error."""
     said = [answer for answer, _ in answers]
     if isinstance(said[0], Exception):
         raise said[0]

@@ -1,6 +1,6 @@
-"""The scripts, each of which the server executes whole or not at all.
+"""The Lua scripts. The server executes each of them completely or not at all.
 
-They are called by their hash, and loaded when the server does not know them (any more).
+A script is called by its hash. If the server does not know it, or no longer does, it is loaded first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Script:
         self.head = self.head_for(words, keys)
 
     def head_for(self, words: int, keys: int) -> bytes:
-        """The beginning of a call with so many keys, and so many words in keys and arguments together."""
+        """Return the beginning of a call with ``keys`` keys, and ``words`` keys and arguments in all."""
         return b"*%d\r\n%b" % (3 + words, bulks(b"EVALSHA", self._sha.encode(), b"%d" % keys))
 
 
@@ -52,7 +52,7 @@ RELEASE = Script("token.lua", "release_alone.lua", "queue.lua", "release.lua", w
 REST = Script("token.lua", "queue.lua", "rest.lua", words=10, keys=6)
 FORCE = Script("token.lua", "queue.lua", "force.lua", words=5, keys=5)
 INSPECT = Script("inspect.lua", words=6, keys=5)
-# Where several servers are asked for one lock:
+# For a lock on several servers (Redlock):
 STAND = Script("stamp.lua", "stand_free.lua", "queue.lua", "stand.lua", words=14, keys=6)
 GIVE = Script("stamp.lua", "release_alone.lua", "queue.lua", "release.lua", words=9, keys=6)
 RENEW = Script("renew.lua", words=0, keys=0)
@@ -60,6 +60,8 @@ RENEW_SHARED = Script("renew_shared.lua", words=0, keys=0)
 
 
 class Transactions:
+    """Calls of the scripts over the connections to one server."""
+
     def __init__(self, connections: Connections, now: Callable[[], float]) -> None:
         self.connections = connections
         self.now = now
@@ -76,13 +78,13 @@ class Transactions:
     def run_all(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
-        """In one round trip, or two. ``scripts``: those that the requests call."""
+        """Send these requests in one round trip, or in two if a script is missing. ``scripts`` are those they call."""
         return _checked(self.run_each(scripts, requests, exchange, within))
 
     def run_each(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, within: float
     ) -> list[Answer]:
-        """The same; an error is in its place."""
+        """Do the same as `run_all`, but return an error in the place of its reply."""
         deadline = self.now() + within
         answers = exchange(requests, within)
         if any(isinstance(answer, ScriptMissing) for answer, _ in answers):
@@ -92,12 +94,12 @@ class Transactions:
     def _load_and_run(
         self, scripts: Collection[Script], requests: Sequence[bytes], exchange: Exchange, deadline: float
     ) -> list[Answer]:
-        """In one round trip. It is the same request again, so it has its own time of sending."""
+        """Load the scripts and repeat the requests, in one round trip. The replies have the time of this sending."""
         loads = [script.load for script in scripts]
         answers = exchange([*loads, *requests], deadline - self.now())
         answers = _clear(answers)
         _checked(answers[: len(loads)])
-        # Missing again: somebody flushes the scripts in a loop.
+        # If a script is missing again, some program flushes the scripts in a loop.
         forgot = BackendUnavailable("the server forgot the script that it had just loaded", unknown=False)
         return [(forgot if isinstance(it, ScriptMissing) else it, at) for it, at in answers[len(loads) :]]
 

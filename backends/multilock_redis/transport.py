@@ -1,8 +1,9 @@
-"""Requests to one Redis server: blocking, bounded in time, never retried. Foreign exceptions become ours here.
+"""Requests to one Redis server: blocking, bounded in time, never retried. Foreign exceptions become multilock's own
+here.
 
-redis-py connects: addresses, TLS, credentials, whatever a client that was handed over is set up for. After that this
-module writes and reads on the socket itself: an acquire and a release are one small request and one number each, and
-reading those through redis-py would take a tenth of the time of the whole pair.
+redis-py makes the connections: it handles addresses, TLS, credentials, and whatever a client that was handed over is
+set up for. After that this module writes and reads on the socket itself. An acquire and a release are one small request
+and one number each, and reading those replies through redis-py would take a tenth of the time of the whole pair.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ from multilock_redis.wire import IS_LOADING, IS_REPLICA, SILENT, Incomplete, Unc
 __all__ = ["Answer", "Connections", "Endpoint", "Wire", "is_down", "not_connected"]
 
 Answer = tuple[Any, float]
-"""What the server said (or the exception that it became), and when the request was sent."""
+"""The server's reply (or the exception made of it), and when the request was sent."""
 
-SHORT = 0.05  # seconds; a request that had less time says nothing about its connection by its silence
-SPARE = 4  # idle connections that are kept however long they were not used …
-SPARE_FOR = 60.0  # … and seconds for which more than these are kept
-TEND_EVERY = 5.0  # seconds; while there are more, so often it is looked for what is old, or ended by the server
-BATCH = 500  # requests written at once in a pipeline
-CHUNK = 65536  # bytes read at once
+SHORT = 0.05  # seconds; a connection is not called silent because a request with less time had no reply
+# Idle connections: SPARE of them are kept even if they are never used, and more for SPARE_FOR seconds after their use.
+SPARE = 4
+SPARE_FOR = 60.0
+TEND_EVERY = 5.0  # seconds between two looks for idle connections that are old or were closed by the server
+BATCH = 500  # requests of a pipeline that are written at once
+CHUNK = 65536  # bytes that are read at once
 
-CONNECTING_AT_ONCE = 32  # threads of one client; what hangs in the look-up of a name hangs for as long as it likes
+CONNECTING_AT_ONCE = 32  # threads of one client; a DNS look-up may hang without a limit
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-# Retries of redis-py would turn a won lock into a refusal; and answers are read as bytes.
+# Retries by redis-py would turn a lock that was won into a refusal. Replies are read as bytes.
 _WITHOUT_RETRIES = {
     "retry": Retry(NoBackoff(), 0),
     "retry_on_timeout": False,
@@ -53,13 +55,13 @@ _WITHOUT_RETRIES = {
 
 
 class Open:
-    """The connections that are open, as long as somebody has them: one whose owner was interrupted before it noted it
-    ends at once."""
+    """The open connections. It does not keep them alive: a connection whose owner was interrupted before storing it is
+    closed at once."""
 
     def __init__(self) -> None:
-        self._wires: set[weakref.ref[Wire]] = set()  # its methods are atomic: no lock
-        #: Server -> when the last request was sent that it did not answer in time. A firewall that has forgotten one
-        #: connection has as a rule forgotten all that are as old: none that was not used since is used again.
+        self._wires: set[weakref.ref[Wire]] = set()  # used without a lock, since its methods are atomic
+        #: Server -> when the last request was sent that had no reply in time. A firewall that has forgotten one
+        #: connection usually has forgotten all that are as old, so no connection is used that was idle since then.
         self.silent: dict[str, float] = {}
 
     def add(self, wire: Wire) -> None:
@@ -73,11 +75,12 @@ class Open:
 
 
 class Wire:
-    """One connection, used by one thread at a time. It closes itself when it breaks, or when a call is interrupted:
-    an answer that comes later must never be taken for that of another request.
+    """One connection, used by one thread at a time.
 
-    One that an event loop watches (`never_block`) only says so, and is closed by whoever has it watched: the loop must
-    hear of it first, since the number of a closed descriptor is at once that of another connection.
+    It closes itself when it breaks, or when a call is interrupted: a reply that arrives later must never be taken for
+    that of another request. A connection that an event loop watches (`never_block`) only sets ``alive`` to False then,
+    and its owner closes it. The loop must stop watching it first, because the number of a closed descriptor may at once
+    belong to another connection.
     """
 
     __slots__ = (
@@ -100,37 +103,39 @@ class Wire:
     )
 
     def __init__(self, connection: Any, where: str, now: Callable[[], float], among: Open) -> None:
-        """It is ``among`` the open ones until it is closed."""
+        """Wrap a connection of redis-py, which stays in ``among`` until it is closed."""
         self._connection = connection
         self._open = among
-        self.where = where  #: begins with the URL, without secrets
+        self.where = where  #: the server, as messages call it; begins with the URL, without secrets
         self._now = now
-        self._sock: socket.socket = connection._sock  # redis-py has no public way to it
-        self._poll = system.poll()  # select() takes no descriptor above 1023
+        self._sock: socket.socket = connection._sock  # redis-py has no public access to it
+        self._poll = system.poll()  # select() cannot watch a descriptor above 1023
         self._poll.register(self._sock, system.POLLIN)
         self._timeout = 0.0
-        self._until = 0.0  # when the rest of an answer that has begun must be there
-        self._buffer = b""  # what was read …
-        self._at = 0  # … and up to where it was understood
-        self._heard = False  # anything at all
-        self._ended = False  # by `interrupt`
+        self._until = 0.0  # when the rest of a reply that has begun must have arrived
+        self._buffer = b""  # what was read
+        self._at = 0  # how much of the buffer was parsed
+        self._heard = False  # whether the server has sent anything
+        self._ended = False  # set by `interrupt`
         self._watched = False
         self.alive = True
-        self.used = now()  # when the last request was sent, or the connection made
-        # However this connection ends, bytes that did not leave are dropped and the server hears of it at once.
+        self.used = now()  # when the last request was sent, or the connection was made
+        # However this connection ends, unsent bytes are dropped, and the server is notified at once.
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         among.add(self)
 
     def call(self, request: bytes, within: float) -> Any:
-        """Send one request and read its answer; ``used`` is when it was sent. Raises as `Backend` says, or
-        `ScriptMissing`."""
+        """Send one request and return its reply. ``used`` is then when the request was sent.
+
+        Raises what `Backend` specifies, or `ScriptMissing`.
+        """
         sent = False
         try:
             if not 0.8 * within <= self._timeout <= within:
                 self._limit(within)
             self.used = self._now()
             self._until = self.used + within
-            # If this fails the request did not leave whole, so that it cannot be executed.
+            # If this fails, the request was not sent completely, so the server cannot execute it.
             self._sock.sendall(request)
             sent = True
             answer = self._read()
@@ -142,8 +147,10 @@ class Wire:
         return self._told(answer)
 
     def begin(self, request: bytes) -> bool:
-        """Send one request without blocking, on a connection that was set so; `finish` reads its answer. False: it did
-        not leave whole; then this connection is to be closed."""
+        """Send one request on a non-blocking connection; `finish` reads its reply.
+
+        Returns False if the request was not sent completely. The connection must be closed then.
+        """
         try:
             if not self.stale():
                 self.used = self._now()
@@ -155,7 +162,7 @@ class Wire:
         return False
 
     def finish(self) -> Any:
-        """The answer; BlockingIOError while it has not arrived whole."""
+        """Return the reply. Raises BlockingIOError as long as it is incomplete."""
         try:
             answer = self._read()
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -165,7 +172,8 @@ class Wire:
         return self._told(answer)
 
     def put(self, request: bytes, patience: float) -> bool:
-        """As `begin`, and where the connection does not take all of it at once, wait for up to ``patience`` seconds."""
+        """Do what `begin` does. If the connection does not accept the whole request at once, wait up to ``patience``
+        seconds."""
         until, rest = self._now() + patience, memoryview(request)
         while True:
             try:
@@ -184,8 +192,11 @@ class Wire:
         return False
 
     def never_block(self, *, tls: bool = False) -> bool:
-        """From now on only `begin`, `put` and `finish` may be used. False: TLS, which may have to write in order to
-        read; so with ``tls`` only a thread may use it."""
+        """Make the connection non-blocking. After that only `begin`, `put` and `finish` may be used.
+
+        Returns False for a TLS connection, which may have to write in order to read. With ``tls`` it is made
+        non-blocking as well, and only a thread may use it.
+        """
         if isinstance(self._sock, ssl.SSLSocket) and not tls:
             return False
         self._sock.setblocking(False)
@@ -202,9 +213,11 @@ class Wire:
         return answer
 
     def exchange(self, requests: Sequence[bytes], within: float, *, pushes: bool = False) -> list[Answer]:
-        """Pipelined: all are sent, then all answers read. An error answer is in its place, as what `call` raises.
+        """Send all requests, then read all replies. An error is in the place of its reply, as what `call` raises.
 
-        More answers than requests: which of them is whose is not known. With ``pushes`` the rest was not asked for."""
+        If more replies arrive than requests were sent, their order is unknown, and this raises. With ``pushes``,
+        further messages are allowed.
+        """
         self._until = deadline = self._now() + within
         sent_at: list[float] = []
         answers: list[Answer] = []
@@ -220,7 +233,7 @@ class Wire:
                     self._limit(deadline - self._now())
                 answers.append((self._read(), at))
             if self._at < len(self._buffer) and not pushes:
-                raise ValueError("it answered more than it was asked")
+                raise ValueError("it sent more replies than there were requests")
         except (OSError, ValueError) as error:
             raise self._broken(error, sent=True) from error
         except BaseException:
@@ -231,7 +244,7 @@ class Wire:
         return answers
 
     def send(self, request: bytes, within: float) -> None:
-        """For a connection that reads what comes, whenever it comes."""
+        """Send a request on a connection that reads messages whenever they come."""
         try:
             self._limit(within)
             self._sock.sendall(request)
@@ -239,7 +252,7 @@ class Wire:
             raise self._broken(error, sent=False) from error
 
     def receive(self, within: float) -> Any:
-        """The next message; None if it is not there within ``within`` seconds, which may be 0."""
+        """Return the next message, or None if none arrives within ``within`` seconds, which may be 0."""
         self._until = self._now() + within
         try:
             if within:
@@ -255,27 +268,31 @@ class Wire:
 
     @property
     def reached(self) -> tuple[str, int] | None:
-        """The address that its host's name led to."""
+        """The address that the host's name led to, or None if the connection is closed."""
         with suppress(OSError):
             host, port, *_ = self._sock.getpeername()
             return host, port
         return None
 
     def stale(self) -> bool:
-        """Nothing may be asked here any more. Something arrived that nobody asked for: the server's end of the
-        connection, or an answer that came twice, which the next request would take for its own. Or the server was
-        silent on another connection, and this one was not used since."""
+        """Return whether no further request may be sent on this connection.
+
+        That is so if bytes arrived that nobody asked for: the server has closed the connection, or it has sent a reply
+        twice, which the next request would take for its own. It is also so if the server did not reply on another
+        connection since this one was last used.
+        """
         if self._at < len(self._buffer) or self.used < self._open.silent.get(self.where, 0.0):
             return True
         return bool(self._poll.poll(0))
 
     @property
     def unread(self) -> bool:
-        """More has arrived than was understood so far."""
+        """Whether bytes have arrived that were not parsed yet."""
         return self._at < len(self._buffer)
 
     def interrupt(self) -> None:
-        """From any thread: a read that waits fails now, and so does one of what has arrived and was not read yet."""
+        """Make every read fail, both one that waits now and one of bytes that have arrived. Any thread may call
+        this."""
         self._ended = True
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -286,14 +303,17 @@ class Wire:
         self._connection.disconnect()
 
     def drop(self) -> None:
-        """In a forked child: close its descriptor and nothing else. It is the parent's, who goes on using it; but while
-        the child has it the server takes a parent that was killed for one that is alive."""
+        """Close the descriptor, and nothing else, in a forked child.
+
+        The connection is the parent's, which goes on using it. But if the parent is killed while the child has the
+        descriptor open, the server takes the parent for alive.
+        """
         self.alive = False
         with suppress(OSError):
             os.close(self._sock.detach())
 
     def _end(self) -> None:
-        """It is of no use any more."""
+        """Stop using this connection."""
         self.alive = False
         if not self._watched:
             self.close()
@@ -303,7 +323,7 @@ class Wire:
             data = self._sock.recv(CHUNK)
             self._heard = self._heard or bool(data)
             if data[:1] == b":" and data.find(b"\r\n") == len(data) - 2 > 0 and not self._ended:
-                return int(data[1:-2])  # what an acquire or release is told as a rule
+                return int(data[1:-2])  # the usual reply to an acquire or a release
             self._took(data)
         while True:
             if self._at < len(self._buffer):
@@ -315,10 +335,10 @@ class Wire:
             self._took(self._sock.recv(CHUNK))
 
     def _await_rest(self) -> None:
-        """Of an answer that comes in pieces: all of them together have the time of one."""
+        """Limit the time for the rest of a reply: all pieces together have the time of one reply."""
         if not self._watched:
             if (left := self._until - self._now()) <= 0:
-                raise TimeoutError("its answer came in pieces, and not whole in time")
+                raise TimeoutError("its reply came in pieces, and was not complete in time")
             self._limit(left)
 
     def _took(self, more: bytes) -> None:
@@ -337,7 +357,7 @@ class Wire:
     def _keep_after(self, answer: object) -> None:
         if not isinstance(answer, (BackendUnavailable, Unclear)):
             return
-        self._end()  # the server's name may lead to another one by now
+        self._end()  # the server's name may lead to another server by now
         if IS_REPLICA in str(answer):
             for wire in self._open:
                 if wire.where == self.where:
@@ -359,11 +379,11 @@ class Wire:
         if speaks_tls(self.where):
             return WANTS_CERTIFICATE
         secure = other_schemes(self.where)
-        return f" (it never said a word: is it a Redis? One that speaks TLS has a URL with {secure})"
+        return f" (the server sent nothing: is it a Redis? If it uses TLS, write {secure} in the URL)"
 
 
 class Endpoint:
-    """Where the server is, and how to connect to it. ``settings`` hold secrets and are never shown."""
+    """The address of a server, and how to connect to it. ``settings`` contain secrets and are never shown."""
 
     def __init__(self, name: str, connection_class: Callable[..., Any], settings: Mapping[str, Any]) -> None:
         self.name = name
@@ -371,38 +391,38 @@ class Endpoint:
         self._settings = settings
         self._open = Open()
         self._permits = _permits()
-        #: Another server has taken over. Asked after connecting; and whoever has it say so ends all connections after
-        #: that: so one that is being made meanwhile ends in either case.
+        #: Returns whether another server has taken over. It is called after each connecting, and all connections are
+        #: ended after it begins to return True. So a connection that is being made meanwhile ends in either case.
         self.is_left: Callable[[], bool] = _never
 
     def close(self) -> None:
-        """No further connection is wanted, except to end what is under way."""
+        """Record that no further connection is needed, except to end what is under way."""
 
     def interrupt(self) -> None:
-        """From any thread: all its connections end now, those in use too."""
+        """End all connections now, including those in use. Any thread may call this."""
         for wire in self._open:
             wire.interrupt()
 
     def forget(self) -> None:
-        """In a forked child: what the parent had is not used here, and not kept open."""
-        self._permits = _permits()  # the threads that have the others are not here
+        """Close the descriptors of the parent's connections in a forked child. They are not used there."""
+        self._permits = _permits()  # the threads that hold the other permits do not exist here
         inherited, self._open = self._open, Open()
-        for wire in inherited:  # where there is no fork, the threads that close them are here
+        for wire in inherited:  # without a fork, the threads that close them still exist
             wire.drop()
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name}>"
 
     def connect(self, within: float, now: Callable[[], float]) -> Wire:
-        """A new connection, authenticated and on its database, in ``within`` seconds.
+        """Return a new connection, logged in and on its database, within ``within`` seconds.
 
-        On a thread of its own, since neither the look-up of a host name nor a handshake of several round trips takes
-        a limit. One that comes too late is closed.
+        A separate thread connects, because neither a DNS look-up nor a handshake of several round trips has a time
+        limit. If it connects too late, the connection is closed.
         """
-        within = max(within, 0.001)  # whoever calls may have waited too long already
+        within = max(within, 0.001)  # the caller may have waited too long already
         deadline = now() + within
         result: system.SimpleQueue[Wire | BaseException] = system.SimpleQueue()
-        done = system.Event()  # nobody waits for the result any more
+        done = system.Event()  # set when the caller no longer waits for the result
         permits, permit = self._permits, list[None]()
 
         def give_back() -> None:
@@ -421,10 +441,9 @@ class Endpoint:
 
         outcome: Wire | BaseException
         try:
-            permit += map(permits.get, [True], [within])  # as the locks in `Listener` are taken
-            start_worker(
-                dial, "multilock-redis-connect", once=True, or_here=True
-            )  # which gives the permit back, interrupted too
+            permit += map(permits.get, [True], [within])  # in the way that `Listener` takes its locks
+            # The thread gives the permit back, even if this call is interrupted.
+            start_worker(dial, "multilock-redis-connect", once=True, or_here=True)
             outcome = result.get(timeout=max(0.0, deadline - now()))
         except system.Empty:
             outcome = TimeoutError(f"not connected within {within:g} s")
@@ -438,7 +457,7 @@ class Endpoint:
         raise not_connected(outcome, self.name) from outcome
 
     def _dial(self, within: float, now: Callable[[], float]) -> Wire:
-        """On a thread of its own. Raises what a failed connection raises, or what `connect` is to raise."""
+        """Connect on a separate thread. Raises what a failed connection raises, or what `connect` must raise."""
         return self._open_wire(self._class, self._settings, self.name, within, now)
 
     def _open_wire(
@@ -454,7 +473,7 @@ class Endpoint:
             forks = _forks
             limits = {"socket_timeout": within, "socket_connect_timeout": within}
             connection = kind(**{**settings, **_WITHOUT_RETRIES, **limits})
-            # Two round trips to tell the server which library this is.
+            # Without this, redis-py spends two round trips to tell the server which library this is.
             connection.driver_info = connection.lib_name = connection.lib_version = None
             connection.connect()
             wire = Wire(connection, where, now, self._open)
@@ -463,16 +482,16 @@ class Endpoint:
                 raise ConnectionError("another server has taken over")
             if _forks == forks and forks % 2 == 0:
                 return wire
-            wire.close()  # a child may have it too, and did not know of it yet
+            wire.close()  # a child may have inherited it without knowing
             if now() >= deadline:
                 raise TimeoutError("this process forks faster than a connection is made")
 
 
-WANTS_CERTIFICATE = " (does it ask its clients for a certificate? One that it trusts is given by cert= and key=)"
+WANTS_CERTIFICATE = " (does this server require a client certificate? If so, give one that it trusts as cert= and key=)"
 
 
 def not_connected(error: BaseException, where: str) -> Exception:
-    """What a connection that could not be made, or not be logged in to, means. ``where`` begins with the URL."""
+    """Return the exception for a failed connection or login. ``where`` begins with the URL."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return BackendRejected(f"{where} is not trusted: {error.__context__} (see ca=)", backend="redis")
     if isinstance(error, theirs.ResponseError) and str(error).partition(" ")[0] in SILENT:
@@ -488,7 +507,7 @@ def not_connected(error: BaseException, where: str) -> Exception:
 
 
 def is_down(silence: BackendUnavailable) -> bool:
-    """Whether it is certain that there is no server at the moment: nobody listens, or it is loading its data."""
+    """Return whether it is certain that no server is up: the connection was refused, or the server loads its data."""
     if IS_LOADING in str(silence):
         return True
     error: BaseException | None = silence
@@ -501,13 +520,13 @@ def _hint(error: BaseException, where: str) -> str:
     if not speaks_tls(where):
         return ""
     if NO_TLS in str(error):
-        return f" (what listens there does not speak TLS: the URL is {other_schemes(where)})"
+        return f" (this server does not use TLS: write {other_schemes(where)} in the URL)"
     # A Redis without TLS waits for the end of a line.
-    if "alert" in str(error):  # of a server that does
+    if "alert" in str(error):  # sent by a server that does use TLS
         return WANTS_CERTIFICATE
     silent = isinstance(error, (TimeoutError, theirs.TimeoutError))
     broken = isinstance(error.__context__, (ssl.SSLError, ConnectionResetError))
-    return f" (is it TLS that is spoken there? Else the URL is {other_schemes(where)})" if silent or broken else ""
+    return f" (does this server use TLS? If not, write {other_schemes(where)} in the URL)" if silent or broken else ""
 
 
 def speaks_tls(where: str) -> bool:
@@ -515,7 +534,7 @@ def speaks_tls(where: str) -> bool:
 
 
 def other_schemes(where: str) -> str:
-    """Those with TLS of a URL without, or the other way round. A server's own name does not tell whose it is one of."""
+    """Return the schemes with TLS for a URL without, or the reverse. A server's name does not show its scheme."""
     scheme = where.partition("://")[0]
     if "+" not in scheme:
         return (
@@ -549,21 +568,21 @@ os.register_at_fork(before=_count_forks, after_in_parent=_count_forks, after_in_
 
 
 def _close_late(result: system.SimpleQueue[Wire | BaseException]) -> None:
-    """Close the connection that is still in there; whoever of both sides comes last finds it."""
+    """Close a connection that was made too late. Both sides call this, and the later call finds the connection."""
     with suppress(system.Empty):
         if isinstance(late := result.get_nowait(), Wire):
             late.close()
 
 
 class Connections:
-    """The connections of one client to one server: the last used is taken first. Any thread may call."""
+    """The connections of one client to one server, of which the last used is taken first. Any thread may call."""
 
     def __init__(self, endpoint: Endpoint, now: Callable[[], float]) -> None:
         self._endpoint = endpoint
         self._now = now
-        self._idle: deque[Wire] = deque()  # its methods are atomic: no lock
+        self._idle: deque[Wire] = deque()  # used without a lock, since its methods are atomic
         self._closed = system.Event()
-        self._tended = False  # by a thread, while there are many
+        self._tended = False  # whether a thread looks after them, as it does while there are many
 
     def call(self, request: bytes, within: float) -> Answer:
         wire, left = self._take(within)
@@ -580,7 +599,7 @@ class Connections:
             self._give(wire)
 
     def channel(self, within: float) -> Wire | None:
-        """A connection of the caller's own, that never blocks."""
+        """Return a connection that never blocks, for the caller alone; or None if the server uses TLS."""
         wire = self._endpoint.connect(within, self._now)
         if wire.never_block():
             return wire
@@ -588,19 +607,22 @@ class Connections:
         return None
 
     def close(self) -> None:
-        """Idle connections end now, those in use when their request ends."""
+        """Close idle connections now, and those in use when their requests end."""
         self._closed.set()
         self._endpoint.close()
         self._trim()
 
     def _take(self, within: float) -> tuple[Wire, float]:
-        """A connection, and what is left of ``within``. Who stood still has nothing left, and asks nothing: that may
-        have been called off meanwhile, so long ago that no server knows."""
+        """Return a connection, and what is left of ``within``.
+
+        After a pause of this process there may be nothing left, and this raises. The request must not be sent then: its
+        claim may have been cancelled so long ago that the servers have forgotten that.
+        """
         start = self._now()
         while self._idle:
             try:
                 wire = self._idle.pop()
-            except IndexError:  # another thread took it
+            except IndexError:  # another thread has taken it
                 continue
             if not wire.stale():
                 break
@@ -623,14 +645,14 @@ class Connections:
                 start_worker(self._tend, "multilock-redis-idle")
 
     def _tend(self) -> None:
-        """On a thread of its own, until there are few: a burst may be followed by nothing that would look."""
+        """Close old connections until there are few. This needs a thread, because no request may follow a burst."""
         while len(self._idle) > SPARE and not self._closed.wait(TEND_EVERY):
             self._trim()
         self._tended = False
 
     def _trim(self) -> None:
-        """End those that were not used for long or that the server has ended; all of them once this is closed."""
-        with suppress(IndexError):  # another thread took the last one
+        """Close connections that were not used for long, or that the server has closed; all of them once closed."""
+        with suppress(IndexError):  # another thread may have taken the last one
             for _ in range(len(self._idle)):
                 wire = self._idle.popleft()
                 old = len(self._idle) >= SPARE and wire.used < self._now() - SPARE_FOR

@@ -1,4 +1,4 @@
-"""Which of our claims are watched, by claim and by name. Several threads add, take out and look up."""
+"""The claims that are watched, by claim and by name. Several threads add, remove and look up at the same time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ __all__ = ["Watched"]
 
 
 class Watched:
-    """Claim id -> its name, and the owner that the key of this name has as long as it is this claim's. Several claims
-    may share a name: what is asked at each push is asked by name, and costs as much as there are claims of it."""
+    """Claims, each with its name and with the owner that the name's key has as long as it is this claim's.
+
+    Several claims may share a name. Each push is about a name, so a look-up by name costs only as much as that name has
+    claims.
+    """
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # claim id -> name; this alone decides what is watched
-        # Name -> claim id -> owner. No watched claim is missing here; one just taken out may still be in it.
+        # Name -> claim id -> owner. Every watched claim is in it. A claim that was just removed may still be in it,
+        # too.
         self._owners: dict[str, dict[str, bytes]] = {}
-        self._indexing = system.RLock()  # for changes of it, moments each; a finalizer may come inside
+        self._indexing = system.RLock()  # held briefly to change _owners; reentrant, since a finalizer may run inside
 
     def add(self, claim_id: str, name: str, owner: bytes) -> None:
         with self._indexing:
@@ -23,13 +27,13 @@ class Watched:
             self._names[claim_id] = name
 
     def take(self, claim_id: str) -> bool:
-        """Take it out. False: it is not in; of two who take it out one is told True."""
+        """Remove a claim. Returns False if it is not in; if two threads remove it, only one of them gets True."""
         name = self._names.pop(claim_id, None)
         if name is None:
             return False
         with self._indexing:
             owners = self._owners.get(name)
-            if owners is not None and claim_id not in self._names:  # it may have been added again
+            if owners is not None and claim_id not in self._names:  # otherwise it was added again
                 owners.pop(claim_id, None)
                 if not owners:
                     self._owners.pop(name, None)
@@ -45,7 +49,7 @@ class Watched:
         return name in self._owners
 
     def of_name(self, name: str) -> dict[str, bytes]:
-        """Its claims at this moment, each with its owner."""
+        """Return the claims of this name at this moment, each with its owner."""
         return self._owners.get(name, {}).copy()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What goes over the wire (RESP2), and what each error that a server can answer means to us."""
+"""The network format (RESP2), and what each error of a server means to a request."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = [
     "refused",
 ]
 
-IS_LOADING = "it is loading its data"  #: in the message of each error that says so
-IS_REPLICA = "it is a replica"  #: as well
+IS_LOADING = "it is loading its data"  #: part of every message about a server that loads its data
+IS_REPLICA = "it is a replica"  #: part of every message about a replica
 
-# What these say was not executed, and the server may say something else soon.
+# With these errors nothing was executed, and the server may soon reply otherwise.
 SILENT = {
     "LOADING": IS_LOADING,
     "BUSY": "it is busy with a script: SCRIPT KILL ends one that has written nothing",
@@ -36,8 +36,8 @@ SILENT = {
     "TRYAGAIN": "its cluster is moving this key",
     "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
 }
-_OF_CLUSTER = "it is a node of a cluster, which redis+cluster:// speaks to; redis:// speaks to one primary"
-# Nor were these, and asking again does not help.
+_OF_CLUSTER = "it is a node of a cluster: give redis+cluster://, since redis:// is for a single primary"
+# With these errors nothing was executed either, and asking again does not help.
 _REFUSED = {
     "NOAUTH": "give username= and password=",
     "WRONGPASS": "check username= and password=",
@@ -51,77 +51,79 @@ _REFUSED = {
     "DENIED": "it runs in protected mode: see its configuration",
     "ERR": "see the server's message",
 }
-# What an ERR must say so that it is known to come from a server that did nothing. A proxy says ERR too, and may have
-# passed the request on before ("ERR Connection timed out").
+# Only with one of these words does an ERR surely come from a server that has done nothing. A proxy also replies ERR,
+# and may have passed the request on before ("ERR Connection timed out").
 _NOTHING_DONE = re.compile(
     r"unknown|subcommand|wrong number|syntax|DB index|support|disabled|allowed|permitted|permission|denied|"
     r"redirect|Protocol error|AUTH|password|NOSCRIPT|compiling",
     re.IGNORECASE,
 )
-# Said to a connection that has just been made, before it has asked anything.
+# The reply to a connection that has just been made, before any request.
 _FULL = "max number of clients"
 _IN_NO_CLUSTER = "it is not a node of a cluster: give redis://host:port"
-_UNKNOWN = "is it a Sentinel? Then give redis+sentinel://host:port/NAME; else it must not be renamed or disabled there"
-# Before 7.0 a server wraps what a command in a script said: "ERR Error running script (…): @user_script:3: -OOM …"
+_UNKNOWN = (
+    "is it a Sentinel? Then give redis+sentinel://host:port/NAME; else this command must not be renamed or disabled"
+)
+# Before 7.0 a server wraps the error of a command in a script: "ERR Error running script (…): @user_script:3: -OOM …"
 _IN_SCRIPT = re.compile(r"user_script: ?\d+: (?:@user_script: ?\d+: )?-?([A-Z]+) ")
-# What a script whose user lacks a right is told instead of NOPERM, up to 7.0 and since. What it wrote before that ends
-# by itself, and it never takes the lock.
+# The errors of a script whose user lacks a right, up to 7.0 and later; they replace NOPERM. What such a script wrote
+# before ends by itself, and it never takes the lock.
 _LACKING = ("The user executing the script can't", "ACL failure in script")
 
 
 class Redirected(BackendRejected):
-    """MOVED, or ASK (``once``: for this request only): another node of a cluster serves the key. Not executed."""
+    """Another node of the cluster serves the key: MOVED, or ASK (``once``: for this request only). Not executed."""
 
     def __init__(self, message: str, told: str) -> None:
-        """``told``: ``MOVED 3999 127.0.0.1:6381``."""
+        """``told`` is the server's text, such as ``MOVED 3999 127.0.0.1:6381``."""
         super().__init__(message, backend="redis")
         word, slot, place = told.split(" ")[:3]
         host, _, port = place.rpartition(":")
         self.once = word == "ASK"
         self.slot = int(slot)
-        self.host = "" if host == "?" else host.strip("[]")  #: empty: as that of the node that said so
+        self.host = "" if host == "?" else host.strip("[]")  #: empty for the host of the node that sent this
         self.port = int(port)
 
 
 class Unclear(BackendRejected):
-    """An ERR that no server is known to say: of a request that changes nothing, a refusal; of others see `doubted`."""
+    """An ERR that no known server sends. It refuses a request that changes nothing; for others see `doubted`."""
 
 
 def doubted(error: Unclear) -> BackendUnavailable:
-    """What it means for a request that changes something."""
+    """Return what this error means for a request that changes something: its outcome is unknown."""
     return BackendUnavailable(str(error), unknown=True, backend="redis")
 
 
 def refused(error: BackendRejected) -> BackendUnavailable:
-    """What some of the leases of a renewal are told where others are not refused. The refusal is its cause."""
+    """Return the answer for leases whose renewal was refused while others' was not. The refusal is its cause."""
     silence = BackendUnavailable(str(error), unknown=False, backend="redis")
     silence.__cause__ = error
     return silence
 
 
 class ScriptMissing(Exception):
-    """NOSCRIPT: nothing was executed; load the script and send again."""
+    """NOSCRIPT: nothing was executed. Load the script, and send the request again."""
 
 
 class Incomplete(Exception):
-    """The rest of this answer has not arrived."""
+    """The rest of this reply has not arrived."""
 
 
 def bulks(*words: bytes) -> bytes:
-    """Words of a command as they go over the wire."""
+    """Encode words of a command."""
     return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
 def pack(*words: bytes | str | int) -> bytes:
-    """A whole command as it goes over the wire."""
+    """Encode a whole command."""
     encoded = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"*%d\r\n%b" % (len(encoded), bulks(*encoded))
 
 
 def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
-    """The answer (RESP2) that begins at ``at``, an error as an exception; and where the next one begins.
+    """Parse the reply (RESP2) at ``at``; return it, with an error as an exception, and where the next one begins.
 
-    Raises ValueError for what no Redis says.
+    Raises `Incomplete`, or ValueError for bytes that no Redis sends.
     """
     end = data.find(b"\r\n", at)
     if end < 0:
@@ -135,7 +137,7 @@ def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
     if kind == b"-":
         return refusal(line.decode(errors="replace"), where), at
     if kind not in (b"$", b"*"):
-        raise ValueError("it speaks another protocol")
+        raise ValueError("it uses another protocol")
     size = int(line)
     if size < 0:
         return None, at
@@ -151,10 +153,10 @@ def parse(data: bytes, at: int, where: str) -> tuple[Any, int]:
 
 
 def refusal(text: str, where: str) -> Exception:
-    """The exception for an error that the server answered.
+    """Return the exception for an error reply.
 
-    What fails inside a script after its first write is half done; the scripts see to it that only a mistake of theirs
-    can, and such an error has no word of the tables.
+    An error inside a script after its first write leaves it half done. The scripts are written so that only a bug of
+    theirs can cause that, and such an error has no word of the tables above.
     """
     word = text.partition(" ")[0]
     if _FULL in text:
@@ -163,7 +165,7 @@ def refusal(text: str, where: str) -> Exception:
     if "user_script" in text and (word == "ERR" or word.startswith("@")):
         inner = _IN_SCRIPT.search(text)
         word = inner[1] if inner and inner[1] != "ERR" else ""
-    elif "unauthenticated" in text:  # what a command of more than ten words is told instead
+    elif "unauthenticated" in text:  # the server's reply to a command of more than ten words without a login
         word, text = "NOAUTH", "NOAUTH Authentication required."
     if any(lacking in text for lacking in _LACKING):
         word = "NOPERM"

@@ -1,7 +1,8 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
-`recipe` says who gets a name, `layout` what is in the file, `transport` how it is asked, `host` what the host knows
-about processes and boots, `diagnosis` what weakens the lock here. SQLite tells nobody anything: there are no notices.
+`recipe` decides which claim gets a name, `layout` defines the tables of the file, `transport` sends the statements,
+`host` finds out about processes and boots, and `diagnosis` reports what weakens the lock here. SQLite pushes nothing,
+so there is no `notices`.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ from multilock_sqlite.transport import Connection, Database, transaction
 __all__ = ["SqliteBackend", "open_backend"]
 
 GROUP = "sqlite"
-POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two looks of a waiter; one look costs a read of a few 10 µs
-POLL_GROWTH = 1 / 8  # … of the time it has waited so far: the longest period is reached after a third of a second
+POLL_FIRST, POLL_LAST = 0.01, 0.04  # seconds between two looks of a waiter; a look costs a read of a few 10 µs
+POLL_GROWTH = 1 / 8  # the pause as a share of the time waited so far; the longest is reached after a third of a second
 
 
 def open_backend(url: str, options: Mapping[str, object]) -> SqliteBackend:
-    """The file of ``sqlite:////absolute/path`` (or three slashes). It has no options of its own."""
+    """Return the backend for the file of ``sqlite:////absolute/path`` (or three slashes).
+
+    It has no options besides the common ones. Raises `ConfigurationError` if the URL does not name an absolute path.
+    """
     reject_unknown(options, (), "sqlite")
     return SqliteBackend(
         _path(url),
@@ -55,7 +59,7 @@ def _path(url: str) -> str:
     if path.strip("/") == ":memory:":
         raise ConfigurationError("a SQLite database in memory has one connection: use memory://", backend="sqlite")
     if not path.startswith("/") or path.endswith("/"):
-        shown = url.rpartition("@")[2]  # before it may stand a password, as in other URLs
+        shown = url.rpartition("@")[2]  # a password may stand before it, as in other URLs
         raise ConfigurationError(
             f"{shown!r} does not name a file by its absolute path: write sqlite:////directory/file, with four slashes",
             backend="sqlite",
@@ -71,7 +75,7 @@ def _path(url: str) -> str:
 
 
 class SqliteBackend:
-    """One client's view of a file."""
+    """The `multilock.backend.Backend` for one file."""
 
     scheme = "sqlite"
     spi_version = 2
@@ -91,8 +95,8 @@ class SqliteBackend:
             ttl_min=0.1,
             ttl_max=365 * 86400.0,
             ttl_step=0.001,
-            # A killed holder, or a killed waiter before us, is found at the next look, but one of another pid
-            # namespace only when its lease or its last heartbeat ends.
+            # A waiter finds a killed holder, or a killed waiter before it, at its next look. If that process is in
+            # another pid namespace, the waiter finds it only when the lease or the last heartbeat ends.
             takeover_bound=max(ttl, LIVENESS_MIN) + 1.1 * POLL_LAST,
             hold_at_least=True,
             read_write=True,
@@ -102,10 +106,10 @@ class SqliteBackend:
     def open(self, notices: Notices) -> None:
         self._now = notices.now
         self._recipe = Recipe(host.boot_id(), host.Process.current())
-        if "_database" in vars(self):  # opened again: in a forked child nothing of it is open any more
+        if "_database" in vars(self):  # opened again, in a forked child, where no connection is open any longer
             self._database.close()
         self._database = Database(self._path, lambda sql: set_up(self._path, notices.now, sql))
-        self._waiting: dict[str, tuple[float, float]] = {}  # claim id -> waits since, next heartbeat
+        self._waiting: dict[str, tuple[float, float]] = {}  # claim id -> when it began to wait, when a heartbeat is due
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         key = self._key(claim.name)
@@ -148,7 +152,7 @@ class SqliteBackend:
         ]
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        """SQLite tells nobody anything: the next renewal finds out."""
+        """Do nothing: SQLite pushes nothing, so the next renewal finds a loss."""
 
     def follow(self, names: frozenset[str], within: float) -> bool:
         return False
@@ -186,10 +190,11 @@ class SqliteBackend:
         self._database.close()
 
     def _try(self, sql: Connection, key: str, claim: Claim, join: bool) -> tuple[int | Stand | None, float]:
-        """What the only writer found, and when."""
+        """Make an attempt as the only writer. Returns what it found, and when."""
         for durable in (False, True):
             with contextlib.suppress(Exhausted), transaction(sql, durable=durable):
-                # Read while nobody else can write: the lease in the file is never shorter than its holder believes.
+                # Read the clock while nobody else can write: then the lease in the file never ends before its holder
+                # believes that it does.
                 now = self._now()
                 return self._recipe.attempt(sql, key, claim, join, durable, now), now
         raise AssertionError("a durable transaction has tokens")

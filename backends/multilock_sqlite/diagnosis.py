@@ -1,4 +1,4 @@
-"""What about this host, this file and its place weakens the lock."""
+"""Report what weakens the lock on this host, in this file and in its place."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ VOLATILE = frozenset({"ramfs", "tmpfs"})
 
 
 def weaknesses(path: str) -> list[Finding]:
+    """Return the findings for the lock file at ``path``."""
     return [*_about_file_system(os.path.dirname(path)), *_about_permissions(path), *_about_host()]
 
 
@@ -31,15 +32,15 @@ def _about_file_system(directory: str) -> Iterator[Finding]:
         yield Finding(
             "network_file_system",
             "error",
-            f"{directory} is on {kind}: its file locks and its memory maps do not hold between hosts, so two processes "
-            "can have one lock",
+            f"{directory} is on {kind}: its file locks and memory maps do not work across hosts, so two processes can "
+            "hold one lock",
             "put the file on a local disk; between hosts use redis://",
         )
     if kind in VOLATILE:
         yield Finding(
             "volatile_file_system",
             "warning",
-            f"{directory} is on {kind}: fencing tokens begin again at 1 after a reboot",
+            f"{directory} is on {kind}: fencing tokens start again at 1 after a reboot",
             "put the file on a disk if a resource remembers tokens",
         )
 
@@ -54,7 +55,7 @@ def _about_permissions(path: str) -> Iterator[Finding]:
             "writable_by_others",
             "info",
             f"{path} has the mode {stat.S_IMODE(mode):o}: other users can take and end its locks",
-            f"chmod 600 {path}, if that is not meant",
+            f"run chmod 600 {path}, unless that is intended",
         )
 
 
@@ -70,21 +71,22 @@ def _about_host() -> Iterator[Finding]:
         yield Finding(
             "no_process_identity",
             "info",
-            "/proc does not show this process: when it is killed, its locks end with their ttl and not at once",
+            "/proc does not show this process: if it is killed, its locks end with their ttl instead of at once",
             "mount /proc for this pid namespace",
         )
     if host.is_mount_point("/") is None:
         yield Finding(
             "no_mount_table",
             "warning",
-            "/proc/self/mountinfo cannot be read: a lock file that is mounted by itself is not refused, and its users "
-            "elsewhere do not see its locks",
+            "/proc/self/mountinfo cannot be read: a lock file that is mounted by itself cannot be refused, and its "
+            "users elsewhere do not see its locks",
             "mount /proc; mount the directory of the lock file, not the file",
         )
     if host.clock_is_shifted():
         yield Finding(
             "time_namespace",
             "error",
-            "this process is in a time namespace with a shifted boot clock: it misjudges leases of processes outside",
+            "this process is in a time namespace with a shifted boot clock: it misjudges the leases of processes "
+            "outside of it",
             "let all users of the file run in one time namespace",
         )

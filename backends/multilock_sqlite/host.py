@@ -1,6 +1,6 @@
-"""What this host says about itself: which boot it is, which processes live, where a directory is mounted.
+"""Find out about this host: which boot it is, which processes live, and where a directory is mounted.
 
-Everything is read from /proc and may be missing there; then the answer is None, and None proves nothing.
+Everything is read from /proc, and may be missing there. A function then returns None, which proves nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ __all__ = ["Process", "boot_id", "clock_is_shifted", "file_system", "is_mount_po
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as another one can find it again.
+    """The identity of a process, by which another process can find it again.
 
-    ``space`` names the namespaces in which ``pid`` and ``start`` (clock ticks after boot) mean something.
+    ``pid`` and ``start`` (clock ticks after boot) are valid in the namespaces that ``space`` names.
     """
 
     space: str
@@ -24,7 +24,7 @@ class Process:
 
     @classmethod
     def current(cls) -> Process | None:
-        """This process; None if /proc is missing, or shows the processes of another pid namespace."""
+        """Return this process, or None if /proc is missing or shows the processes of another pid namespace."""
         try:
             if os.readlink("/proc/self") != str(os.getpid()):
                 return None
@@ -35,7 +35,7 @@ class Process:
         return cls(space, os.getpid(), stat.start) if stat else None
 
     def knows_gone(self, other: Process) -> bool:
-        """Whether ``other`` provably runs no more. In every doubtful case False."""
+        """Return True only if ``other`` has provably ended."""
         if other == self or other.space != self.space:
             return False
         try:
@@ -43,8 +43,8 @@ class Process:
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # it exists, and is somebody else's
-        stat = _stat(other.pid)  # None although it exists: /proc is mounted with hidepid
+            pass  # it exists, and belongs to another user
+        stat = _stat(other.pid)  # None for an existing process if /proc is mounted with hidepid
         return stat is not None and (stat.start != other.start or stat.is_dead)
 
 
@@ -70,11 +70,11 @@ def _time_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/time")
     except OSError:
-        return ""  # older than Linux 5.6: there is only one
+        return ""  # Linux before 5.6 has only one time namespace
 
 
 def boot_id() -> str | None:
-    """A text that is another one after each boot."""
+    """Return a text that differs after each boot, or None if it is unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return file.read().strip()
@@ -83,7 +83,7 @@ def boot_id() -> str | None:
 
 
 def clock_is_shifted() -> bool:
-    """Whether CLOCK_BOOTTIME has an offset here that processes outside of our time namespace do not have."""
+    """Return whether CLOCK_BOOTTIME is shifted here, compared with processes outside of our time namespace."""
     try:
         with open("/proc/self/timens_offsets", encoding="utf-8") as file:
             return any(line.split()[0] == "boottime" and line.split()[1:] != ["0", "0"] for line in file)
@@ -92,7 +92,7 @@ def clock_is_shifted() -> bool:
 
 
 def file_system(directory: str) -> str | None:
-    """The type of the file system on which a directory lies, as in /proc/mounts: ``"ext4"``."""
+    """Return the type of the directory's file system as in /proc/mounts, such as ``"ext4"``, or None."""
     path = os.path.realpath(directory)
     found: tuple[int, str] | None = None
     try:
@@ -109,9 +109,9 @@ def file_system(directory: str) -> str | None:
 
 
 def is_mount_point(path: str) -> bool | None:
-    """Whether something is mounted on ``path``, which has no symbolic links, itself.
+    """Return whether something is mounted on exactly ``path``, which must not contain symbolic links.
 
-    ``os.path.ismount`` does not see that a file is: its device is that of its directory.
+    ``os.path.ismount`` does not detect a mounted file, because the file has the same device as its directory.
     """
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:

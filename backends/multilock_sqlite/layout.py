@@ -1,8 +1,9 @@
-"""What is in the file, and what a new boot finds there.
+"""The tables of the file, and what a new boot does with the rows of an earlier one.
 
-A committed transaction survives the death of every process at once, but a power failure only later: it is not synced
-each time (``synchronous=NORMAL``), because no holder survives one. Only tokens must not return. They are
-reserved in blocks by a ``durable`` transaction, on the disk before it ends, and each boot begins behind the last block.
+A committed transaction survives the death of every process at once. It survives a power failure only later, because it
+is not synced each time (``synchronous=NORMAL``): no holder survives a power failure either. But tokens must never
+repeat. So a ``durable`` transaction, which is on the disk before it ends, reserves them in blocks, and each boot starts
+after the last reserved block.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from multilock_sqlite.transport import Connection, transaction
 
 __all__ = ["LIVENESS_MAX", "LIVENESS_MIN", "TOMBSTONE", "set_up", "sweep"]
 
-LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds for which a waiter is believed to be alive without a heartbeat
-TOMBSTONE = 60.0  # seconds; no call of ours that gave up earlier can still be on its way
+LIVENESS_MIN, LIVENESS_MAX = 1.0, 6.0  # seconds after a heartbeat for which a waiter counts as alive
+TOMBSTONE = 60.0  # seconds; no call of ours that was cancelled earlier can still be executed
 
-APPLICATION_ID = 0x6D6C636B  # "mlck": tells our file from another program's database
+APPLICATION_ID = 0x6D6C636B  # "mlck"; it distinguishes our file from another program's database
 FORMAT = 2
 SCHEMA = """
 CREATE TABLE locks (
@@ -39,9 +40,13 @@ INSERT INTO counter VALUES (0, 0, NULL)
 
 
 def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
-    """Make the tables of a new file; refuse another program's; end what an earlier boot left."""
+    """Create the tables of a new file, refuse another program's file, and end what an earlier boot left.
+
+    Raises `BackendRejected` for another program's file, or one of another format.
+    """
     if _format(sql) == (0, 0):
-        if _has_tables(sql) and _format(sql) == (0, 0):  # asked again: another process may have made ours meanwhile
+        # Read again: another process may have made our tables meanwhile
+        if _has_tables(sql) and _format(sql) == (0, 0):
             raise _foreign(path)
         _use_log(path, sql)
         _create(sql)
@@ -56,7 +61,7 @@ def set_up(path: str, now: Callable[[], float], sql: Connection) -> None:
 
 
 def sweep(sql: Connection, now: float) -> None:
-    """Forget whatever has ended and is asked for by nobody."""
+    """Delete rows that have ended and that no request needs any longer."""
     for table in ("locks", "queue", "cancelled"):
         sql.execute(f"DELETE FROM {table} WHERE until <= ?", (now,))
 
@@ -71,18 +76,19 @@ def _create(sql: Connection) -> None:
 
 
 def _begin_boot(sql: Connection, clock: Callable[[], float]) -> None:
-    """End what only an earlier boot can have left, and let tokens skip what a power failure may have undone.
+    """End rows that only an earlier boot can have written, and skip tokens that a power failure may have undone.
 
-    Another boot id proves no boot: a container can have one of its own (systemd-nspawn, LXC), beside living holders. So
-    a row ends only if no clock of this boot can have written it. Any other ends within its ttl by this boot's clock, or
-    at once where the recipe finds that its process is gone. Where /proc does not tell the boot, this is done each time.
+    A different boot id does not prove a reboot: a container can have its own (systemd-nspawn, LXC) next to living
+    holders. So a row ends here only if no clock of this boot can have written it. Every other row ends within its ttl
+    by this boot's clock, or as soon as the recipe finds its process gone. If /proc does not show the boot id, this runs
+    at each opening.
     """
     boot = boot_id()
     if _boot_began(sql, boot):
         return
     with transaction(sql, durable=True):
-        # Asked again, and the clock read only here: another process may have begun this boot meanwhile, and what it
-        # has granted and cancelled since then lies in the future of a clock that was read before.
+        # Check again, and read the clock only now. Another process may have begun this boot meanwhile, and rows that it
+        # has written since then would be in the future of a clock read before.
         if _boot_began(sql, boot):
             return
         now = clock()
@@ -119,12 +125,14 @@ def _foreign(path: str) -> BackendRejected:
 
 
 def _other_format(path: str, found: int) -> BackendRejected:
-    """No file is converted: a program of the other version may be using it."""
+    """Return the error for a file of another version. It is not converted, since a program of that version may use
+    it."""
     if found > FORMAT:
-        remedy = f"was made by a newer multilock, and this one knows formats up to {FORMAT}: update it here too"
+        remedy = f"was made by a newer multilock, and this one reads formats up to {FORMAT}: update multilock here too"
     else:
         remedy = (
-            f"was made by an older multilock, and this one needs {FORMAT}: end all programs that use the file, then "
-            f"delete it or move it away, with {path}-wal and -shm; what they hold ends, and tokens begin again at 1"
+            f"was made by an older multilock, and this one needs format {FORMAT}. End all programs that use the file, "
+            f"then delete it or move it away, together with {path}-wal and -shm. Locks in it end, and tokens start "
+            "again at 1"
         )
     return BackendRejected(f"{path} has file format {found}: it {remedy}", backend="sqlite")

@@ -1,13 +1,13 @@
-"""The algorithm: one row for each holder, one for each waiter. Nothing happens by itself: whoever looks decides.
+"""The algorithm: one row for each holder and one for each waiter. Nothing happens by itself: each look decides.
 
-A name belongs to the claims in its rows until their leases end, or their processes are known to be gone; the living
-ones are of one mode. It is kept for the living waiters, in order, as far as they fit beside the holders and each other:
-for everybody if the waiter or the one who looks is fair, else it goes to whoever comes first. A waiter is alive for
-`liveness` seconds after its last heartbeat, unless its process is known to be gone.
+A name belongs to the claims in its rows until their leases end or their processes are known to be gone. All living
+holders have the same mode. The name is kept for the living waiters, in order, as far as they fit beside the holders and
+each other. If neither the waiter nor the claim that looks is fair, the name goes to the claim that comes first. A
+waiter is alive for `liveness` seconds after its last heartbeat, unless its process is known to be gone.
 
-`attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they see is true
-until they end. All times are seconds on the clock of every deadline, which counts from the boot, but ``since``, which
-only people read.
+`attempt`, `release`, `renew` and `force` run inside a transaction that is the only writer, so what they read stays true
+until they end. All times are seconds on the clock of every deadline, which counts from the boot. Only ``since`` is wall
+clock time, for people to read.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from multilock_sqlite.transport import Connection
 
 __all__ = ["Exhausted", "OtherNumber", "Recipe", "Stand", "liveness"]
 
-ALONE, READ = "x", "r"  # modes; the other is p<n>, of n permits
-RESTS = "!rests:"  # before the id of the claim that was released: no claim is called so
-SHOWN = 100  # holders that inspect() tells of one name
+ALONE, READ = "x", "r"  # modes; the third is p<n>, for one of n permits
+RESTS = "!rests:"  # prefix of the id of a released claim whose name rests; no claim has such an id
+SHOWN = 100  # holders of one name that inspect() returns
 HOLDERS = "SELECT id, until, token, mode, space, pid, start FROM locks WHERE key = ? AND until > ?"
-OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"  # by their end: there is an index
+OF_SHARED = "FROM locks WHERE key = ? AND until > ? AND mode <> 'x'"  # there is an index, ordered by their end
 SHARED = f"SELECT id, until, token, mode, space, pid, start {OF_SHARED} ORDER BY until"
-RESERVE = 1000  # tokens that one fsync pays for; a reboot skips at most as many
+RESERVE = 1000  # tokens that one fsync reserves; a reboot skips at most so many
 
 
 class Exhausted(Exception):
-    """The reserved tokens are used up: the transaction that reserves more must be durable."""
+    """The reserved tokens are used up. A durable transaction must reserve more."""
 
 
 class OtherNumber(Exception):
-    """Permits of which there are so many, where another number was asked for."""
+    """The name has ``permits`` permits, and the claim asked for another number."""
 
     def __init__(self, permits: int) -> None:
         super().__init__(permits)
@@ -47,7 +47,7 @@ class OtherNumber(Exception):
 
 
 class Stand(NamedTuple):
-    """Who stands before a claim: the holder (perhaps itself), or a waiter that comes first, whose token is None."""
+    """The obstacle for a claim: a holder (perhaps the claim itself), or an earlier waiter, whose token is None."""
 
     id: str
     until: float
@@ -56,19 +56,19 @@ class Stand(NamedTuple):
 
 
 def liveness(claim: Claim) -> float:
-    """Seconds for which one heartbeat keeps a waiter's place: three periods, so that one may be late."""
+    """Return for how many seconds a heartbeat keeps a waiter's place: three periods, so that one may be late."""
     return min(max(claim.ttl, LIVENESS_MIN), LIVENESS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The decisions of one process. ``boot`` and ``me`` are None where /proc does not tell."""
+    """The decisions of one process. ``boot`` and ``me`` are None if /proc does not show them."""
 
     boot: str | None
     me: Process | None
 
     def ahead(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """None: ``claim`` may have the name. Raises OtherNumber."""
+        """Return what keeps ``claim`` out, or None if it may have the name. Raises `OtherNumber`."""
         if (holder := self._first(sql, HOLDERS, key, now)) is None:
             return self._waits_behind(sql, key, claim, now)
         if holder.mode == ALONE:
@@ -76,15 +76,17 @@ class Recipe:
         if holder.mode != claim.mode:
             if claim.permits and holder.mode != READ:
                 raise OtherNumber(_permits(holder.mode))
-            return self._first(sql, f"{SHARED} DESC", key, now)  # the last to end
+            return self._first(sql, f"{SHARED} DESC", key, now)  # the holder that ends last
         own = sql.execute(
             "SELECT id, until, token, mode FROM locks WHERE key = ? AND id = ? AND until > ?", (key, claim.id, now)
         ).fetchone()
         return Stand(*own) if own else self._waits_behind(sql, key, claim, now)
 
     def _waits_behind(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
-        """Who came before and does not fit beside it; where there are too few permits, who ends first. Readers may pass
-        readers: else a crowd of them would come in one by one."""
+        """Return the first earlier waiter that excludes the claim; if permits are short, the row that ends first.
+
+        Readers may pass waiting readers. Otherwise a crowd of them would enter one by one.
+        """
         equals: list[Stand] = []
         for id_, mode, fair, until, *process in sql.execute(
             "SELECT id, mode, fair, until, space, pid, start FROM queue WHERE key = ? ORDER BY ticket", (key,)
@@ -97,13 +99,15 @@ class Recipe:
                     return Stand(id_, until, None, mode)
                 equals.append(Stand(id_, until, None, mode))
         if claim.permits and self._is_full(sql, key, claim.permits - len(equals), now):
-            # Nobody is left where all were given back since they were counted: a look is no transaction.
+            # A look is not a transaction, so all permits may have been released since they were counted.
             return self._first(sql, SHARED, key, now) or next(iter(equals), None)
         return None
 
     def _is_full(self, sql: Connection, key: str, room: int, now: float) -> bool:
-        """Whether so many hold it together. Those of gone processes do not count; they are looked for only where they
-        would make the difference."""
+        """Return whether at least ``room`` living claims hold the name together.
+
+        Rows of processes that are gone do not count. The processes are checked only if that can change the result.
+        """
         (rows,) = sql.execute(f"SELECT count(*) {OF_SHARED}", (key, now)).fetchone()
         if rows < room:
             return False
@@ -116,8 +120,10 @@ class Recipe:
     def attempt(
         self, sql: Connection, key: str, claim: Claim, join: bool, durable: bool, now: float
     ) -> int | Stand | None:
-        """The token, or who stands before; None: this id was cancelled. Raises Exhausted unless ``durable``;
-        OtherNumber."""
+        """Return the token, or what keeps the claim out, or None if its id was cancelled.
+
+        Raises `Exhausted` unless ``durable``, and `OtherNumber`.
+        """
         ahead = self.ahead(sql, key, claim, now)
         if ahead and ahead.id == claim.id:
             sql.execute("UPDATE locks SET until = ? WHERE key = ? AND id = ?", (now + claim.ttl, key, claim.id))
@@ -135,7 +141,7 @@ class Recipe:
         return ahead
 
     def release(self, sql: Connection, key: str, claim_id: str, unsure: bool, now: float) -> bool:
-        """Give back, or leave the queue. True: the name was this claim's."""
+        """Release the name, or leave the queue. Returns True if the name was this claim's until now."""
         held = (
             sql.execute("DELETE FROM locks WHERE key = ? AND id = ? AND until > ?", (key, claim_id, now)).rowcount == 1
         )
@@ -143,12 +149,13 @@ class Recipe:
             sql.execute("DELETE FROM locks WHERE key = ? AND id = ?", (key, claim_id))
             sql.execute("DELETE FROM queue WHERE id = ?", (claim_id,))
         if unsure:
-            # A call with this id may still be on its way, in a thread that was stopped: it must find nothing to take.
+            # A call with this id may still run in a thread that was paused. It must find the id cancelled.
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + TOMBSTONE))
         return held
 
     def rest(self, sql: Connection, key: str, claim_id: str, unsure: bool, seconds: float, now: float) -> bool:
-        """Let the name be nobody's, and taken, for so long; no process keeps it any more. True: it was this claim's."""
+        """Keep the name taken for ``seconds``, owned by nobody and by no process. Returns True if it was this
+        claim's."""
         resting = RESTS + claim_id
         row = sql.execute(
             "SELECT id, until FROM locks WHERE key = ? AND id IN (?, ?)", (key, claim_id, resting)
@@ -157,7 +164,7 @@ class Recipe:
             sql.execute("INSERT OR REPLACE INTO cancelled VALUES (?, ?)", (claim_id, now + TOMBSTONE))
         if row is None or row[1] <= now:
             return False
-        again = row[0] == resting  # the first answer was lost: its end stays
+        again = row[0] == resting  # the first request's reply was lost, so its end must not move later
         sql.execute(
             "UPDATE locks SET id = ?, until = ?, ttl = ?, space = NULL, pid = NULL, start = NULL "
             "WHERE key = ? AND id = ?",
@@ -166,21 +173,21 @@ class Recipe:
         return True
 
     def renew(self, sql: Connection, held: Sequence[tuple[str, Claim]], now: float) -> list[bool]:
-        """For each key and claim, whether the name is still this claim's; then its lease starts again."""
+        """Extend the leases. Returns for each key and claim whether the name is still the claim's."""
         statement = "UPDATE locks SET until = ? WHERE key = ? AND id = ? AND until > ?"
         rows = [(now + claim.ttl, key, claim.id, now) for key, claim in held]
         if sql.executemany(statement, rows).rowcount == len(rows):
             return [True] * len(rows)
-        return [sql.execute(statement, row).rowcount == 1 for row in rows]  # some are lost: which?
+        return [sql.execute(statement, row).rowcount == 1 for row in rows]  # some are lost: find out which
 
     def force(self, sql: Connection, key: str, now: float) -> bool:
-        """Whether somebody held the name until now."""
+        """Take the name from its holders. Returns whether there were any until now."""
         held = self._first(sql, HOLDERS, key, now) is not None
         sql.execute("DELETE FROM locks WHERE key = ?", (key,))
         return held
 
     def inspect(self, sql: Connection, key: str, now: float) -> LockInfo | None:
-        """The oldest holder, how many there are, and 99 more of them."""
+        """Return the oldest holder, how many there are, and up to 99 more of them."""
         rows = sql.execute(
             "SELECT id, owner, token, since, until, mode, space, pid, start FROM locks WHERE key = ? AND until > ? "
             "ORDER BY token",
@@ -195,15 +202,16 @@ class Recipe:
         return replace(first, waiting=waiting, holders=None if alone else len(living), others=tuple(others))
 
     def _first(self, sql: Connection, query: str, key: str, now: float) -> Stand | None:
-        """The first that is alive. One is enough to keep a claim out, so one row is read unless processes are gone."""
+        """Return the first living row. One is enough to keep a claim out, so most calls read a single row."""
         rows = sql.execute(query, (key, now))
         try:
             return next((Stand(*row) for row in self._living(rows)), None)
         finally:
-            rows.close()  # or what is not read to its end goes on reading the past
+            rows.close()  # an unfinished query would keep reading an old state of the file
 
     def _living(self, rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-        """Without the three columns of the process, which is looked for once."""
+        """Yield the rows of living processes, without their three columns of the process. Each process is checked
+        once."""
         gone: dict[Sequence[Any], bool] = {}
         for row in rows:
             process = row[-3:]
@@ -221,10 +229,11 @@ class Recipe:
             reserved = token + RESERVE
             sweep(sql, now)
         sql.execute("UPDATE counter SET token = ?, reserved = ?", (token, reserved))
-        # renew=False promises the whole ttl, whatever becomes of this process: then nobody shall look for it.
+        # renew=False promises the whole ttl even if this process dies. So no process is recorded that others could
+        # check.
         process = self._columns() if claim.renew else (None, None, None)
         if claim.mode == ALONE or self._first(sql, HOLDERS, key, now) is None:
-            sql.execute("DELETE FROM locks WHERE key = ?", (key,))  # ended, or of processes that are gone
+            sql.execute("DELETE FROM locks WHERE key = ?", (key,))  # rows that ended, or whose processes are gone
         sql.execute(
             "INSERT INTO locks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (

@@ -1,15 +1,15 @@
 """One database file: its connections, its transactions, and what its errors mean.
 
-A connection is used by one thread at a time, and none is open while the process forks. SQLite remembers in the memory
-of the process which file locks it has; a child, even on a connection that it opened itself, would believe in locks that
-only its parent has, and another process could delete the log from under it. So all connections are closed before a
-fork, and a child that was forked without that is refused.
+A connection is used by one thread at a time, and none is open while the process forks. SQLite keeps its record of file
+locks in the memory of the process. A child, even on a connection that it opened itself, would rely on locks that only
+its parent has, and another process could then delete the log while the child uses it. So all connections are closed
+before a fork, and a child that was forked without that is refused.
 
-SQLite finds a file's log (``-wal``, ``-shm``) by the file's name, so two names of one file have two logs, and the users
-of one see nothing of the others. Each opening follows symbolic links first and refuses a file that has another name: a
-second hard link, or a mount of the file by itself. Once is enough: whoever comes by another name later is refused.
-For the same reason the log must not be deleted under its users: who comes later has another one. Each request looks
-whether the file and its log are still those it has open.
+SQLite finds a file's log (``-wal``, ``-shm``) by the file's name. So two names of one file have two logs, and users of
+one name see no locks of the other. Each opening follows symbolic links first, and refuses a file that has another name:
+a second hard link, or a mount of the file by itself. A check at the opening is enough, because a program that comes by
+another name later is refused. For the same reason the log must not be deleted while it is in use: a later user would
+get another log. So each request checks that the file and its log are still the ones that it has open.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from multilock_sqlite import host
 
 __all__ = ["Connection", "Database", "transaction"]
 
-IDLE = 4  # connections kept open for the next requests; more threads than that seldom ask at the same moment
-SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another does it, SQLite fails without waiting
-FORK_WAIT = 6.0  # seconds that a fork waits for requests under way; by default none takes longer than 5 s
-FORK_STOP = 0.05  # … for which it stops the requests to all files at a time, before it finds that one of them is slow
+IDLE = 4  # connections kept open for later requests; more than four threads seldom ask at the same moment
+SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
+FORK_WAIT = 6.0  # seconds that a fork waits for requests under way; by default no request takes longer than 5 s
+FORK_STOP = 0.05  # seconds of FORK_WAIT for which the fork stops requests to all files, before it singles out slow ones
 FORK_PAUSE = 0.001  # seconds between two looks, of a fork at the requests and of a request at the fork
 
 
 class Connection(sqlite3.Connection):
-    """A connection, the file it was opened on (device, inode), and when the present request has to end."""
+    """A connection, the file that it was opened on (device, inode), and when the present request has to end."""
 
     path: str
     file: tuple[int, int]
-    log: tuple[int, int] | None = None  # once it is set up
-    deadline: float  # on system.now()
+    log: tuple[int, int] | None = None  # the log's inodes, once the connection is set up
+    deadline: float  # on the clock of system.now()
     _busy_timeout: int = -1
 
     def use_until(self, deadline: float) -> None:
@@ -49,7 +49,7 @@ class Connection(sqlite3.Connection):
         self.wait_no_longer()
 
     def wait_no_longer(self) -> None:
-        """SQLite waits for other writers only as long as this request has time."""
+        """Let SQLite wait for other writers only as long as this request has time."""
         milliseconds = max(0, int((self.deadline - system.now()) * 1000))
         if milliseconds != self._busy_timeout:
             self.execute(f"PRAGMA busy_timeout = {milliseconds}")
@@ -62,7 +62,10 @@ class Connection(sqlite3.Connection):
 
 @contextlib.contextmanager
 def transaction(connection: Connection, *, durable: bool = False) -> Iterator[None]:
-    """The only writer from here on; rolled back by any exception. ``durable``: on the disk before it ends."""
+    """Run the body as the only writer, and roll back after any exception.
+
+    With ``durable`` the transaction is on the disk before it ends.
+    """
     connection.wait_no_longer()
     if durable:
         connection.execute("PRAGMA synchronous = FULL")
@@ -78,7 +81,7 @@ def transaction(connection: Connection, *, durable: bool = False) -> Iterator[No
 
 
 class Database:
-    """The file at ``path``: created when it is first asked, opened again when somebody has replaced it."""
+    """The file at ``path``. It is created at the first request, and opened again if another program has replaced it."""
 
     def __init__(self, path: str, set_up: Callable[[Connection], None]) -> None:
         self._path = path
@@ -89,7 +92,7 @@ class Database:
 
     @contextlib.contextmanager
     def request(self, within: float) -> Iterator[Connection]:
-        """A connection for this thread alone. Errors of SQLite and the system become ours."""
+        """Provide a connection for this thread alone. Errors of SQLite and of the system become multilock's own."""
         connection = None
         try:
             connection = self._take(system.now() + within)
@@ -110,7 +113,7 @@ class Database:
         self.close_idle()
 
     def close_idle(self, files: Set[tuple[int, int]] | None = None) -> None:
-        """All, or nothing unless one is open on one of ``files``."""
+        """Close the idle connections: all of them, unless ``files`` is given and none is open on one of these."""
         if files is not None and not any(connection.file in files for connection in list(self._idle)):
             return
         while True:
@@ -135,10 +138,10 @@ class Database:
             if connection.file == file and connection.log is not None and connection.log == _log(connection.path):
                 connection.use_until(deadline)
                 return connection
-            connection.close()  # the file or its log was deleted or replaced: what is in the old one is nobody's
+            connection.close()  # the file or its log was deleted or replaced, and nobody else uses the old one
 
     def _give_back(self, connection: Connection) -> None:
-        # Kept during a fork, it would be taken again at once by another thread, and the fork would wait for long.
+        # During a fork it is closed: another thread would take it again at once, and the fork would have to wait.
         forking = _forking is not None or connection.file in _draining
         if connection.in_transaction or forking or len(self._idle) >= IDLE:
             connection.close()
@@ -155,7 +158,7 @@ class Database:
         return found.st_dev, found.st_ino
 
     def _open(self, deadline: float) -> Connection:
-        while (connection := self._connect()) is None:  # a request ends, or a connection that is just being closed
+        while (connection := self._connect()) is None:  # until a request ends, or a connection has finished closing
             if system.now() >= deadline:
                 raise BackendUnavailable(
                     f"the log of {self._path} was deleted while a request of this process was using it",
@@ -173,9 +176,9 @@ class Database:
         return connection
 
     def _connect(self) -> Connection | None:
-        """None: another connection of this process has a log that is gone."""
-        # Nobody else in this process opens the file meanwhile: closing the one that creates it would take away the
-        # locks that another connection has on it.
+        """Return a new connection, or None if another connection of this process has a log that was deleted."""
+        # Only one thread of this process opens a file at a time. Closing the descriptor that creates the file would
+        # release the locks that another connection has on it.
         with _opening:
             path = os.path.realpath(self._path)
             try:
@@ -185,7 +188,7 @@ class Database:
                 file = _only_name(path)
             if file in _torn:
                 raise BackendRejected(
-                    f"this process was forked while its parent had {self._path} open, and SQLite cannot go on there: "
+                    f"this process was forked while its parent had {self._path} open, and SQLite cannot work there: "
                     "connect after the fork, or fork by os.fork() while no other thread uses the client",
                     backend="sqlite",
                 )
@@ -203,8 +206,11 @@ class Database:
         return connection
 
     def _leave_deleted_log(self, path: str, file: tuple[int, int]) -> bool:
-        """Within one process SQLite gives a new connection the shared memory of those that are open. The last one that
-        is closed takes its log with it, and is still known for a moment."""
+        """Return whether no connection of this process uses a deleted log.
+
+        Within one process SQLite gives a new connection the shared memory of the open ones. The last connection to
+        close deletes its log, and is still listed for a moment.
+        """
         if _has_other_log(file, _log(path)):
             _close_idle({file})
         return not _has_other_log(file, _log(path))
@@ -239,15 +245,15 @@ class Database:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
             waited = f"for more than {within:.3g} s" if within >= 0.001 else "and less than 1 ms was left to wait"
             return BackendUnavailable(
-                f"{self._path} was locked by another program {waited}: look who has it open (fuser, lsof)",
+                f"{self._path} was locked by another program {waited}: find out which one has it open (fuser, lsof)",
                 unknown=False,
                 backend="sqlite",
             )
         if code == sqlite3.SQLITE_CANTOPEN:
             if os.path.isdir(self._path):
-                return BackendRejected(f"{self._path} is a directory: name a file in it", backend="sqlite")
+                return BackendRejected(f"{self._path} is a directory: name a file inside it", backend="sqlite")
             try:
-                _need_files()  # SQLite does not tell that there were too many
+                _need_files()  # SQLite does not report that too many files are open
             except OSError as reason:
                 return self._system_error(reason)
         if remedy := _REJECTED.get(code):
@@ -256,26 +262,26 @@ class Database:
 
 
 def _only_name(path: str) -> tuple[int, int]:
-    """The file at ``path``. Raises BackendRejected if it has another name, as far as that can be seen from here."""
+    """Return device and inode of the file at ``path``. Raises `BackendRejected` if it visibly has another name."""
     found = os.stat(path)
     if stat.S_ISREG(found.st_mode):
         if found.st_nlink > 1:
             raise BackendRejected(
-                f"{path} is a file with {found.st_nlink} names (hard links), and users of another name do not see the "
-                f"locks: delete the others (find / -xdev -inum {found.st_ino}), and share its directory instead",
+                f"{path} is a file with {found.st_nlink} names (hard links), and users of another name do not see its "
+                f"locks: delete the other names (find / -xdev -inum {found.st_ino}), and share its directory instead",
                 backend="sqlite",
             )
         if host.is_mount_point(path):
             raise BackendRejected(
-                f"{path} is mounted by itself, and users of the file elsewhere do not see the locks, which are in the "
-                "two files beside it: mount its directory instead",
+                f"{path} is mounted by itself, and users of the file elsewhere do not see its locks, which are in two "
+                "other files next to it: mount its directory instead",
                 backend="sqlite",
             )
     return found.st_dev, found.st_ino
 
 
 def _log(path: str) -> tuple[int, int] | None:
-    """The inodes of the log and its shared memory, which are there as long as anybody has the file open."""
+    """Return the inodes of the log and its shared memory, which exist as long as any process has the file open."""
     try:
         return os.stat(f"{path}-wal").st_ino, os.stat(f"{path}-shm").st_ino
     except FileNotFoundError:
@@ -287,12 +293,12 @@ def _has_other_log(file: tuple[int, int], log: tuple[int, int] | None) -> bool:
 
 
 def _create(path: str) -> None:
-    """An empty file for nobody but us, whose name survives a power failure."""
+    """Create an empty file that only this user may open, and make its name survive a power failure."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         return
-    with contextlib.suppress(OSError):  # not every file system can, nor may everybody read the directory
+    with contextlib.suppress(OSError):  # some file systems cannot do this, and the directory may be unreadable
         directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
@@ -300,7 +306,7 @@ def _create(path: str) -> None:
             os.close(directory)
 
 
-_MAY_WRITE = "let this user read and write the file and its directory, which takes two more files beside it"
+_MAY_WRITE = "let this user read and write the file and its directory, where SQLite keeps two more files"
 _REJECTED = {
     sqlite3.SQLITE_FULL: "free some space on its disk",
     sqlite3.SQLITE_READONLY: _MAY_WRITE,
@@ -308,12 +314,12 @@ _REJECTED = {
     sqlite3.SQLITE_PERM: _MAY_WRITE,
     sqlite3.SQLITE_AUTH: _MAY_WRITE,
     sqlite3.SQLITE_NOTADB: "name a file that does not exist yet, or was made by multilock",
-    sqlite3.SQLITE_CORRUPT: "end all programs that use it, then delete it; tokens begin again at 1",
+    sqlite3.SQLITE_CORRUPT: "end all programs that use it, then delete it; tokens start again at 1",
 }
 
 
 def _need_files() -> None:
-    """OSError unless a connection's database, log, shared memory and directory can be open at once."""
+    """Raise OSError unless four more files can be opened: a connection's database, log, shared memory and directory."""
     with contextlib.ExitStack() as files:
         for _ in range(4):
             files.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -325,34 +331,40 @@ def _primary_code(error: sqlite3.Error) -> int:
 
 # ---- fork
 #
-# No connection may be open while the process forks. All files are stopped for a moment; if a request is not ended by
-# then, only its file stays stopped until it is, and the others go on: a healthy file must not lose its leases because
-# another program sits on a different one.
+# No connection may be open while the process forks. First all files are stopped for a moment. If a request has not
+# ended by then, only its file stays stopped until the request has ended, and the others go on. A healthy file must not
+# lose its leases because another program holds up a different one.
 
-_pid = os.getpid()  # of the process that all this belongs to
+_pid = os.getpid()  # the process to which all this belongs
 _opening = system.Lock()  # held while a connection is opened, and while the process forks
 _databases: list[weakref.ref[Database]] = []
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
-_inherited: list[Connection] = []  # of a parent: never used, and never closed, which would touch the parent's file
-_torn: set[tuple[int, int]] = set()
+_inherited: list[Connection] = []  # a parent's connections: never used, and never closed, which would touch its file
+_torn: set[tuple[int, int]] = set()  # files that the parent had open at the fork: SQLite cannot use them here
 _forking: int | None = None  # the thread that holds _opening for a fork
-_draining: set[tuple[int, int]] = set()  # files that a fork waits for: no request to them begins
+_draining: set[tuple[int, int]] = set()  # files that a fork waits for: no new request to them begins
 
 
 def _before_fork() -> None:
-    """Wait until no request is under way; a signal handler that forks in the middle of one would wait for itself."""
+    """Wait until no request is under way, for at most `FORK_WAIT`.
+
+    A signal handler that forks in the middle of a request waits for its own request, and so until the limit.
+    """
     deadline = system.now() + FORK_WAIT
     while not _stop_all(deadline):
         slow = _open_files()
         _draining.update(slow)
         _go_on()
         while (still := slow & _close_idle(slow)) and system.now() < deadline:
-            _draining.intersection_update(still)  # the last one stays stopped until all are
+            _draining.intersection_update(still)  # the slowest file stays stopped until the others are
             system.sleep(FORK_PAUSE)
 
 
 def _stop_all(deadline: float) -> bool:
-    """Whether all is closed, or the time is over; then nothing can be opened until `_go_on`."""
+    """Stop all requests. Returns True once all connections are closed or the time is over.
+
+    After that no connection can be opened until `_go_on`.
+    """
     global _forking
     if _opening.acquire(timeout=max(0.0, deadline - system.now())):
         _forking = system.get_ident()
@@ -377,7 +389,7 @@ def _go_on() -> None:
 
 
 def _close_idle(files: Set[tuple[int, int]] | None = None) -> set[tuple[int, int]]:
-    """Close connections that are in no request; the files that are open all the same."""
+    """Close connections that serve no request. Returns the files that are still open."""
     for reference in list(_databases):
         if database := reference():
             database.close_idle(files)
@@ -390,7 +402,7 @@ def _open_files() -> set[tuple[int, int]]:
 
 def _connections() -> list[Connection]:
     while True:
-        with contextlib.suppress(RuntimeError):  # a set that another thread has changed meanwhile
+        with contextlib.suppress(RuntimeError):  # another thread changed the set during the copy
             return list(_live)
 
 
@@ -398,7 +410,7 @@ def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
     while file in _draining:
         if system.now() >= deadline:
             raise BackendUnavailable(
-                "a fork of this process waits for a request to this file, which other requests must not overtake",
+                "a fork of this process waits for a request to this file, and no further request may begin until then",
                 unknown=False,
                 backend="sqlite",
             )
@@ -406,7 +418,7 @@ def _wait_for_fork(file: tuple[int, int] | None, deadline: float) -> None:
 
 
 def _notice_fork() -> None:
-    """C code forks without calling Python's hooks."""
+    """Do what a forked child must do, if C code has forked without calling Python's hooks."""
     if os.getpid() != _pid:
         _after_in_child()
 

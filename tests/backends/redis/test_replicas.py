@@ -297,8 +297,8 @@ def refused(them: Ours) -> bool:
 def test_that_it_is_no_consensus_stands_in_the_capabilities(url: str) -> None:
     plain, careful = (open_backend(url, {"replicas": wanted}).capabilities for wanted in (0, 2))
     assert not careful.survives_failover
-    assert "no consensus" not in plain.fencing_scope
-    assert "replicas=2 makes that rarer, and is no consensus" in careful.fencing_scope
+    assert "not consensus" not in plain.fencing_scope
+    assert "replicas=2 makes that rarer, and is not consensus" in careful.fencing_scope
 
 
 def test_how_many_replicas_there_are_is_compared(connect: Connect, replica: RedisServer) -> None:

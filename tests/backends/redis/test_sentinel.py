@@ -128,7 +128,7 @@ def test_who_is_named_and_is_a_replica_is_not_believed(guarded: Guarded, connect
         guard.execute_command("SENTINEL", "MONITOR", "wrong", replica.host, replica.port, 2)
         ours = connect(f"redis+sentinel://{mistaken.endpoint}/wrong")
         for ask in (lambda: ours.take(), lambda: ours.backend.inspect("a", 2)):
-            with pytest.raises(BackendUnavailable, match="which is a replica as yet") as caught:
+            with pytest.raises(BackendUnavailable, match="which is still a replica") as caught:
                 ask()
             assert caught.value.unknown is False
 
@@ -564,7 +564,7 @@ def test_a_name_that_no_sentinel_knows_is_told(guarded: Guarded, connect: Connec
 def test_a_redis_that_is_no_sentinel_and_a_sentinel_that_is_no_redis_are_told(
     guarded: Guarded, server: RedisServer, connect: Connect
 ) -> None:
-    with pytest.raises(BackendRejected, match=r"it is no Sentinel: give redis:// with this address"):
+    with pytest.raises(BackendRejected, match=r"it is not a Sentinel: give redis:// with this address"):
         connect(f"redis+sentinel://{server.endpoint}/m").take()
     for db in (0, 1):
         with pytest.raises(BackendRejected, match=r"a Sentinel\? Then give redis\+sentinel://host:port/NAME"):

@@ -120,7 +120,7 @@ def test_directory_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_directory_is_no_lock_file(tmp_path: Path) -> None:
-    assert "is a directory: name a file in it" in rejection(tmp_path)
+    assert "is a directory: name a file inside it" in rejection(tmp_path)
 
 
 def test_file_that_is_no_database_is_left_alone(path: Path) -> None:
@@ -176,8 +176,10 @@ def test_file_of_format_1_is_refused_with_what_to_do_and_left_alone(path: Path, 
         told = rejection(path)
         assert contents(path) == before
     assert "file format 1: it was made by an older multilock, and this one needs 2" in told
-    assert f"end all programs that use the file, then delete it or move it away, with {path}-wal and -shm" in told
-    assert "tokens begin again at 1" in told
+    assert (
+        f"End all programs that use the file, then delete it or move it away, together with {path}-wal and -shm" in told
+    )
+    assert "tokens start again at 1" in told
     path.unlink()
     with multilock.connect(f"sqlite://{path}") as client, client.lock("n") as lease:
         assert lease.token == 1
@@ -191,7 +193,7 @@ def test_file_of_a_newer_format_is_left_alone(path: Path) -> None:
     told = rejection(path)
     assert contents(path) == before
     assert f"format {layout.FORMAT + 1}: it was made by a newer multilock" in told
-    assert "update it here too" in told
+    assert "update multilock here too" in told
 
 
 def contents(path: Path) -> dict[str, bytes]:

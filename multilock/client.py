@@ -174,9 +174,9 @@ class Client(ForWith, OfThisProcess):
     ) -> ReadWriteLock:
         """Return a lock for many readers or one writer. Sends no request. The options of `lock` apply to both sides.
 
-        Later waiters do not overtake a waiter that they would keep out, so neither readers nor writers starve. (With
-        Consul, only later readers wait for a writer.) ``fair`` therefore changes no order: True refuses a backend that
-        keeps no order of arrival, False lets one waiting writer of this client at a time ask the server, and None
+        Later waiters do not overtake a waiter that they would keep out, so neither readers nor writers starve. With
+        Consul, only later readers wait for a writer. ``fair`` therefore changes no order. True refuses a backend that
+        keeps no order of arrival. False lets only one waiting writer of this client at a time ask the server. None
         takes what the backend offers. Every other kind of lock with this name excludes readers and writers.
 
         A thread that reads and asks to read again would wait for itself if a writer waits in between: use
@@ -326,8 +326,8 @@ class Client(ForWith, OfThisProcess):
         ``grace``: Seconds for which an orderly end waits for work and callbacks. Default: one ttl. ``math.inf`` waits
         without limit.
 
-        ``hold_at_least``: As in `lock`, for a ``work`` of `Election.run` that ends by itself: nobody is elected
-        earlier.
+        ``hold_at_least``: Seconds from the election in which no other node is elected, if the ``work`` of
+        `Election.run` ends by itself. See `lock`.
 
         Raises ValueError, TypeError, CapabilityMissing or ClientClosed, as `lock` does.
         """

@@ -1,7 +1,7 @@
 """Locks of several names: `Client.lock_all`, and the parts that both faces share.
 
 Such a lock takes one ordinary lock after the other, its parts. The order is the same for every caller, so two callers
-with the same names never wait for each other. A caller that holds a later name never waits for an earlier one: if a
+with the same names never wait for each other. A caller that holds a later name never waits for an earlier one. If a
 part is lost while others are still missing, all parts are given back, and the caller begins again with the first.
 
 Nobody works under the parts before all of them are held. So a part has no lost callback, no hard fence and no
@@ -229,7 +229,7 @@ class HeldSet(AnyHeld):
                 self._lose_with(part, released=True)
                 return
 
-    # Who works under it
+    # Work under the lease
 
     def _begin_work(self, want: Want) -> None:
         for part in self._parts:

@@ -1,4 +1,7 @@
-"""Requests that the loop itself sends and reads, where the backend opens channels for it: no thread in between."""
+"""Channels: connections that the event loop itself writes and reads, without a thread in between.
+
+Only some backends offer them. `Turns` limits how many requests are under way at once.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Channels", "LoopChannel", "Turns"]
 
-MOST = 4  # what is asked while all are in use goes through a thread
-PATIENT = 4  # of so many turns one is for who is patient, however many are urgent
+MOST = 4  # channels of one client; while all are in use, further requests go through threads
+PATIENT = 4  # every fourth turn goes to a patient request first, even if urgent ones wait
 
 
 class Turns:
-    """How many requests are under way at once, and who comes next. What changes something goes before the heartbeats of
-    those who have their place already: else a crowd of waiters keeps its own holder from giving the lock back."""
+    """A limit for the requests under way, with two queues for the rest.
+
+    Requests that change something are urgent. Heartbeats of waiters that are in the server's queue already are patient.
+    Otherwise many waiters of a client could keep its own holder from giving the lock back.
+    """
 
     def __init__(self, free: int) -> None:
         self._free = free
@@ -30,17 +36,18 @@ class Turns:
         self._patient: deque[asyncio.Future[Any]] = deque()
 
     def take(self) -> bool:
-        """At once, or not."""
+        """Take a turn if one is free. Returns False otherwise."""
         if not self._free:
             return False
         self._free -= 1
         return True
 
     def wait(self, turn: asyncio.Future[Any], *, urgent: bool) -> None:
-        """It is done when it is its turn; who gives up before that has it done otherwise."""
+        """Queue ``turn``, which is set when its turn comes. A caller that gives up makes it done in another way."""
         (self._urgent if urgent else self._patient).append(turn)
 
     def give_back(self) -> None:
+        """End a turn, and give it to the next request in the queues."""
         self._given += 1
         lines = [self._urgent, self._patient]
         for line in lines if self._given % PATIENT else reversed(lines):
@@ -53,7 +60,7 @@ class Turns:
 
 
 class Channels:
-    """Those of one client on one loop. Used by that loop only, but for `open`."""
+    """The channels of one client on one loop. Only that loop uses this class, except for `open`."""
 
     def __init__(self, backend: Backend) -> None:
         self._offered = isinstance(backend, OpensChannels)
@@ -61,28 +68,30 @@ class Channels:
         self.living: set[LoopChannel] = set()
         self.idle: list[LoopChannel] = []
         self.opening = 0
-        self._unclaimed: set[Channel] = set()  # opened, and the loop may close before it hears of it
+        self._unclaimed: set[Channel] = set()  # opened by a thread, and not yet passed to the loop, which may close
 
     def may_open(self) -> bool:
+        """Return whether another channel may be opened."""
         return self._offered and len(self.living) + self.opening < MOST
 
     def open(self, within: float) -> Channel | None:
-        """In a thread: connecting may block. What comes of it is for `add`, or for `drop`."""
+        """Open a channel in a thread, because connecting may block. The caller passes it to `add` or to `drop`."""
         channel = cast("OpensChannels", self._backend).channel(within)
         if channel is not None:
             self._unclaimed.add(channel)
-            if not self._offered:  # any more
+            if not self._offered:  # `end` was called meanwhile
                 self.drop(channel)
                 return None
         return channel
 
     def drop(self, channel: Channel | None) -> None:
+        """Close a channel that `open` returned, because nobody wants it."""
         if channel is not None:
             self._unclaimed.discard(channel)
             channel.close()
 
     def add(self, loop: asyncio.AbstractEventLoop, channel: Channel | None) -> LoopChannel | None:
-        """None: this server, or this loop, has no channels."""
+        """Have ``loop`` read the channel. Returns None if this server or this loop cannot have channels."""
         if channel is not None:
             try:
                 living = LoopChannel(self, loop, channel)
@@ -96,10 +105,11 @@ class Channels:
         return None
 
     def end(self) -> None:
-        """No more are opened."""
+        """Open no more channels."""
         self._offered = False
 
     def close(self) -> None:
+        """Close all channels."""
         for channel in list(self.living):
             channel.close()
         for unclaimed in list(self._unclaimed):
@@ -107,7 +117,7 @@ class Channels:
 
 
 class LoopChannel:
-    """One channel, read whenever the loop finds something on it."""
+    """One channel, which the loop reads whenever data arrives."""
 
     __slots__ = ("_answer", "_channel", "_channels", "_fileno", "_lingers", "_loop", "_timer")
 
@@ -116,15 +126,16 @@ class LoopChannel:
         self._loop = loop
         self._channel = channel
         self._fileno = channel.fileno()
-        self._answer: asyncio.Future[Any] | None = None  # of the request under way
+        self._answer: asyncio.Future[Any] | None = None  # the answer to the request under way
         self._lingers = channel if isinstance(channel, Lingers) else None
-        self._timer: asyncio.TimerHandle | None = None  # to look though nothing came
+        self._timer: asyncio.TimerHandle | None = None  # reads the channel even if no data arrives
         loop.add_reader(self._fileno, self._read)
 
     async def ask(self, send: Callable[[Channel], bool], answer: asyncio.Future[Any]) -> Any:
-        """What `Channel.answer` gives; None also where ``send``, a call of one of its verbs, could not send it.
+        """Send a request and return the result of `Channel.answer`. Returns None if ``send`` could not send it.
 
-        Whatever ends the wait for ``answer``, also a time limit or a cancellation, ends the channel with it.
+        ``send`` calls one of the request methods of `Channel`. A time limit or a cancellation of the wait for
+        ``answer`` closes the channel, because its late answer must not be taken for the next one.
         """
         try:
             if not send(self._channel):
@@ -144,7 +155,7 @@ class LoopChannel:
 
     def _read(self) -> None:
         answer = self._answer
-        if answer is None or answer.done():  # nobody asked: as a rule it is the server's end of the connection
+        if answer is None or answer.done():  # no request is under way, so the server has probably closed the connection
             if self._lingers and self._lingers.idle():
                 self._plan()
             else:
@@ -158,10 +169,10 @@ class LoopChannel:
             answer.set_exception(error)
         except Exception as error:
             answer.set_exception(error)
-            self.close()  # now: a broken connection would be found readable for ever, or its number be another's
+            self.close()  # at once, because the loop would find a broken connection readable again and again
 
     def _plan(self) -> None:
-        """Have a channel that lingers look again though nothing comes."""
+        """Plan a read without new data, if the channel wants one (`Lingers`)."""
         if self._lingers is None:
             return
         if self._timer:
@@ -170,12 +181,14 @@ class LoopChannel:
         self._timer = None if seconds is None else self._loop.call_later(seconds, self._read)
 
     def _rest(self) -> None:
+        """Make the channel available for the next request."""
         self._answer = None
         self._plan()
-        if self in self._channels.living:  # it may have ended since the answer came
+        if self in self._channels.living:  # it may have been closed since the answer came
             self._channels.idle.append(self)
 
     def close(self) -> None:
+        """Close the channel. A request under way fails with BackendUnavailable."""
         channels = self._channels
         if self not in channels.living:
             return
@@ -183,7 +196,7 @@ class LoopChannel:
         if self in channels.idle:
             channels.idle.remove(self)
         if not self._loop.is_closed():
-            self._loop.remove_reader(self._fileno)  # before its number can be another's
+            self._loop.remove_reader(self._fileno)  # before the number can be reused by another connection
             if self._timer:
                 self._timer.cancel()
             if self._answer is not None and not self._answer.done():

@@ -1,7 +1,7 @@
-"""How the asyncio face waits: requests are carried by a few worker threads, waits are futures of the loop.
+"""`LoopFace`: requests run on a few worker threads or on channels, and waits are futures of the event loop.
 
-The loop never blocks on a backend, and the kernel never on the loop: leases are renewed, lost and judged on threads,
-also while the loop is stuck.
+The loop never blocks on a backend. The kernel never waits for the loop: leases are renewed and lost on threads, even
+while the loop is stuck.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["LoopCallbacks", "LoopFace", "await_safely", "go_on_if_cancelled"]
 
 R = TypeVar("R")
-CARRIERS = 8  # threads, and so connections: what one process needs at once is round trips, not throughput
-AGAIN = 0.1  # seconds until what was cancelled from outside goes on
-GRACE = 0.01  # seconds by which a backend's own timeout, which says more, may come after ours
+CARRIERS = 8  # threads, each with a connection; one process rarely needs more requests at once
+AGAIN = 0.1  # seconds until a task that was cancelled from outside is started again
+GRACE = 0.01  # seconds by which our timeout comes after the backend's own, whose message says more
 
 
 class LoopFace:
-    """A client belongs to the loop that first used it."""
+    """The asyncio face of one client, which belongs to the event loop that first used it.
+
+    ``_answered_at`` is when the last request with a turn was answered, by the loop's clock. ``_open`` has the futures
+    of requests and turns under way, each with its end by the loop's clock.
+    """
 
     asynchronous = True
 
@@ -45,8 +49,7 @@ class LoopFace:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channels = Channels(kernel.backend)
         self._turns = Turns(MOST + CARRIERS)
-        self._answered_at = -math.inf  # by the loop's clock, the last of those that had to wait for their turn, or not
-        # Requests under way, and when each is over by the loop's clock.
+        self._answered_at = -math.inf
         self._open: dict[asyncio.Future[Any], float] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._sweep_at = math.inf
@@ -54,21 +57,22 @@ class LoopFace:
         self.callbacks: Callbacks = self._callbacks
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The client's loop, which must be the running one."""
+        """Return the client's loop. Raises RuntimeError if another loop is running."""
         running = asyncio.get_running_loop()
         if self._loop is not running:
             self.forget_closed_loop()
             if self._loop is not None:
                 raise RuntimeError("this AsyncClient belongs to another event loop: make one for each loop")
-            self._kernel.events.begin(self.callbacks)  # what was still to be told on a closed loop never will be
+            self._kernel.events.begin(self.callbacks)  # events not yet delivered on a closed loop are dropped
             self._loop = running
         return running
 
     def forget_closed_loop(self) -> None:
+        """If the client's loop was closed, forget it and everything that ran on it."""
         if self._loop is None or not self._loop.is_closed():
             return
         self._loop = None
-        self._open.clear()  # nobody can be told any more
+        self._open.clear()  # nothing can wake the coroutines of a closed loop
         self._turns = Turns(MOST + CARRIERS)
         self._sweep, self._sweep_at = None, math.inf  # a timer of a closed loop never fires
         self._channels.close()
@@ -76,11 +80,15 @@ class LoopFace:
         self._kernel.drop_waiters()
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
+        """Return the client's loop, or None if it has none yet. May be called on any thread."""
         return self._loop
 
     async def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
-        """A heartbeat whose turn does not come in time was not sent: while the server answers others that is no silence
-        of it, and the claim stands where it stood."""
+        """Send an attempt, or a heartbeat of a claim that waits already.
+
+        A heartbeat whose turn does not come in time is not sent. If the server answers other requests meanwhile, that
+        does not count as silence: the claim keeps its place in the server's queue.
+        """
         waiting = self._kernel.monitor.waiting.get(claim.id)
         told, began = waiting.told if waiting else None, self.loop().time()
         try:
@@ -107,8 +115,11 @@ class LoopFace:
     async def _send(
         self, within: float, urgent: bool, send: Callable[[Channel], bool], call: Callable[..., Any], *args: Any
     ) -> Any:
-        """In its turn ``send`` on a channel; where there is none, or it does not answer, ``call(*args, within)`` on a
-        thread. Raises _NotSent if its turn did not come in time."""
+        """Wait for a turn, then send the request on a channel (``send``) or on a thread (``call(*args, within)``).
+
+        The thread is used if there is no channel, or if the channel could not answer. Raises _NotSent if the turn did
+        not come in time.
+        """
         loop, turns = self.loop(), self._turns
         end = loop.time() + within
         if not turns.take():
@@ -129,23 +140,24 @@ class LoopFace:
             turns.give_back()
 
     async def _turn(self, turns: Turns, loop: asyncio.AbstractEventLoop, end: float, urgent: bool) -> None:
+        """Wait for a turn until ``end``."""
         turn = self._begin(loop, end)
         turns.wait(turn, urgent=urgent)
         try:
             await turn
         except BackendUnavailable:
             raise _NotSent(
-                "so many requests of this client are under way that it was not sent", unknown=False
+                "the request was not sent, because too many requests of this client are under way", unknown=False
             ) from None
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and not turn.exception():  # it had come
+            if turn.done() and not turn.cancelled() and not turn.exception():  # the turn had come before
                 turns.give_back()
             raise
         finally:
             self._open.pop(turn, None)
 
     async def _channel(self, loop: asyncio.AbstractEventLoop, within: float) -> LoopChannel | None:
-        """One that is idle, or new; None: there are none here, or no more."""
+        """Return an idle or a new channel. Returns None if this backend has none, or if all are in use."""
         channels = self._channels
         if channels.idle:
             return channels.idle.pop()
@@ -154,7 +166,7 @@ class LoopFace:
         channels.opening += 1
         try:
             channel = await self._on_thread(loop, within, channels.open, (), channels.drop)
-            if self._kernel.finished:  # the others were closed, or are going to be
+            if self._kernel.finished:  # the other channels were closed, or will be
                 channels.drop(channel)
                 return None
             return channels.add(loop, channel)
@@ -169,21 +181,24 @@ class LoopFace:
         args: tuple[Any, ...],
         unwanted: Callable[[R], None] | None = None,
     ) -> R:
-        """``unwanted`` gets an answer for which nobody waits any more."""
+        """Return ``call(*args, within)``, called on a worker thread.
+
+        ``unwanted`` is called with an answer for which no caller waits any longer.
+        """
         future = self._begin(loop, loop.time() + within)
         try:
             self._workers.submit(_Request(loop, self._kernel, within, call, args, future, unwanted).carry)
             result: R = await future
             return result
         except asyncio.CancelledError:
-            if unwanted and future.done() and not future.cancelled() and not future.exception():  # the answer had come
+            if unwanted and future.done() and not future.cancelled() and not future.exception():  # answered before
                 unwanted(future.result())
             raise
         finally:
             self._open.pop(future, None)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, end: float) -> asyncio.Future[Any]:
-        """A request, whose caller waits until ``end`` on the loop's clock at the longest."""
+        """Make a future that fails with BackendUnavailable shortly after ``end`` on the loop's clock."""
         future: asyncio.Future[Any] = loop.create_future()
         self._open[future] = due = end + GRACE
         if due < self._sweep_at:
@@ -197,7 +212,10 @@ class LoopFace:
         self._sweep = loop.call_at(due, self._expire, loop)
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One timer for all requests: a timer for each would cost more than most of them take."""
+        """Fail the requests whose time is over.
+
+        All requests share one timer, because a timer for each would cost more than most requests take.
+        """
         now = loop.time()
         self._sweep, self._sweep_at = None, math.inf
         for future, due in self._open.items():
@@ -215,16 +233,16 @@ class LoopFace:
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._channels.close)
-        except RuntimeError:  # a closed loop: nothing else uses them any more
+        except RuntimeError:  # the loop was closed, so nothing else uses the channels
             self._channels.close()
 
 
 class _NotSent(BackendUnavailable):
-    """The turn of a request did not come in its time."""
+    """The request was not sent, because its turn did not come in time."""
 
 
 class _Request:
-    """One call on its way through a worker. Its caller may be gone when it ends."""
+    """One call of the backend on a worker thread. Its caller may have given up when it ends."""
 
     __slots__ = ("_args", "_call", "_deadline", "_future", "_kernel", "_loop", "_unwanted")
 
@@ -247,19 +265,19 @@ class _Request:
         self._unwanted = unwanted
 
     def carry(self) -> None:
-        """In the worker."""
+        """Call the backend on the worker thread, and pass the result to the loop."""
         if self._future.cancelled():
             return
         left = self._deadline - self._kernel.now()
         try:
             if left <= 0:
-                raise BackendUnavailable("every worker is busy with requests that are not answered", unknown=False)
+                raise BackendUnavailable("all worker threads are busy with unanswered requests", unknown=False)
             result, error = call_inside(self._call, *self._args, left), None
         except BaseException as raised:
             result, error = None, raised
         try:
             self._loop.call_soon_threadsafe(self._settle, result, error)
-        except RuntimeError:  # the loop was closed meanwhile: its coroutine unwinds, and cancels what it claimed
+        except RuntimeError:  # the loop was closed meanwhile, and `forget_closed_loop` cancels the claim
             logger.debug("an answer came after its event loop was closed")
             self._drop(result)
 
@@ -277,7 +295,7 @@ class _Request:
 
 
 class LoopBell:
-    """A bell on the loop; rung from any thread."""
+    """The bell of a coroutine. Any thread may ring it."""
 
     __slots__ = ("_future", "_loop", "_rung")
 
@@ -298,7 +316,7 @@ class LoopBell:
         future = self._future = self._loop.create_future()
         timer = None if math.isinf(seconds) else self._loop.call_later(max(0.0, seconds), self._wake)
         try:
-            if not self._rung:  # looked at after ring() can see the future
+            if not self._rung:  # checked only after ring() can see the future, so that no ring is missed
                 await future
         finally:
             self._future = None
@@ -312,7 +330,7 @@ class LoopBell:
 
 
 def call_on_loop(callback: Callable[..., object], *args: Any) -> object:
-    """Call it safely; CancelledError, as of a future that it asks for its result, is an error of its own too."""
+    """Call ``callback(*args)`` and log what it raises, including a CancelledError from a future that it asked."""
     try:
         return call_safely(callback, *args)
     except asyncio.CancelledError:
@@ -321,6 +339,7 @@ def call_on_loop(callback: Callable[..., object], *args: Any) -> object:
 
 
 async def await_safely(callback: Callable[..., object], *args: Any) -> None:
+    """Call ``callback(*args)`` and await its result if it can be awaited. An exception is logged."""
     result = call_on_loop(callback, *args)
     if inspect.isawaitable(result):
         try:
@@ -329,7 +348,7 @@ async def await_safely(callback: Callable[..., object], *args: Any) -> None:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            logger.exception("the callback %r was cancelled from within", callback)
+            logger.exception("the callback %r cancelled itself", callback)
         except Exception:
             logger.exception("the callback %r raised; it is not called again for this event", callback)
 
@@ -340,8 +359,11 @@ def go_on_if_cancelled(
     again: Callable[[], object],
     ended: Callable[[], object] | None = None,
 ) -> asyncio.Task[None]:
-    """A task of ours in the background. A program that cancels all tasks, and goes on, means its own: ``again()`` is
-    called soon. Where the loop ends instead, there is no time for that. ``ended``: called at any other end."""
+    """Run ``coroutine`` as a background task, and call ``ended()`` at its end.
+
+    If a program cancels all tasks and goes on, it does not mean this one: ``again()`` is called soon afterwards to
+    start it again. If the event loop ends instead, that call never happens.
+    """
     task = asyncio.get_running_loop().create_task(coroutine, name=name)
 
     def done(task: asyncio.Task[None]) -> None:
@@ -355,7 +377,10 @@ def go_on_if_cancelled(
 
 
 class LoopCallbacks:
-    """Callbacks run on the client's loop, ``async def`` ones as tasks. A blocked loop delays them."""
+    """The callbacks of an asyncio client. They run on its loop, ``async def`` ones as tasks.
+
+    A blocked loop delays them.
+    """
 
     def __init__(self, face: LoopFace, kernel: Kernel) -> None:
         self._face = face
@@ -389,20 +414,20 @@ class LoopCallbacks:
         self.start(begin)
 
     def wait(self, timeout: float) -> bool:
-        """Never on the loop itself: the callbacks need it."""
+        """See `Callbacks.wait`. Must not be called on the loop itself, which runs the callbacks."""
         return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
 
     def drop(self) -> None:
-        """What was under way on a closed loop never ends."""
+        """Forget the callbacks under way, because their loop was closed and they never end."""
         self._tasks.clear()
         self._unfinished.clear()
 
     def _run(self, call: object, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        CALLED.set(call)  # of the context in which the loop calls this: tasks that are made here inherit it
+        CALLED.set(call)  # in the context of this call, which tasks made here inherit
         result: object = None
         try:
             result = call_on_loop(callback, *args)
-        finally:  # sys.exit() in a callback ends the loop, and is no reason to wait for it
+        finally:  # after sys.exit() in a callback, which ends the loop, nobody must wait for this call
             if not inspect.isawaitable(result):
                 self._unfinished.discard(call)
         if not inspect.isawaitable(result):

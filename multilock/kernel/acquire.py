@@ -56,8 +56,8 @@ async def acquire(
 
     ``scope`` holds the leases of the calling thread or task. Raises BackendUnavailable if the backend did not answer
     for the whole outage_timeout, or at the end of ``timeout``, or once with ``timeout=0``. Raises BackendRejected and
-    ClientClosed at once. Raises CapabilityMissing before any request if ``scope`` has a read lease and ``want`` is to
-    write, or the other way round. Whatever happens, no claim is left behind at the backend.
+    ClientClosed at once. Raises CapabilityMissing before any request if a reader in ``scope`` wants to write, or a
+    writer wants to read. Whatever happens, no claim is left behind at the backend.
     """
     if scope and (held := scope.blocks_itself(want)):
         raise kernel.blocked_by_itself(want, held)

@@ -1,4 +1,4 @@
-"""Calls into the user's code, on threads of their own: a callback that hangs or raises harms nothing else."""
+"""Runs the user's callbacks on threads of their own, so that one that hangs or raises harms nothing else."""
 
 from __future__ import annotations
 
@@ -24,47 +24,52 @@ if TYPE_CHECKING:
 
 __all__ = ["CALLED", "Callbacks", "ThreadCallbacks", "call_in_thread", "call_safely", "check_callback", "runs"]
 
-THREADS = 64  # a thousand losses do not need a thousand threads …
-HUNG = 0.1  # … but seconds after which a callback no longer keeps another from starting
-MOST = 1000  # threads at once where deadlines are near
+THREADS = 64  # callbacks at once, as a thousand losses at a time do not need a thousand threads
+HUNG = 0.1  # seconds after which a running callback no longer counts as one of these
+MOST = 1000  # callbacks at once if deadlines are near
 
 CALLED: ContextVar[object] = ContextVar("multilock_callback", default=None)
-"""Which call of a user's callback this thread or task is. Who closes the client from there does not wait for itself."""
+"""The callback call that this thread or task runs. If it closes the client, `Callbacks.wait` does not wait for it."""
 
 
 class Callbacks(Protocol):
-    """Where a face runs its user's callbacks. ``start`` returns at once and never raises."""
+    """How a face runs the user's callbacks."""
 
-    def start(self, callback: Callable[..., object], *args: Any) -> None: ...
+    def start(self, callback: Callable[..., object], *args: Any) -> None:
+        """Have ``callback(*args)`` called. Returns at once and raises nothing but interrupts."""
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
-        """Call it with what ``following()`` gives, one after the other, until that is None."""
+        """Have ``callback(following())`` called again and again, in order, until ``following()`` returns None."""
 
     def gathering(self) -> AbstractContextManager[None]:
-        """Around many calls of `start`, by the ticking thread."""
+        """Return a context manager for many calls of `start` by the ticking thread, which may share threads."""
 
     def wait(self, timeout: float) -> bool:
-        """Whether all that was started had ended within ``timeout`` seconds, but for a call that asks this itself."""
+        """Wait until every call has ended, except the call that this is called from. Returns False at the timeout."""
 
 
 def runs(kind: Callable[[Any], bool], function: Any) -> bool:
-    """Whether a call runs a function of this kind: itself, a partial's, a static method's, an object's ``__call__``."""
+    """Return whether calling ``function`` runs a function of this kind.
+
+    Looks through partials and static methods, and at the ``__call__`` of an object.
+    """
     while isinstance(function, (functools.partial, staticmethod)):
         function = function.func if isinstance(function, functools.partial) else function.__func__
     return kind(function) or kind(type(function).__call__)
 
 
 def check_callback(what: str, callback: object, *, asynchronous: bool) -> None:
-    """Raise TypeError for what nobody could call with one argument, or await."""
+    """Raise TypeError if ``callback`` is not a function that this face can call, with ``what`` as its name."""
     if callback is None:
         return
     if not callable(callback):
         raise TypeError(f"{what} takes a function of one argument, not {callback!r:.60}")
     if not asynchronous and runs(inspect.iscoroutinefunction, callback):
-        raise TypeError(f"{what} got a coroutine function, which only a client of connect_async() can call")
+        raise TypeError(f"{what} got a coroutine function, which only a client made by connect_async() can call")
 
 
 def call_safely(callback: Callable[..., object], *args: Any) -> object:
+    """Call ``callback(*args)`` and return its result, or None if it raises. The exception is logged."""
     try:
         return callback(*args)
     except Exception:
@@ -73,7 +78,7 @@ def call_safely(callback: Callable[..., object], *args: Any) -> object:
 
 
 def call_in_thread(callback: Callable[..., object], *args: Any) -> None:
-    """In a thread of ours: sys.exit() ends no process from here, and must not end who calls."""
+    """Call ``callback(*args)`` in a thread of multilock, which must survive even sys.exit() in a callback."""
     try:
         refuse_awaitable(callback, call_safely(callback, *args))
     except BaseException:
@@ -81,10 +86,10 @@ def call_in_thread(callback: Callable[..., object], *args: Any) -> None:
 
 
 def refuse_awaitable(callback: Callable[..., object], result: object) -> None:
-    """A blocking client has no loop: a coroutine that a callback returns would never run, and nobody would know."""
+    """Log an error if a callback of a blocking client returns an awaitable, which would never run."""
     if inspect.isawaitable(result):
         logger.error(
-            "the callback %r returned %r, which a blocking client cannot await: nothing of it runs. Make the client "
+            "the callback %r returned %r, which a blocking client cannot await, so it does not run. Make the client "
             "with connect_async(), or give it a plain function",
             callback,
             result,
@@ -94,6 +99,8 @@ def refuse_awaitable(callback: Callable[..., object], result: object) -> None:
 
 
 class _Call:
+    """One call of a callback. Calls are sorted by the time at which they should begin."""
+
     __slots__ = ("args", "begin_by", "begun", "callback", "number", "started")
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], begin_by: float, number: int) -> None:
@@ -109,29 +116,29 @@ class _Call:
 
 
 class ThreadCallbacks:
-    """At most 64 young callbacks at once; one that has run for 0.1 s no longer counts.
+    """The callbacks of a blocking client. At most 64 run at once, not counting those that have run for 0.1 s.
 
-    A lost callback has to begin before the validity of its lease ends. The first to end comes first, and one that has
-    waited for half of its time begins beside the 64.
+    A lost callback should begin before the validity of its lease ends. So the queue is sorted by that time, and a
+    callback that has waited for half of its time begins in addition to the 64.
     """
 
     def __init__(self, runtime: Runtime, timers: Timers) -> None:
         self._runtime = runtime
         self._timers = timers
         self._lock = system.RLock()
-        self._young: dict[_Call, None] = {}  # running and counted, oldest first
+        self._young: dict[_Call, None] = {}  # running for less than 0.1 s, the oldest first
         self._queue: list[_Call] = []  # a heap
         self._numbers = count()
         self._unfinished: set[_Call] = set()
-        self._relief_at = math.inf  # a timer is set for then
+        self._relief_at = math.inf  # when a timer calls `_relieve`
         self._gathering = False
         self._closed = False
-        self._drains = runtime.workers("multilock-callback", THREADS)  # a busy program has events all the time
+        self._drains = runtime.workers("multilock-callback", THREADS)  # kept, because events come all the time
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
         now = self._runtime.now()
         until = args[0].valid_until if args and isinstance(args[0], Loss) else math.inf
-        begin_by = (now + until) / 2 if until > now else math.inf  # late already: nothing is won by more threads
+        begin_by = (now + until) / 2 if until > now else math.inf  # if it is late already, more threads do not help
         call = _Call(callback, args, begin_by, next(self._numbers))
         try:
             with self._lock:
@@ -140,13 +147,13 @@ class ThreadCallbacks:
                 waits = self._gathering and self._queue[0].begin_by > now
             if not waits:
                 self._relieve()
-        except BaseException:  # interrupted: its thread may have started or not, and whichever comes first calls it
+        except BaseException:  # interrupted: its thread may have started or not, so queue it again; it runs only once
             self._put_back([call])
             raise
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Many are going to be started: no thread for each of them, if they do nothing for long."""
+        """Collect calls of `start` first, so that short callbacks can share threads."""
         self._gathering = True
         try:
             yield
@@ -172,20 +179,22 @@ class ThreadCallbacks:
                 self._unfinished.add(call)
                 self._drains.submit(call_each)
                 return
-        self.start(call_each)  # what was under way as the client was closed is told all the same
+        self.start(call_each)  # events that were under way when the client was closed are still delivered
 
     def close(self) -> None:
-        """Threads that wait for more events end; what was started is still done."""
+        """End the threads that wait for more events. Calls that were started are still done."""
         with self._lock:
             self._closed = True
         self._drains.close()
 
     def wait(self, timeout: float) -> bool:
+        """See `Callbacks.wait`."""
         return wait_until(self._runtime, lambda: self._unfinished <= {CALLED.get()}, timeout)
 
     def _put_back(self, calls: list[_Call]) -> None:
+        """Queue these calls again after an interrupt, unless they have begun."""
         with self._lock:
-            self._relief_at = math.inf  # its timer may not have been set
+            self._relief_at = math.inf  # the timer may not have been set
             for call in calls:
                 if not call.begun:
                     self._unfinished.add(call)
@@ -194,6 +203,7 @@ class ThreadCallbacks:
         self._timers.at(self._runtime.now() + HUNG, self._relieve)
 
     def _run(self, first: _Call) -> None:
+        """Run calls on this thread until the queue is empty, or until another thread has taken its place."""
         call: _Call | None = first
         while call is not None:
             with self._lock:
@@ -206,7 +216,7 @@ class ThreadCallbacks:
                 counted = self._young.pop(call, self) is None
                 if not again:
                     self._unfinished.discard(call)
-                # A thread that did not count any more was replaced already: it must not take a second place.
+                # A call that no longer counted was replaced by another thread already, so this thread ends.
                 call = self._next() if counted and self._queue else None
 
     def _next(self) -> _Call:
@@ -216,7 +226,7 @@ class ThreadCallbacks:
         return call
 
     def _relieve(self) -> None:
-        """Stop counting the callbacks that hang, start others in their places, and whatever may not wait any longer."""
+        """Stop counting callbacks that hang, and start queued ones in their places and those that must not wait."""
         started: list[_Call] = []
         try:
             with self._lock:
@@ -235,6 +245,7 @@ class ThreadCallbacks:
             raise
 
     def _plan_relief(self) -> None:
+        """Set a timer for the next call of `_relieve`, if something is queued."""
         with self._lock:
             if not self._queue:
                 return

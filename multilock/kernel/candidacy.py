@@ -1,8 +1,8 @@
-"""Standing for election, the same for both faces: campaign, lead, step down, stand again, stop.
+"""`Candidacy`: campaign, lead, step down, stand again and stop, the same for both faces.
 
-An election is a contest for the lock of its name, and a leadership is a lease. One leadership, its callbacks in pairs
-and its orderly end are `multilock.kernel.term`; here is what comes before it and after it. The coroutines await only
-the acquire and release of the kernel, and conditions.
+An election is a contest for the lock of its name, and a leadership is a lease. `multilock.kernel.term` has one
+leadership with its callbacks and its orderly end. This file has what comes before and after it. The coroutines await
+only the kernel's acquire and release, and conditions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["Candidacy"]
 
 T = TypeVar("T", bound=Holding)
-POLITE = 2.0  # seconds for which a node that resigned lets others go first, where the backend keeps no queue
-LOOK_AGAIN = 0.1  # seconds between its looks at whether another leads: who resigned first is the first to stand again
-FAILED_PAUSE = 1.0  # seconds before a node stands again that the backend refused, or whose on_elected raised
+POLITE = 2.0  # seconds for which a node that resigned lets others go first, if the backend keeps no queue
+LOOK_AGAIN = 0.1  # seconds between requests for the new leader, so that the node stands again soon after it
+FAILED_PAUSE = 1.0  # seconds until a node stands again after the backend refused, or its on_elected raised
 
 
 class Candidacy(OfThisProcess, Generic[T]):
-    """What `Election` and `AsyncElection` share."""
+    """Base of `Election` and `AsyncElection`."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._office: Office[T] = Office(kernel, name, scope, on_elected, on_lost, grace)
         self._reporter = Reporter(kernel, name, on_leader_changed, self._call, self._report_in_background)
         self._term: Term[T] | None = None
-        self._stop: Stop | None = None  # of the run() or start() under way
-        self._campaigns: set[Stop] = set()  # of each call of campaign() under way
+        self._stop: Stop | None = None  # calls off the run() or start() under way
+        self._campaigns: set[Stop] = set()  # one for each call of campaign() under way
         kernel.add_election(self)
 
     def _forked(self) -> None:
-        """As at first: in a forked child nobody stands who stood in its parent, and nothing of that runs."""
+        """Reset everything in a forked child, where none of the parent's candidates and threads exist."""
         if term := self._term:
             term.work.done = term.elected.done = term.lost.done = True
         self._office.begin()
@@ -92,11 +92,11 @@ class Candidacy(OfThisProcess, Generic[T]):
         raise NotImplementedError
 
     def _report_in_background(self, report: Callable[[], Coroutine[Any, Any, None]], observer: Observer) -> None:
-        """Have ``report()`` run, somewhere else."""
+        """Run ``report()`` on a thread or task of its own."""
         raise NotImplementedError
 
     async def _call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Log what it raises."""
+        """Call a callback. If it raises, the exception is logged."""
         raise NotImplementedError
 
     # One campaign
@@ -126,25 +126,28 @@ class Candidacy(OfThisProcess, Generic[T]):
             raise
 
     async def _campaign(self, handing: Handing[Any], seconds: float | None, stop: Stop) -> Term[T]:
-        """Raises Stopped if ``stop`` was called: then nothing is led."""
+        """Campaign once, and return the term after on_elected was started.
+
+        Raises Stopped if ``stop`` was called: then this node does not lead.
+        """
         deadline = math.inf if seconds is None else self._kernel.now() + seconds
         self._reporter.begin()
         try:
-            # The callbacks of one term end before those of the next begin. Called by one of them, it cannot wait.
+            # The callbacks of one term end before those of the next begin. A callback that calls this cannot wait.
             if not self._office.inside() and not await self._callbacks_ended(stop, deadline):
-                raise self._not_won(f"in {seconds:g} s: callbacks of the last leadership still run")
+                raise self._not_won(f"in {seconds:g} s: callbacks of the last leadership are still running")
             left = None if seconds is None else max(0.0, deadline - self._kernel.now())
             lease = await handing.acquire(acquire(self._kernel, self._want, left, stop))
             if lease is None:
                 raise self._not_won(
-                    f"in {seconds:g} s: another leads, or holds a lock of that name; inspect() tells who"
+                    f"in {seconds:g} s: another node leads, or holds a lock of that name. See who with inspect()"
                 )
         except BaseException:
             self._report_no_longer()
             raise
         term: Term[T] = lease._term
         self._take_office(term)
-        if stop.called():  # it came while the grant was on its way: stop() saw no term to end
+        if stop.called():  # stop() came while the grant was on its way, and saw no term to end
             await term.resign()
             raise Stopped
         return term
@@ -155,7 +158,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         )
 
     def _interrupted(self, handing: Handing[Any]) -> None:
-        """Nobody has the leadership, if there is one, to resign it."""
+        """Resign a leadership whose caller was interrupted before it had it."""
         if handing.lease is not None:
             term: Term[T] = handing.lease._term
             if not term.over():
@@ -164,6 +167,7 @@ class Candidacy(OfThisProcess, Generic[T]):
                 term.abdicate(INTERRUPTED)
 
     def _take_office(self, term: Term[T]) -> None:
+        """Begin a term: remember it, report it, and start on_elected."""
         kernel, lease = self._kernel, term.leadership
         self._term = term
         kernel.closers[self._close] = None
@@ -174,14 +178,14 @@ class Candidacy(OfThisProcess, Generic[T]):
         term.start_elected()
 
     def _term_ended(self, term: Term[T]) -> None:
-        if not term.leadership._over():
-            return  # resigned, and still kept
+        if not term.leadership._over():  # resigned, and the lease is still kept
+            return
         self._close_no_longer()
         self._report_no_longer()
         self._office.condition.notify()
 
     def _close_no_longer(self) -> None:
-        """Nobody stands, campaigns or leads: a client that closes has nothing to end here."""
+        """If this node neither stands nor leads, tell the client that close() has nothing to end here."""
         with self._office.lock:
             if self._stop is None and not self._campaigns and (self._term is None or self._term.leadership._over()):
                 self._kernel.closers.pop(self._close, None)
@@ -193,7 +197,10 @@ class Candidacy(OfThisProcess, Generic[T]):
     # Again and again
 
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop) -> Any:
-        """Campaign, lead, stand again, until ``stop`` is called or ``work`` ends by itself."""
+        """Campaign, lead and stand again, until ``stop`` is called or ``work`` ends by itself.
+
+        Returns the result of ``work``, or None after ``stop`` and after the client was closed.
+        """
         handing: Handing[Any] = Handing(self._kernel)
         try:
             while not stop.called():
@@ -209,23 +216,26 @@ class Candidacy(OfThisProcess, Generic[T]):
         except (Stopped, ClientClosed):
             pass
         finally:
-            self._interrupted(handing)  # its own: on a loop that was closed it may unwind long after, in another's
+            self._interrupted(handing)  # not `self._term`, which may be newer: on a closed loop this runs late
         return None
 
     async def _elected(self, handing: Handing[Any], stop: Stop, *, insist: bool) -> Term[T] | None:
-        """None: the backend refused; only ``insist`` bears that."""
+        """Campaign without a limit. If the backend refuses, return None with ``insist``, otherwise raise."""
         try:
             return await self._campaign(handing, None, stop)
         except BackendRejected as error:
             if not insist:
                 raise
             logger.error(
-                "the election %r is refused, and tried again: %s", self.name, error, extra={"lock_name": self.name}
+                "the backend refuses the election %r, trying again: %s",
+                self.name,
+                error,
+                extra={"lock_name": self.name},
             )
             return None
 
     async def _lead(self, term: Term[T], work: Callable[[T], Any] | None, stop: Stop) -> tuple[bool, Any]:
-        """Until the term is over. Whether the work ended by itself while we led, and its result."""
+        """Do the work of one term. Returns whether it ended by itself while this node led, and its result."""
         if work is None:
             await self._office.condition.wait_for(term.over)
             return False, None
@@ -233,7 +243,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             try:
                 result = await term.do_work(work)
             except Exception:
-                if self._stop is not stop:  # work has forked, and this is the child, where nobody stands
+                if self._stop is not stop:  # the work has forked, and this is the child, which does not stand
                     raise
                 if not term.over():
                     await self._end_by_itself(term)
@@ -245,17 +255,17 @@ class Candidacy(OfThisProcess, Generic[T]):
                 if not term.over():
                     await self._end_by_itself(term)
                     return True, result
-        await term.give_back()  # whoever resigned; nothing is left to do after a loss
+        await term.give_back()  # after a resignation; after a loss it does nothing
         return False, None
 
     async def _end_by_itself(self, term: Term[T]) -> None:
-        """The work has ended: it is not done again before its name has rested."""
+        """Resign after the work has ended by itself, and apply hold_at_least."""
         if self._hold_at_least:
             term.leadership._rest_until = term.leadership._granted_at + self._hold_at_least
         await term.resign()
 
     async def _callbacks_ended(self, stop: Stop, deadline: float = math.inf) -> bool:
-        """Wait for those of the last term; False at the deadline."""
+        """Wait until the callbacks of the last term have ended, or ``stop``. Returns False at the deadline."""
         if (term := self._term) is None or term.callbacks_ended():
             return True
         return await self._office.condition.wait_for(lambda: stop.called() or term.callbacks_ended(), lambda: deadline)
@@ -265,7 +275,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         await self._office.condition.wait_for(stop.called, lambda: end)
 
     async def _stand_back(self, term: Term[T], stop: Stop) -> None:
-        """What a term leaves to be waited for, before this node stands again."""
+        """Wait after a term before this node stands again: after a failure, and to let others go first."""
         if term.failed:
             await self._pause(stop)
         if term.resigning and not stop.called() and not self._kernel.backend.capabilities.fair:
@@ -273,7 +283,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             await self._let_others(term, stop)
 
     async def _let_others(self, term: Term[T], stop: Stop) -> None:
-        """Where there is no queue to stand at the end of: wait until another has led, for 2 s at most."""
+        """Wait until another node has led, for 2 s at most. Used if the backend has no queue to join at its end."""
         kernel, name = self._kernel, self._want.name
         observer = Observer(kernel, name)
         end = kernel.now() + POLITE
@@ -284,12 +294,15 @@ class Candidacy(OfThisProcess, Generic[T]):
                     return
                 await observer.bell.wait(min(LOOK_AGAIN, left))
         except (BackendUnavailable, BackendRejected):
-            pass  # who does not learn whether another leads does not wait for it
+            pass  # without an answer this node does not wait for another leader
         finally:
             observer.close()
 
     def _begin_standing(self, stop: Stop) -> None:
-        """Whoever made ``stop`` calls `_end_standing` with it after an interrupt, wherever that came."""
+        """Make this node a candidate until `_end_standing`, which the caller must also call after any interrupt.
+
+        Raises RuntimeError if it is a candidate already.
+        """
         self._kernel.check_open()
         with self._office.lock:
             if self._stop is not None:
@@ -300,6 +313,7 @@ class Candidacy(OfThisProcess, Generic[T]):
             self._kernel.closers[self._close] = None
 
     def _begin_unless_standing(self, stop: Stop) -> bool:
+        """Call `_begin_standing`. Returns False if this node is a candidate already."""
         with self._office.lock:
             if self._stop is not None and not self._stop.called():
                 return False
@@ -307,7 +321,10 @@ class Candidacy(OfThisProcess, Generic[T]):
             return True
 
     def _end_standing(self, stop: Stop) -> None:
-        """Again after an interrupt. Where it has ended before, another may have begun, which goes on."""
+        """End the candidacy that began with ``stop``. Call it again after an interrupt.
+
+        If that candidacy has ended before, nothing happens to another one that may have begun since.
+        """
         if self._stop is not stop:
             return
         self._reporter.end()
@@ -324,7 +341,7 @@ class Candidacy(OfThisProcess, Generic[T]):
     async def _end(self, grace: float | None) -> None:
         """See `Election.stop`."""
         stops = {*self._campaigns, self._stop}
-        answered = self._kernel.now() + self._want.request_timeout  # a request that is under way
+        answered = self._kernel.now() + self._want.request_timeout  # when a request under way is over
         self._call_off()
         again = True
         while again:
@@ -334,7 +351,10 @@ class Candidacy(OfThisProcess, Generic[T]):
             again = not self._office.inside() and await self._another_term(term, stops - {None}, answered)
 
     async def _another_term(self, term: Term[T] | None, stops: set[Stop | None], answered: float) -> bool:
-        """Wait until this one and those who stand have ended. Whether another began: its grant was on its way."""
+        """Wait until ``term`` and the candidacies of ``stops`` have ended.
+
+        Returns True if another term began meanwhile, because its grant was on its way.
+        """
 
         def ended() -> bool:
             return stops.isdisjoint({*self._campaigns, self._stop}) and (term is None or term.all_ended())
@@ -346,7 +366,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         return self._term is not term
 
     def _call_off(self) -> None:
-        """No further term."""
+        """Prevent further terms."""
         for stop in [*self._campaigns, self._stop]:
             if stop:
                 stop.call()
@@ -354,32 +374,35 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter.end()
 
     def _close(self) -> Ending:
-        """The client is being closed."""
+        """End the candidacy, because the client is being closed. Returns when it will have ended."""
         self._call_off()
         term = self._term
         if term:
             term.abdicate("the client was closed")
         return Ending(term.end_at if term else self._kernel.now(), self._office.inside())
 
-    # What can be asked without I/O
+    # Members that send no request
 
     @property
     def name(self) -> str:
-        """As given, without the client's prefix."""
+        """The name as given to the client, without the client's prefix."""
         return self._want.name
 
     @property
     def identity(self) -> str:
-        """Who this candidate is, as others see it."""
+        """The text by which other nodes know this candidate."""
         return self._want.identity or self._kernel.identity
 
     def is_leader(self) -> bool:
-        """From the clock, never a cached flag; False from the moment this node begins to step down."""
+        """Return whether this node leads, by the clock at every call, without a request.
+
+        False from the moment at which this node begins to step down.
+        """
         term = self._term
         return term is not None and not term.over()
 
     def _stands(self) -> bool:
-        """Whether it campaigns, leads, or will again: between ``start()`` or ``run()`` and ``stop()``."""
+        """Return whether it leads, or campaigns and stands again: between ``start()`` or ``run()`` and ``stop()``."""
         return self._stop is not None or self.is_leader()
 
     def __repr__(self) -> str:
@@ -387,5 +410,5 @@ class Candidacy(OfThisProcess, Generic[T]):
 
 
 def _tell_term(loss: Loss[Any]) -> None:
-    """The lease's own callback."""
+    """Pass a loss from the lease to its term."""
     cast("Leading", loss.lease)._term.was_lost(loss)

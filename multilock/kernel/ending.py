@@ -1,6 +1,6 @@
-"""How a client ends: closed, dropped, or with its process; and what a forked child is left with.
+"""`End`: how a client ends (close(), garbage collector, exit of the process), and its reset in a forked child.
 
-SIGTERM's default action and ``os._exit`` run none of this: then the ttl ends the locks.
+SIGTERM's default action and ``os._exit`` run none of this. The locks then end with their ttl.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ if TYPE_CHECKING:
 
 __all__ = ["End", "Ending"]
 
-LOOK_AGAIN = 5.0  # seconds between looks at whether a dropped client can end
-TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have what was said
+LOOK_AGAIN = 5.0  # seconds between checks whether a dropped client can end
+TELL_WITHIN = 0.5  # seconds for which close() waits until the log handlers have every line
 
 
 class Ending(NamedTuple):
-    """What an election says to the client that closes."""
+    """The answer of an election to the client that closes."""
 
-    at: float  # when it has given back what it holds, at the latest
-    awaits_caller: bool  # who closes is itself what it waits for
+    at: float  # the latest time at which the election gives its lease back
+    awaits_caller: bool  # close() was called by the work or a callback for which the election waits
 
 
 class End:
-    """Of one client, once: by `close` or by `exit`."""
+    """The end of one client, which happens once: by `close` or by `exit`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self.dropped = False  # by its user, and not ended yet
+        self.dropped = False  # the user has dropped the client, and it has not ended yet
 
     def close(self) -> None:
-        """Blocking, bounded: callbacks and answers get one request timeout each, elections their grace if that is more.
-        See ``Client.close``."""
+        """End the client: see ``Client.close``.
+
+        Blocks until the end, within limits: one request timeout for callbacks, one for answers, and the grace of
+        elections if that is more.
+        """
         process.notice_fork()
         kernel = self._kernel
         leases: list[Holding] | None = None
@@ -56,13 +59,13 @@ class End:
                 kernel.closed = True
             self._close(leases)
         except BaseException:
-            if leases is not None and not kernel.finished:  # interrupted: nobody else would end it
+            if leases is not None and not kernel.finished:  # interrupted: nothing else would end the client
                 kernel.closed = True
                 kernel.spawn(lambda: self._close(leases), "multilock-close")
             raise
 
     def _close(self, leases: list[Holding]) -> None:
-        """Of a closed client, what it held. Twice is harmless."""
+        """End a client that accepts no new work, with the leases it held. A second call changes nothing."""
         kernel = self._kernel
         budget = kernel.request_timeout()
         endings = [end() for end in list(kernel.closers)]
@@ -70,7 +73,7 @@ class End:
         kernel.gate.wake_all()
         kernel.followers.changed(None)
         for lease in leases:
-            if lease.is_held():  # a leadership is not any more: it was resigned, and is kept until its work has ended
+            if lease.is_held():  # False for a leadership, which was resigned and is kept until its work has ended
                 kernel.monitor.lose(
                     lease,
                     LossReason.CLOSED,
@@ -85,16 +88,20 @@ class End:
             self._give_all_back(leases, budget, until)
 
     def _give_all_back(self, leases: list[Holding], budget: float, until: float) -> None:
+        """Wait for callbacks, give every lease back, wait for the answers, and end threads and connections.
+
+        ``until`` is when the elections have given back their leases.
+        """
         kernel = self._kernel
         try:
-            kernel.monitor.wait(budget)  # which starts callbacks
+            kernel.monitor.wait(budget)  # until every callback is started
             kernel.callbacks.wait(budget)
         finally:
-            kernel.lift_fences()  # before any request: an outage must not kill who has ended in order
+            kernel.lift_fences()  # before any request, because an outage must not kill a process that ends in order
             for lease in leases:
                 if lease._loss:
                     kernel.cancels.add(lease._claim, lease._granted, lease._unsure, rest_until=lease._rest_until)
-        try:  # elections give back what they hold: this is no shorter, in case a timer of theirs is late
+        try:  # elections give back their own leases; the extra budget covers a late timer
             wait_until(
                 kernel.runtime, lambda: all(lease._state != HELD for lease in leases), until + budget - kernel.now()
             )
@@ -108,15 +115,24 @@ class End:
         telling.flush(TELL_WITHIN)
 
     def drop(self) -> None:
-        """Nobody has the client any more, and nobody closed it: its threads and connections end when nothing needs
-        them. A lease keeps its client, so none is held."""
+        """Plan the end of a client that nobody refers to and nobody has closed.
+
+        A lease refers to its client, so no lease is held. Threads and connections end when nothing needs them.
+        """
         kernel = self._kernel
         self.dropped = True
         kernel.poke(kernel.now())
-        warnings.warn(f"a client of {kernel.scheme} was dropped: close() it, or use it in a with", ResourceWarning, 1)
+        warnings.warn(
+            f"a client of {kernel.scheme} was dropped without close(): close it, or use it in `with`",
+            ResourceWarning,
+            1,
+        )
 
     def look_at_dropped(self) -> float:
-        """On the ticking thread: end it, if nothing needs it any more. Seconds after which to look again."""
+        """End a dropped client if nothing needs it. Returns the seconds until the next check.
+
+        Called on the ticking thread.
+        """
         kernel = self._kernel
         if (
             kernel.held
@@ -131,11 +147,12 @@ class End:
         return math.inf
 
     def _wait_for_requests(self, budget: float) -> None:
-        """Of acquires, which hand their claims to the background cancel on their way out, and of releases."""
+        """Wait for acquires and releases under way. The acquires hand their claims to the background cancel."""
         kernel = self._kernel
         wait_until(kernel.runtime, lambda: not (kernel.monitor.waiting or kernel.held), budget)
 
     def _finish(self) -> None:
+        """End the threads and connections of the client."""
         kernel = self._kernel
         with kernel.lock:
             kernel.finished = True
@@ -148,9 +165,10 @@ class End:
             kernel.ticker.close()
 
     def withdraw(self, deadline: float) -> bool:
-        """The interpreter ends: nobody here waits any more. False: the client has ended before.
+        """Cancel the claims of all waiters, because the interpreter ends. Returns False if the client has ended before.
 
-        For all clients before any of them gives a lock back, which could go to a waiter that ends with this process.
+        All clients do this before any of them gives a lock back. Otherwise the lock could go to a waiter that ends with
+        this process.
         """
         kernel = self._kernel
         kernel.lift_fences()
@@ -163,11 +181,11 @@ class End:
         return True
 
     def exit(self, deadline: float) -> None:
-        """Then give back what is held, in this thread: no callbacks, nothing past ``deadline``."""
+        """Give back what is held, after `withdraw`, in this thread. No callbacks run, and ``deadline`` is kept."""
         kernel = self._kernel
         with kernel.lock:
             leases = list(kernel.held.values())
-            # A release under way may not have sent anything yet, and its thread ends with this process.
+            # A release under way may not have sent its request yet, and its thread ends with this process.
             claims = [
                 (lease._claim, lease._granted, lease._unsure or lease._state == RELEASING, lease._rest_until)
                 for lease in leases
@@ -179,6 +197,7 @@ class End:
         self._finish()
 
     def _give_back(self, claims: Iterable[tuple[Claim, Granted | None, bool, float | None]], deadline: float) -> None:
+        """Send one release for each claim, until ``deadline`` or the first outage."""
         kernel = self._kernel
         for claim, granted, unsure, rest_until in claims:
             if (left := deadline - kernel.now()) <= 0:
@@ -189,20 +208,23 @@ class End:
             except Exception as error:
                 logger.warning("the lock %r could not be given back at exit: %s", claim.name, error)
                 if isinstance(error, BackendUnavailable):
-                    break  # the rest would only use up the time of other clients
+                    break  # further attempts would only use up the time of the other clients
 
     def forked(self) -> None:
-        """In the child: every lease reads RELEASED, nothing is given back, and the client opens afresh."""
+        """Reset the client in a forked child: every lease reads RELEASED, and nothing is given back.
+
+        The child opens connections of its own.
+        """
         kernel = self._kernel
-        kernel.lock = system.RLock()  # another thread may have held it, also that of a closed client
-        kernel.fence = None  # its timer is the parent's
+        kernel.lock = system.RLock()  # another thread of the parent may have held it, even in a closed client
+        kernel.fence = None  # the timer belongs to the parent
         for lease in [*kernel.held.values(), *kernel.apart]:
             lease._reset_in_child()
         kernel.apart.clear()
         for election in list(kernel.elections):
             election._forked()
         if kernel.closed:
-            kernel.finished = True  # what its parent still gives back, it does without us
+            kernel.finished = True  # the parent finishes the releases under way
         else:
             kernel.closers.clear()
             kernel.died = False

@@ -1,4 +1,4 @@
-"""What the two faces differ in: how a request is sent, how one waits for a wake-up, where callbacks run."""
+"""The differences between the two faces: how to send a request, wait for a wake-up, and run callbacks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ R = TypeVar("R")
 class WaiterBell(Bell, Protocol):
     """The bell of a coroutine that waits."""
 
-    async def wait(self, seconds: float) -> None: ...
+    async def wait(self, seconds: float) -> None:
+        """Wait for a ring, at most ``seconds``, which may be inf."""
 
 
 class Face(Protocol):
-    """Every request ends within ``within`` seconds, with the answer of the backend or its exception."""
+    """The interface of a face. Every request ends within ``within`` seconds, with the backend's answer or exception."""
 
     asynchronous: bool
     callbacks: Callbacks
@@ -39,16 +40,18 @@ class Face(Protocol):
         ...
 
     async def ask(self, within: float, call: Callable[..., R], *args: Any) -> R:
-        """Any other request: ``call(*args, within)``."""
+        """Send any other request: return ``call(*args, within)``."""
         ...
 
-    def bell(self) -> WaiterBell: ...
+    def bell(self) -> WaiterBell:
+        """Make a bell for a coroutine of this face."""
+        ...
 
     def forget_closed_loop(self) -> None:
-        """What ran on an event loop that was closed never unwinds: have the kernel drop it."""
+        """Have the kernel drop what ran on an event loop that was closed, because such coroutines never unwind."""
 
     def close(self) -> None:
-        """No request comes any more; its own threads end."""
+        """End the threads of the face. No request follows."""
         ...
 
 
@@ -63,7 +66,7 @@ def run(coroutine: Coroutine[Any, Any, R]) -> R:
 
 
 class BlockingFace:
-    """Requests and waits happen in the calling thread."""
+    """The blocking face. Requests and waits happen in the calling thread."""
 
     asynchronous = False
 
@@ -86,14 +89,14 @@ class BlockingFace:
         return _BlockingBell(self._runtime)
 
     def forget_closed_loop(self) -> None:
-        pass  # it has none
+        pass  # the blocking face has no loop
 
     def close(self) -> None:
         self._own.close()
 
 
 class _BlockingBell:
-    """Made for every acquire; what a thread can wait for is made by the first wait only."""
+    """A `WaiterBell` for a thread. The first wait makes the real bell, because most acquires never wait."""
 
     __slots__ = ("_bell", "_rung", "_runtime")
 
@@ -111,6 +114,6 @@ class _BlockingBell:
         bell = self._bell
         if bell is None:
             bell = self._bell = self._runtime.bell()
-        if not self._rung:  # looked at after ring() can see the bell
+        if not self._rung:  # checked only after ring() can see the bell, so that no ring is missed
             bell.wait(seconds)
         self._rung = False

@@ -1,7 +1,7 @@
-"""Who leads, as others see it: ``observe()``, ``on_leader_changed``, the event LeaderChanged.
+"""Following who leads: ``observe()``, ``on_leader_changed``, the event LeaderChanged.
 
-`Followers` knows whom the client wants to hear of, `Observer` gives the present leader and each change, and `Reporter`
-tells them to an election's callback.
+`Followers` knows which names the client follows. `Observer` returns the present leader and each change. `Reporter`
+passes them to an election's callback.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Followers", "Observer", "Reporter", "leader_info"]
 
-POLL = 0.5  # seconds between looks where the backend does not push
-PUSHED = 10.0  # seconds between looks where it does: a push is a hint, never a promise
-REFUSED_PAUSE = 1.0  # seconds before a backend is asked again that refused to tell who leads
+POLL = 0.5  # seconds between requests if the backend does not push changes
+PUSHED = 10.0  # seconds between requests if it does, because a push may be lost
+REFUSED_PAUSE = 1.0  # seconds until the next request after the backend refused to tell who leads
 
 
 class Followers:
-    """Bells by name. A bell rings when its name may have changed, and once when the backend has begun to tell."""
+    """The bells of all observers, by name. A bell rings when its name may have changed.
+
+    It also rings once when the backend has begun to push changes of its name.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -40,12 +43,14 @@ class Followers:
         self._pushed: frozenset[str] = frozenset()
 
     def add(self, name: str, bell: Bell) -> None:
+        """Ring ``bell`` whenever ``name`` may have changed."""
         self._remove_dropped()
         with self._lock:
             self._bells.setdefault(name, []).append(bell)
         self._workers.submit(self._tell_backend)
 
     def remove(self, name: str, bell: Bell) -> None:
+        """Undo `add`."""
         with self._lock:
             bells = self._bells.get(name, [])
             if bell in bells:
@@ -55,25 +60,27 @@ class Followers:
         self._workers.submit(self._tell_backend)
 
     def drop(self, name: str, bell: Bell) -> None:
-        """Like `remove`, some time later: the garbage collector calls, in whatever thread, whatever lock that holds."""
+        """Undo `add` some time later. Called by the garbage collector, in a thread that may hold any lock."""
         self._dropped.append((name, bell))
 
     def _remove_dropped(self) -> None:
         while self._dropped:
             try:
                 self.remove(*self._dropped.popleft())
-            except IndexError:  # another thread was first
+            except IndexError:  # another thread was faster
                 return
 
     def wanted(self) -> bool:
+        """Return whether any name is followed."""
         self._remove_dropped()
         return bool(self._bells)
 
     def look_again_in(self, name: str) -> float:
-        """Seconds after which to look without a push."""
+        """Return the seconds after which to ask without a push."""
         return PUSHED if name in self._pushed else POLL
 
     def changed(self, name: str | None) -> None:
+        """Ring the bells of ``name``, or of all names if that is None."""
         self._remove_dropped()
         with self._lock:
             if name is None:
@@ -84,10 +91,12 @@ class Followers:
             bell.ring()
 
     def close(self) -> None:
+        """Wake every observer and end the thread, because the client ends."""
         self.changed(None)
         self._workers.close()
 
     def _tell_backend(self) -> None:
+        """Tell the backend which names to push changes of. If it fails, try again after a second."""
         with self._lock:
             names = frozenset(self._bells)
         if names == self._pushed or self._kernel.finished:
@@ -106,27 +115,33 @@ class Followers:
 
 
 def leader_info(info: LockInfo | None) -> LeaderInfo | None:
-    """None while the name rests, or is held by readers or permits: nobody leads then."""
+    """Return the leader in ``info``, or None if nobody leads.
+
+    Nobody leads while hold_at_least keeps the name taken, or while readers or permits hold it.
+    """
     if info is None or info.resting_until or info.kind in SHARED:
         return None
     return LeaderInfo(info.identity, info.token, info.host, info.since)
 
 
 class Observer:
-    """The present leader, then each change; quick changes may be merged, the last is never missed."""
+    """Returns the present leader, then each change. Quick changes may be merged, but the last one is never missed.
+
+    ``told`` is the owner returned last, or None for nobody. No owner is "", so the first leader is always returned.
+    """
 
     def __init__(self, kernel: Kernel, name: str, told: str | None = "") -> None:
         self._kernel = kernel
         self._name = name
         self.closed = False
-        self.told = told  # the owner told last, None for nobody; no owner is "", so that the first is always told
+        self.told = told
         self.bell = kernel.face.bell()
         kernel.followers.add(name, self.bell)
 
     async def following(self) -> LeaderInfo | None:
-        """The next leader, None for nobody. An outage is waited out.
+        """Wait for the next change and return the leader, or None for nobody. An outage only delays the answer.
 
-        Raises ClientClosed at the end, and BackendRejected, after which it may be asked again.
+        Raises ClientClosed at the end. After BackendRejected it may be called again.
         """
         kernel = self._kernel
         while True:
@@ -135,7 +150,7 @@ class Observer:
             try:
                 info = await kernel.ask(kernel.backend.inspect, self._name, name=self._name)
             except BackendUnavailable as error:
-                logger.debug("who leads %r is not known: %s", self._name, error)
+                logger.debug("cannot find out who leads %r, trying again: %s", self._name, error)
             else:
                 leader = leader_info(info)
                 owner = (info.owner or repr(leader)) if info and leader else None
@@ -145,20 +160,21 @@ class Observer:
             await self.bell.wait(kernel.followers.look_again_in(self._name))
 
     def close(self) -> None:
+        """Stop observing, and wake the coroutine that waits in `following`."""
         if not self.closed:
             self.closed = True
             self._kernel.followers.remove(self._name, self.bell)
             self.bell.ring()
 
     def drop(self) -> None:
-        """Like `close`, by the garbage collector."""
+        """Stop observing. Called by the garbage collector."""
         if not self.closed:
             self.closed = True
             self._kernel.followers.drop(self._name, self.bell)
 
 
 class Reporter:
-    """Tells one election's ``on_leader_changed``, and the client's events, each change of leader."""
+    """Passes each change of leader to one election's ``on_leader_changed``, and to the client's events."""
 
     def __init__(
         self,
@@ -177,6 +193,7 @@ class Reporter:
         self._wanted = False
 
     def begin(self) -> None:
+        """Start to observe, if there is a callback or a subscriber."""
         self._wanted = self._on_leader_changed is not None or self._kernel.events.tell is not None
         if self._wanted and self._observer is None:
             self._observe(None)
@@ -186,7 +203,7 @@ class Reporter:
         self._in_background(lambda: self._report(observer), observer)
 
     def resume(self, observer: Observer) -> None:
-        """Its task was cancelled from outside, perhaps before it began."""
+        """Start again after the reporting task was cancelled from outside, perhaps before it began."""
         observer.close()
         if self._observer is observer:
             self._observer = None
@@ -194,30 +211,31 @@ class Reporter:
             self._observe(observer.told)
 
     def end_without_callback(self) -> None:
-        """A campaign is over: what was observed for it alone was observed for its events."""
+        """Stop observing after a campaign, unless there is a callback, which wants changes until `stop`."""
         if self._on_leader_changed is None:
             self.end()
 
     def end(self) -> None:
+        """Stop observing."""
         self._wanted = False
         if self._observer is not None:
             self._observer.close()
             self._observer = None
 
     def forget(self) -> None:
-        """In a forked child: nothing observes there."""
+        """Forget the parent's observer in a forked child."""
         self._wanted = False
         self._observer = None
 
     async def _report(self, observer: Observer) -> None:
-        """Tell each change, until the observer is closed."""
+        """Pass on each change until the observer is closed."""
         try:
             while True:
                 try:
                     leader = await observer.following()
                 except BackendRejected as error:
                     logger.error(
-                        "who leads %r is not told, and asked again: %s",
+                        "the backend refuses to tell who leads %r, asking again: %s",
                         self._name,
                         error,
                         extra={"lock_name": self._name},

@@ -1,4 +1,4 @@
-"""What all terms of one election share: its callbacks and its grace, on what everybody waits, and who must not wait."""
+"""`Office`: the state that all terms of one election share. `Condition`: how coroutines wait for its changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Holding)
 
 
 class Part:
-    """What has to end before a leadership is given back: the work, ``on_elected``, ``on_lost``."""
+    """User code that must end before a leadership is given back: the work, ``on_elected`` or ``on_lost``."""
 
     __slots__ = ("done", "name", "office")
 
@@ -34,18 +34,19 @@ class Part:
         self.done = done
 
 
-# What this thread or task, or the task that started it, runs for an election. Ending the leadership from there does not
-# wait: it would wait for itself, or for what may wait for it.
+# The parts that this thread or task runs, or the task that started it. Ending the leadership from there does not wait.
+# It would wait for itself, or for something that waits for it.
 _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=())
 
 
 @contextlib.contextmanager
 def inside(part: Part) -> Iterator[None]:
+    """Mark the body as running inside ``part``."""
     token = _INSIDE.set((*_INSIDE.get(), part))
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # its loop was closed, and the garbage collector unwinds it elsewhere
+        with contextlib.suppress(ValueError):  # after its loop was closed, the garbage collector unwinds it elsewhere
             _INSIDE.reset(token)
 
 
@@ -54,15 +55,21 @@ def _never() -> float:
 
 
 class Condition:
-    """`threading.Condition` without its lock: who changes something calls `notify` after it, and whoever waits looks
-    again. No change is missed: a bell hangs here before the first look."""
+    """A `threading.Condition` for coroutines, without its lock.
+
+    Code that changes something calls `notify` after the change, and every waiter checks its predicate again. A waiter
+    registers its bell before the first check, so it misses no change.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._bells: list[Bell] = []
 
     async def wait_for(self, predicate: Callable[[], bool], deadline: Callable[[], float] = _never) -> bool:
-        """Wait until ``predicate()``; False at ``deadline()``, which is looked at again as well: it may come closer."""
+        """Wait until ``predicate()`` is true. Returns False at ``deadline()``.
+
+        The deadline is read again at every wake-up, because it may have moved closer.
+        """
         bell = self._kernel.face.bell()
         self._bells.append(bell)
         try:
@@ -72,20 +79,21 @@ class Condition:
                 await bell.wait(left)
             return True
         finally:
-            with contextlib.suppress(ValueError):  # forgotten
+            with contextlib.suppress(ValueError):  # `forget` has removed it
                 self._bells.remove(bell)
 
     def notify(self) -> None:
+        """Have every waiter check its predicate again."""
         for bell in list(self._bells):
             bell.ring()
 
     def forget(self) -> None:
-        """Who waited on a loop that was closed never wakes."""
+        """Forget all waiters, because their event loop was closed and they never wake."""
         self._bells.clear()
 
 
 class Office(Generic[T]):
-    """What the terms of one election have in common."""
+    """The callbacks, the grace, the lock and the condition of one election."""
 
     def __init__(
         self,
@@ -98,25 +106,28 @@ class Office(Generic[T]):
     ) -> None:
         self.kernel = kernel
         self.name = name
-        self.scope = scope  # the leases of the thread or task that asks
+        self.scope = scope  # returns the leases of the calling thread or task
         self.on_elected = on_elected
         self.on_lost = on_lost
         self.grace = grace
         self.begin()
 
     def begin(self) -> None:
-        """Anew in a forked child, where nobody waits, and another thread may have had the lock."""
-        self.lock = system.RLock()  # a finalizer may come while its thread is inside
+        """Create the lock and the condition. Called again in a forked child, where none of the waiters exists."""
+        self.lock = system.RLock()  # reentrant, because a finalizer may run while its thread holds the lock
         self.condition = Condition(self.kernel)
 
     def push(self, leadership: T, scope: Scope[Any] | None = None) -> None:
-        """It is the innermost lease of who works under it."""
+        """Make the leadership the innermost lease of the thread or task that works under it."""
         if scope := scope or self.scope():
             scope.push(leadership)
 
     def inside(self) -> bool:
-        """Whether who asks must not wait: it is work or a callback of this election that has not ended, or was started
-        by it, or comes in the middle of ours."""
+        """Return whether the caller must not wait for the end of a leadership.
+
+        That is so in work and callbacks of this election, in a task started by them, and in a finalizer or signal
+        handler that has interrupted a call of multilock.
+        """
         if any(part.office is self and not part.done for part in _INSIDE.get()):
             return True
         return process.in_the_middle() or self.lock._is_owned()  # type: ignore[attr-defined]

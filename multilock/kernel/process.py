@@ -1,4 +1,4 @@
-"""All clients of this process: which of them a thread is inside, and that each learns of a fork and of the exit."""
+"""The clients of this process: what happens to them at a fork and at exit, and whether a thread is inside one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = [
     "this_process",
 ]
 
-EXIT_TIME = 2.0  # seconds for all clients together …
-FAREWELL = 0.5  # … of which the last are for closing connections and ending sessions
-TELL_WITHIN = 0.5  # … and then for the log handlers
+EXIT_TIME = 2.0  # seconds at exit for all clients together
+FAREWELL = 0.5  # the last seconds of EXIT_TIME, for closing connections and ending sessions
+TELL_WITHIN = 0.5  # seconds after EXIT_TIME for the log handlers
 
 
 class OfThisProcess:
-    """What has a meaning in its process only, and is refused where it would be carried into another."""
+    """Base of objects that work only in the process that made them. Pickling one raises TypeError."""
 
     __slots__ = ()
 
@@ -41,22 +41,27 @@ class OfThisProcess:
 
 
 class End(Protocol):
+    """The methods of `multilock.kernel.ending.End` that this file calls."""
+
     def withdraw(self, deadline: float) -> bool: ...
     def exit(self, deadline: float) -> None: ...
     def forked(self) -> None: ...
 
 
 class OneClient(Protocol):
+    """The members of `multilock.kernel.core.Kernel` that this file uses."""
+
     @property
     def lock(self) -> system.RLock: ...
     @property
     def end(self) -> End: ...
 
 
-_kernels: dict[weakref.ref[OneClient], None] = {}  # a WeakSet cannot be looked through while another thread adds to it
+_kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, which must not change while it is iterated
 
 
 def register(kernel: OneClient) -> None:
+    """Add a client to those that this file looks after, as long as it lives."""
     _kernels[weakref.ref(kernel, lambda gone: _kernels.pop(gone, None))] = None
 
 
@@ -65,8 +70,11 @@ def _living() -> list[OneClient]:
 
 
 def in_the_middle() -> bool:
-    """Whether this thread is inside a backend or a client, any of them: who is called by the garbage collector, or by a
-    signal, must not wait there. What it would wait for may be its own, and what it has keeps the time of a client."""
+    """Return whether this thread is inside a backend or holds the lock of a client.
+
+    A finalizer or a signal handler that runs there must not wait. It could wait for a lock that its own thread holds,
+    or hold up the thread that renews leases.
+    """
     if system.get_ident() in inside:
         return True
     for reference in list(_kernels):
@@ -76,11 +84,11 @@ def in_the_middle() -> bool:
     return False
 
 
-_exiting: set[int] = set()  # the thread that ends the interpreter, once it does
+_exiting: set[int] = set()  # the id of the thread that ends the interpreter, once that has begun
 
 
 def ends_with_the_interpreter() -> bool:
-    """Whether this is a daemon thread of the user's at the exit: it has nobody left to tell of an error."""
+    """Return whether this is a user's daemon thread during the exit, where nobody would see its error."""
     if not _exiting or system.get_ident() in _exiting:
         return False
     return not system.current_thread().name.startswith("multilock-")
@@ -92,7 +100,8 @@ def _exit() -> None:
 
 
 def _at_exit() -> None:
-    notice_fork()  # what the parent holds is not this child's to give back
+    """Give back all locks: first what waiters claim, in all clients, then what is held."""
+    notice_fork()  # a forked child must not give back the locks of its parent
     began = now()
     kernels = _living()
     shares = _shares(len(kernels), began + EXIT_TIME / 2)
@@ -103,19 +112,19 @@ def _at_exit() -> None:
 
 
 def _shares(count: int, end: float) -> Iterator[float]:
-    """When each of them must have done, so that a silent server leaves time for the others."""
+    """Return a deadline for each of ``count`` clients, so that a silent server leaves time for the others."""
     for left in range(count, 0, -1):
         yield now() + (end - now()) / left
 
 
-# A fork. Python calls hooks in the child, but only after a fork of its own: daemon(3), or a library that forks, tells
-# nobody. So whatever asks whether a lease is held, or sends a request, looks first whether this is another process.
+# Forks. Python calls hooks in a forked child, but only if Python itself forked, not after daemon(3) or a fork in a C
+# library. So every check of a lease, and every request, first checks whether this is still the same process.
 
-MADV_WIPEONFORK = 18  # <sys/mman.h>: a forked child finds the page empty
+MADV_WIPEONFORK = 18  # <sys/mman.h>: a forked child finds this page filled with zeros
 
 
 class _ByPid:
-    """The same as the page, where the system cannot wipe one: a system call each time."""
+    """A replacement for the wiped page on systems that have none. Every look at it costs a system call."""
 
     def __init__(self) -> None:
         self._pid, self._value = os.getpid(), 0
@@ -128,6 +137,7 @@ class _ByPid:
 
 
 def _mark() -> mmap.mmap | _ByPid:
+    """Return a byte array that is all zeros in a forked child."""
     if os.uname().sysname == "Linux":
         page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         try:
@@ -141,11 +151,11 @@ def _mark() -> mmap.mmap | _ByPid:
 FORKED, RESETTING, OURS = range(3)
 this_process = _mark()
 this_process[0] = OURS
-_resetting: dict[int, system.RLock] = {}  # by pid: a lock that the parent had may be taken for ever
+_resetting: dict[int, system.RLock] = {}  # by pid, because a lock of the parent may stay taken forever in a child
 
 
 def notice_fork() -> None:
-    """Do what Python's hooks do, in a child that was forked without them. Costs no system call otherwise."""
+    """Reset all clients if this process was forked without Python's hooks. Otherwise it costs no system call."""
     if this_process[0] != OURS:
         with _resetting.setdefault(os.getpid(), system.RLock()):
             if this_process[0] == FORKED:
@@ -153,6 +163,7 @@ def notice_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
+    """Reset everything that belongs to the parent."""
     this_process[0] = RESETTING
     try:
         inside.clear()

@@ -1,6 +1,6 @@
-"""How the kernel waits and starts threads: a `Runtime`, so that unit tests drive its clock by hand.
+"""`Runtime`: the kernel's clock, waits and threads. `Threads` is the real one. Unit tests use one with a fake clock.
 
-The threads, locks and clocks themselves are those of `multilock.system`.
+The threads, locks and clocks themselves come from `multilock.system`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 
 R = TypeVar("R")
 
-LONGEST_WAIT = 1.0  # seconds of a ticker at a time: those for which the machine sleeps do not count for the system
+LONGEST_WAIT = 1.0  # seconds of one wait by a ticker, because a wait does not count the time that the machine sleeps
 
 
 class Event(Protocol):
-    """The part of threading.Event that is used."""
+    """The part of threading.Event that the kernel uses."""
 
     def set(self) -> None: ...
     def clear(self) -> None: ...
@@ -46,69 +46,76 @@ class Event(Protocol):
 
 
 class Bell(Protocol):
-    """Wakes the one who waits for it, from any thread. A ring between two waits is not lost; several are one."""
+    """Wakes the thread or task that waits for it. Any thread may ring it.
+
+    A ring between two waits is not lost. Several rings between two waits count as one.
+    """
 
     def ring(self) -> None: ...
 
 
 class ThreadBell(Bell, Protocol):
-    """The bell of a thread. It may be rung by a signal handler."""
+    """The bell of a thread. A signal handler may ring it."""
 
     def wait(self, seconds: float) -> bool:
-        """At most so many seconds, which may be inf; whether it rang."""
+        """Wait for a ring, at most ``seconds``, which may be inf. Returns whether it rang."""
 
 
 class Workers(Protocol):
-    """A few threads that carry jobs. Jobs must not raise."""
+    """A few threads that run jobs: see `multilock.kernel.workers.ThreadWorkers`."""
 
     def submit(self, job: Callable[[], None]) -> None: ...
     def close(self) -> None: ...
 
 
 class Ticker(Protocol):
-    """A thread that calls a step function again and again, each time at the moment the last call returned."""
+    """A thread that calls a step function again and again. Each call returns the time of the next call."""
 
     def start(self) -> str | None:
-        """Return why the process refuses it a thread, or None: it runs."""
+        """Start the thread. Returns the reason if the operating system refuses it, otherwise None."""
 
     def poke(self, at: float) -> None:
-        """See to it that the next step comes at ``at`` at the latest."""
+        """Make the next step come no later than ``at``."""
 
     def late(self) -> float:
-        """Seconds by which the next step is overdue; 0.0 while it is on time, inf after the thread ended."""
+        """Return the seconds by which the next step is overdue, 0.0 if it is on time, inf if the thread died."""
 
     def close(self) -> None: ...
 
 
 class Runtime(Protocol):
+    """The clock, waits and threads of the kernel."""
+
     def now(self) -> float: ...
     def wall(self) -> int:
-        """µs of the wall clock: what hosts can compare."""
+        """Return the wall clock in µs, which hosts can compare."""
 
     def event(self) -> Event: ...
     def bell(self) -> ThreadBell: ...
     def uniform(self, low: float, high: float) -> float: ...
     def spawn(self, run: Callable[[], None], name: str) -> None:
-        """Run ``run()`` once, on a thread of its own, as soon as there is one. Never raises for want of a thread."""
+        """Run ``run()`` once on a thread of its own. If the operating system refuses it, try again until it starts."""
 
     def workers(self, name: str, limit: int) -> Workers: ...
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker: ...
     def killer(self) -> Killer:
-        """Raises CapabilityMissing."""
+        """Return the timer of a hard fence. Raises CapabilityMissing if there is none."""
 
 
 inside: set[int] = set()
-"""Threads that call a backend now, and so may hold what is its own, and those that keep time."""
+"""The ids of threads that are calling a backend, and so may hold its locks, and of the ticking threads."""
 
 
 def call_inside(call: Callable[..., R], *args: Any) -> R:
-    """The only way into a backend. That the process can have no more threads (one of the backend's own, before its
-    request or after) is BackendUnavailable."""
+    """Call a backend: return ``call(*args)``. Every call of a backend goes through here.
+
+    A backend may need a thread of its own. If the operating system refuses it, that is BackendUnavailable.
+    """
     thread = system.get_ident()
     if thread in inside:
         return call(*args)
     try:
-        inside.add(thread)  # within: an interrupt just after it must not leave this thread marked for ever
+        inside.add(thread)  # inside the `try`, so that an interrupt just after it cannot leave the mark forever
         return call(*args)
     except RuntimeError as error:
         if "new thread" not in str(error):
@@ -119,8 +126,11 @@ def call_inside(call: Callable[..., R], *args: Any) -> R:
 
 
 def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> bool:
-    """Whether ``ended()`` within so many seconds. For what ends a client: it polls, so that those who are waited for
-    set no event, in which an interrupt can leave a lock taken for ever."""
+    """Wait until ``ended()`` is true. Returns False after ``seconds``.
+
+    Used while a client ends. It polls instead of waiting for an event, because an interrupt in `Event.set` can leave
+    the event's lock taken forever.
+    """
     end = runtime.now() + seconds
     pause = runtime.event()
     while not ended():
@@ -131,7 +141,7 @@ def wait_until(runtime: Runtime, ended: Callable[[], bool], seconds: float) -> b
 
 
 class Threads:
-    """The production runtime: daemon threads, so that none keeps the process alive."""
+    """The real runtime. Its threads are daemon threads, so that none keeps the process alive."""
 
     now = staticmethod(system.now)
     wall = staticmethod(system.wall)
@@ -157,8 +167,10 @@ class Threads:
 
 
 class _LockBell:
-    """A lock that is free while the bell has rung: two thirds of the time of `threading.Event`, and safe in a signal
-    handler."""
+    """A bell made of a lock, which is free while the bell has rung.
+
+    It takes two thirds of the time of `threading.Event`, and is safe in a signal handler.
+    """
 
     __slots__ = ("_lock",)
 
@@ -169,25 +181,30 @@ class _LockBell:
     def ring(self) -> None:
         try:
             self._lock.release()
-        except RuntimeError:
-            return  # it has rung already
+        except RuntimeError:  # it has rung already
+            return
 
     def wait(self, seconds: float) -> bool:
         return self._lock.acquire(timeout=max(min(seconds, system.TIMEOUT_MAX), 0.0))
 
 
 class _ThreadTicker:
+    """The `Ticker` of the real runtime.
+
+    ``_planned`` is the time that `poke` compares with. It is inf while the step runs, so that no poke is lost.
+    """
+
     def __init__(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str):
         self._step = step
         self._died = died
         self._wakeup = _LockBell()
-        self._planned = math.inf  # what a poke is compared with; inf while the step decides, so that none is lost
-        self._due = now()  # when the present or next step should have begun
+        self._planned = math.inf
+        self._due = now()  # when the present or next step should begin
         self._closed = False
         self._name = name
 
     def start(self) -> str | None:
-        return begin_thread(partial(call_inside, self._run), self._name)  # inside: a finalizer must not wait in it
+        return begin_thread(partial(call_inside, self._run), self._name)  # so that a finalizer does not wait in it
 
     def poke(self, at: float) -> None:
         if at < self._planned:
@@ -215,7 +232,7 @@ class _ThreadTicker:
                     at = min(at, now() + SOON)
                 self._planned = self._due = at
                 while (rest := at - now()) > 0:
-                    # A machine that wakes up goes on with the wait that it slept in, and ours may be over.
+                    # When the machine wakes up, the wait goes on as if it had not slept, and our time may be over.
                     if self._wakeup.wait(rest if rest == math.inf else min(rest, LONGEST_WAIT)):
                         self._due = min(at, now())
                         break

@@ -1,4 +1,4 @@
-"""Which lease belongs to which thread or task (`Scope`), and to which ``with`` statement (`Entered`).
+"""The leases of each thread or task (`Scope`), and those of each ``with`` statement (`Entered`).
 
 A scope finds the innermost lease of a thread or task, and the one that a reentrant lock may acquire once more. Entries
 make sure that each ``with lock`` ends the lease that it began.

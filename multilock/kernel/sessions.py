@@ -1,6 +1,7 @@
-"""Sessions: groups of leases that live and are renewed as one, as a server's lease or session with all its locks does.
+"""Sessions: groups of leases that the server keeps alive together, such as an etcd lease with all its locks.
 
-A proof of the session is one of everything granted in it; so is a cut of its ttl.
+A proof of the session is a proof of every lease in it. If the server cuts the session's ttl, that applies to all of
+them as well.
 """
 
 from __future__ import annotations
@@ -21,26 +22,29 @@ __all__ = ["Session", "Sessions"]
 
 
 class Session:
-    """A group that is renewed as one: a server's session or lease with all its locks, also when it has none."""
+    """One session of a server. It is renewed even while it has no locks."""
 
     __slots__ = ("due", "failures", "proof", "renew_every", "ttl", "valid_until")
 
     def __init__(self, ttl: float, renew_every: float) -> None:
         self.ttl = ttl
         self.renew_every = renew_every
-        self.valid_until = math.inf  # of what was granted before the server cut the ttl, if it did
-        self.proof: Granted | None = None  # as the last renewal gave it to its leases
+        self.valid_until = math.inf  # the end of leases granted before the server cut the ttl
+        self.proof: Granted | None = None  # the newest proof that a renewal gave to the leases
         self.due = 0.0
         self.failures = 0
 
     def proved(self, granted: Granted) -> Granted:
-        """A grant that counts from an older proof than a renewal has brought since."""
+        """Return the grant, with the session's newest proof if that is newer."""
         if self.proof is None or self.proof.sent_at <= granted.sent_at:
             return granted
         return granted._replace(sent_at=self.proof.sent_at, valid_for=self.proof.valid_for)
 
     def cut(self, granted: Granted) -> Granted:
-        """A grant of before the cut, which may come after it, for as long as it is worth since."""
+        """Return the grant, shortened if the server made it before it cut the session's ttl.
+
+        Such a grant may arrive after the notice of the cut.
+        """
         if granted.renew_every <= self.renew_every:
             return granted
         return granted._replace(
@@ -51,15 +55,15 @@ class Session:
 
 
 class Sessions:
-    """Those of one client, each renewed by a timer of its own, also while nothing is held in it."""
+    """The sessions of one client. Each is renewed by a timer of its own."""
 
     def __init__(self, kernel: Kernel, watchdog: Watchdog) -> None:
         self._kernel = kernel
         self._watchdog = watchdog
-        self.of: dict[Hashable, Session] = {}  # a group
+        self.of: dict[Hashable, Session] = {}  # by group
 
     def as_known(self, claim: Claim, granted: Granted) -> Granted:
-        """Under the kernel's lock: a grant, with what became known of its session while it was under way."""
+        """Apply to a grant what its session learned while the grant was on its way. Needs the kernel's lock."""
         session = self.of.get(granted.group)
         if session is None:
             return granted
@@ -67,11 +71,12 @@ class Sessions:
         return session.proved(granted) if claim.renew else granted
 
     def add(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        """Renew this session from now on, every ``renew_every`` seconds."""
         session = self.of[group] = Session(ttl, renew_every)
         self._plan(group, session, renew_every * self._kernel.runtime.uniform(0.9, 1.0))
 
     def shorten(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> float | None:
-        """See `multilock.backend.Notices.shortened`. The ttl that it had until now."""
+        """See `multilock.backend.Notices.shortened`. Returns the former ttl, or None if nothing becomes shorter."""
         kernel = self._kernel
         due = math.inf
         with kernel.lock:
@@ -80,41 +85,42 @@ class Sessions:
                 return None
             before = session.ttl
             session.ttl, session.valid_until, session.renew_every = ttl, valid_until, renew_every
-            session.proof = None  # it was reckoned under the ttl of before
+            session.proof = None  # it was computed with the former ttl
             for lease in kernel.leases_of(group):
                 if lease._state != HELD:
                     continue
                 failures = lease._failures
                 lease._accept(session.cut(lease._granted))
-                lease._failures = failures  # it proves nothing
+                lease._failures = failures  # a cut is not a proof, so failed renewals still count
                 due = min(due, self._watchdog.plan(lease))
         kernel.poke(due)
         self.hurry(group)
         return before
 
     def drop(self, group: Hashable) -> bool:
-        """Renew it no longer. Returns False if it is not a session."""
+        """Stop renewing this session. Returns False if ``group`` is not a session."""
         session = self.of.pop(group, None)
         self._watchdog.dismiss(group)
         return session is not None
 
     def ttl(self, group: Hashable) -> float:
-        """What the server granted this session, which may be more than was asked for. 0: it is not a session."""
+        """Return the ttl that the server granted this session, or 0.0 if ``group`` is not a session."""
         session = self.of.get(group)
         return session.ttl if session else 0.0
 
     def renews(self, group: Hashable | None) -> bool:
-        """Whether this session is kept alive; None: any of them."""
+        """Return whether this session is renewed, or any session if ``group`` is None."""
         return group in self.of if group is not None else bool(self.of)
 
     def hurry(self, group: Hashable) -> bool:
-        """Renew it at once. False: it is not a session."""
+        """Renew this session at once. Returns False if ``group`` is not a session."""
         session = self.of.get(group)
         if session is not None:
             self._plan(group, session, 0.0)
         return session is not None
 
     def _plan(self, group: Hashable, session: Session, pause: float) -> None:
+        """Plan the next renewal. A later plan replaces this one."""
         when = session.due = self._kernel.now() + pause
 
         def due() -> None:
@@ -124,8 +130,10 @@ class Sessions:
         self._kernel.timers.at(when, due)
 
     def _renew(self, group: Hashable, session: Session) -> None:
-        """Its timeout is that of the leases which it renews: it ends before the last deadline among them. One that is
-        about to end by itself (renew=False), or whose own proof is older, must not cut it short for all the others."""
+        """Renew the session. The timeout ends before the last deadline of its leases, not before the first.
+
+        Otherwise a lease near its end (renew=False, or an older proof) would shorten the timeout of all the others.
+        """
         kernel = self._kernel
         leases = [lease for lease in kernel.leases_of(group) if lease._alive()]
         within = kernel.request_timeout(session.ttl)
@@ -142,9 +150,11 @@ class Sessions:
         self._plan(group, session, pause)
 
     def _prove(self, group: Hashable, session: Session, renewed: Sequence[Holding]) -> None:
-        """What was granted while the renewal of these was under way lives in the same session, and counts from the
-        proof before it: of two periods ago when the next one comes, and that is too late where looks at many keys, or
-        a long way, delay its answer."""
+        """Give the new proof of the session to leases that were granted while the renewal was under way.
+
+        Otherwise they would count from the proof before it, which is two periods old when the next renewal is answered.
+        That can be too late if many keys or a long way delay the answer.
+        """
         kernel = self._kernel
         due = math.inf
         with kernel.lock:
@@ -152,7 +162,7 @@ class Sessions:
             if not proofs:
                 return
             session.proof = max(proofs, key=lambda granted: granted.sent_at)
-            known = set(map(id, renewed))  # for one of these that did not get the proof it does not count
+            known = set(map(id, renewed))  # a lease of the request without a proof must not get one here
             for lease in kernel.leases_of(group):
                 if id(lease) in known or not lease._claim.renew or lease._state != HELD:
                     continue

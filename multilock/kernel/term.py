@@ -1,12 +1,12 @@
-"""One leadership: its work and its callbacks, how it ends in order, and when its lease is given back.
+"""`Term`: one leadership, from the election until its lease is given back.
 
-A term goes through these states, each change a method of `Term` named after it:
+A term goes through these steps. Each change is a method of `Term`:
 
     elected → ``elected_begins`` → (``work_begins`` → work) → ``renounce`` or ``was_lost`` → ``lost_begins`` →
     ``part_ended`` of all → given back
 
-``on_elected`` and ``on_lost`` come in pairs: each begins once, and ``on_lost`` not before ``on_elected``. The lease is
-renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over, and given back then. See
+``on_elected`` and ``on_lost`` come in pairs. Each begins once, and ``on_lost`` never before ``on_elected``. The lease
+is renewed until work, ``on_elected`` and ``on_lost`` have all ended, or the grace is over. Then it is given back. See
 docs/decisions/0011-orderly-end.md.
 """
 
@@ -28,7 +28,7 @@ INTERRUPTED = "its work was interrupted"
 
 
 class Leading(Holding):
-    """What the leaderships of both faces add to their leases."""
+    """A lease that is a leadership, for both faces."""
 
     __slots__ = ()
 
@@ -41,37 +41,42 @@ class Leading(Holding):
 
     @property
     def identity(self) -> str:
-        """Who this node is, as others see it."""
+        """The text by which other nodes know this one."""
         return self._claim.identity
 
     def is_held(self) -> bool:
         return not self._term.resigning and self._alive()
 
     def _at_end(self, hook: Callable[[], None]) -> bool:
-        """It is called when this node begins to step down, too."""
+        """See `AnyHeld._at_end`. The hook is also called when this node begins to step down."""
         return super()._at_end(hook) and not self._term.resigning
 
 
 class Term(Generic[T]):
-    """One leadership, and how far its work and its callbacks are."""
+    """One leadership, with the progress of its work and its callbacks.
+
+    ``end_at`` is when a resigned leadership is given back, even if something still runs. With ``nobody_waits``, no
+    caller waits for the end, so the part that ends last gives the lease back.
+    """
 
     def __init__(self, office: Office[T], leadership: T) -> None:
         self.office = office
         self.leadership = leadership
-        self.work = Part("its work", office, done=True)  # there is none before run() begins it
+        self.work = Part("its work", office, done=True)  # no work runs before run() begins it
         self.elected = Part("on_elected", office)
         self.lost = Part("on_lost", office)
-        self.announced = False  # on_elected is called, or going to be
-        self.begun_at: float | None = None  # when on_elected was called
+        self.announced = False  # on_elected was started
+        self.begun_at: float | None = None  # when on_elected began
         self.failed = False  # on_elected raised
-        self.loss: Loss[Any] | None = None  # what on_lost was, or is to be, called with
+        self.loss: Loss[Any] | None = None  # the argument of on_lost, before or after its call
         self.lost_begun = False
         self.resigning = False
-        self.end_at = math.inf  # resigned, it is given back then, whatever still runs
-        self.nobody_waits = False  # for the end, in order to give the lease back: what ends last does
-        self.outlasted = False  # it was said that something runs longer than the lease is kept
+        self.end_at = math.inf
+        self.nobody_waits = False
+        self.outlasted = False  # the warning about parts that outlast the grace is logged
 
     def over(self) -> bool:
+        """Return whether this node no longer leads, even if the lease is still kept."""
         return self.resigning or not self.leadership._alive()
 
     # For the faces to fill in
@@ -85,25 +90,26 @@ class Term(Generic[T]):
         raise NotImplementedError
 
     async def do_work(self, work: Callable[[T], Any]) -> Any:
-        """The result of ``work(leadership)``. `part_ended` is called when it has ended."""
+        """Return the result of ``work(leadership)``. `part_ended` is called when it has ended."""
         raise NotImplementedError
 
     def can_work(self) -> bool:
-        """Whether work and ``on_elected``, if they have not ended, still can."""
+        """Return whether work and ``on_elected`` can still run. False if their event loop was closed."""
         return True
 
     def can_tell(self) -> bool:
-        """The same of ``on_lost``."""
+        """Return whether ``on_lost`` can still run."""
         return True
 
-    # What begins. Both callbacks begin once: where an interrupt came as one was being started, it is started again.
+    # Beginnings. Each callback begins only once: after an interrupt during its start, it is started again.
 
     def start_elected(self) -> None:
+        """Have on_elected called."""
         self.office.kernel.callbacks.start(self.run_elected)
         self.announced = True
 
     def elected_begins(self) -> bool:
-        """on_elected is being called: from here on on_lost may be. False: it has begun already."""
+        """Record that on_elected begins, so that on_lost may follow. Returns False if it has begun already."""
         with self.office.lock:
             if self.begun_at is not None or self.elected.done:
                 return False
@@ -114,7 +120,7 @@ class Term(Generic[T]):
         return True
 
     def elected_never_begins(self) -> None:
-        """Where on_elected was never called, on_lost will not be, either. Has it begun, nothing happens."""
+        """Skip both callbacks, because on_elected cannot begin. If it has begun, nothing happens."""
         with self.office.lock:
             if self.begun_at is not None:
                 return
@@ -122,38 +128,41 @@ class Term(Generic[T]):
         self.part_ended(self.lost)
 
     def lost_begins(self) -> bool:
-        """False: it has begun already."""
+        """Record that on_lost begins. Returns False if it has begun already."""
         with self.office.lock:
             again, self.lost_begun = self.lost_begun, True
         return not again
 
     def work_begins(self) -> bool:
-        """False: the term is over already, and may have been given back."""
+        """Record that the work begins. Returns False if the term is over, and may have been given back."""
         if not self.leadership._alive():
             return False
         with self.office.lock:
-            if not self.resigning:  # who resigns, under this lock, sees the work or keeps it from beginning
+            if not self.resigning:  # under the lock, so that a resignation sees the work or prevents it
                 self.work.done = False
             return not self.resigning
 
-    # What ends
+    # Ends
 
     def part_ended(self, part: Part) -> None:
+        """Record that a part has ended. The last part gives the lease back if nobody waits for the end."""
         part.done = True
         if self.nobody_waits and self.all_ended():
             self.office.kernel.giving_back.later(self.leadership)
         self.office.condition.notify()
 
     def callbacks_ended(self) -> bool:
+        """Return whether both callbacks have ended, or can no longer run."""
         if self.can_work():
             return self.elected.done and self.lost.done
         return self.lost.done or not self.can_tell()
 
     def all_ended(self) -> bool:
+        """Return whether work and both callbacks have ended, or can no longer run."""
         return (self.work.done or not self.can_work()) and self.callbacks_ended()
 
     def _running(self) -> str:
-        """What of the user's code runs still."""
+        """Return the names of the parts that still run, for a log message."""
         working, telling = self.can_work(), self.can_tell()
         parts = (
             (self.work, working),
@@ -165,10 +174,11 @@ class Term(Generic[T]):
     # A loss, and a resignation
 
     def was_lost(self, loss: Loss[Any]) -> None:
-        """Without our doing."""
+        """Have on_lost called, because the lease was lost. Called once, by the lease's own lost callback."""
         if self.resigning and (running := self._running()):
             logger.warning(
-                "the leadership of %r was lost (%s) before its orderly end; still running beside the next one: %s",
+                "the leadership of %r was lost (%s) before its orderly end. Still running while another node may lead: "
+                "%s",
                 self.office.name,
                 loss.reason.value,
                 running,
@@ -177,12 +187,12 @@ class Term(Generic[T]):
         self._tell_lost(loss)
 
     def tell_again(self) -> None:
-        """Where on_lost could not be called as it should have been."""
+        """Have on_lost called if its first start failed, as when its event loop was closed."""
         if loss := self.loss or self.leadership._loss:
             self._tell_lost(loss)
 
     def _tell_lost(self, loss: Loss[Any]) -> None:
-        """Have on_lost called once, with the first loss, and not before on_elected."""
+        """Have on_lost called once, with the first loss. If on_elected has not begun, its beginning does this."""
         with self.office.lock:
             loss = self.loss = self.loss or loss
             if self.begun_at is None or self.lost_begun:
@@ -190,9 +200,9 @@ class Term(Generic[T]):
         self.office.kernel.callbacks.start(self.run_lost, loss)
 
     def renounce(self, why: str, grace: float | None = None) -> bool:
-        """Lead no more: ``is_held()`` is False from here on, and on_lost (RESIGNED) begins; the lease is still kept.
+        """Stop leading: ``is_held()`` is False from here on, and on_lost (RESIGNED) begins. The lease is still kept.
 
-        Of several graces the one that ends first counts. False: it was over already.
+        If several calls give a grace, the one that ends first counts. Returns False if the term was over already.
         """
         lease, now = self.leadership, self.office.kernel.now
         if grace is None:
@@ -203,18 +213,21 @@ class Term(Generic[T]):
             return False
         with self.office.lock:
             again, self.resigning = self.resigning, True
-        # Again too: who began may have been interrupted before this.
+        # Also done by a second call, because the first may have been interrupted before this.
         self._tell_lost(Loss(lease, LossReason.RESIGNED, False, why, now(), lease._valid_until))
-        for hook in list(lease._hooks or ()):  # a work that waits for its end, as by wait_lost(), would keep it
+        for hook in list(lease._hooks or ()):  # wakes a work in wait_lost(), which would otherwise delay the end
             hook()
         self.office.condition.notify()
         return not again
 
-    # An orderly end. Who begins it waits, and gives the lease back. Who cannot wait, because it unwinds or is part of
-    # what has to end, leaves that to whatever ends last, and to a timer.
+    # An orderly end. The caller that begins it waits and gives the lease back. A caller that cannot wait (it unwinds,
+    # or it is one of the parts that must end) leaves that to the part that ends last, and to a timer.
 
     async def resign(self, grace: float | None = None) -> bool:
-        """Renounce, and give the lease back at the end. True if this ended it; False after a loss or for a second."""
+        """Stop leading, wait until all parts have ended, and give the lease back.
+
+        Returns True if this call ended the term, False after a loss or an earlier resignation.
+        """
         self.leadership._leave_scope()
         try:
             first = self.renounce("this node stepped down", grace)
@@ -227,14 +240,17 @@ class Term(Generic[T]):
             raise
 
     def abdicate(self, why: str, grace: float | None = None) -> None:
-        """Resign without waiting. A resignation that has begun already goes on without whoever began it."""
+        """Resign without waiting. It also takes over a resignation whose caller was interrupted."""
         try:
             self.renounce(why, grace)
         finally:
             self._give_back_later()
 
     async def give_back(self) -> bool:
-        """When all has ended or the grace is over; True unless it was lost before. Several may do this at once."""
+        """Wait until all parts have ended or the grace is over, then give the lease back.
+
+        Returns False if it was lost before. Several callers may do this at once.
+        """
         kernel, leadership, condition = self.office.kernel, self.leadership, self.office.condition
         await condition.wait_for(lambda: self.all_ended() or leadership._state != HELD, lambda: self.end_at)
         self._tell_outlasted()
@@ -244,7 +260,7 @@ class Term(Generic[T]):
         return leadership._state != LOST
 
     def _give_back_later(self) -> None:
-        """The same for somebody who cannot wait. Twice is harmless."""
+        """Do what `give_back` does for a caller that cannot wait. A second call changes nothing."""
         self.nobody_waits = True
         kernel = self.office.kernel
         if self.all_ended():
@@ -261,7 +277,7 @@ class Term(Generic[T]):
             return
         self.outlasted = True
         logger.warning(
-            "the leadership of %r is given back at the end of its grace; still running beside the next one: %s",
+            "the leadership of %r is given back at the end of its grace. Still running while another node may lead: %s",
             self.office.name,
             running,
             extra=self.office.kernel.extra(self.leadership),

@@ -1,8 +1,8 @@
-"""The supervised worker: the only place that starts a thread.
+"""`Worker`: a supervised thread. This is the only file that starts threads.
 
-A process may be refused a thread (a limit of the container, no memory), and a thread may die of a defect of multilock.
-Either must cost a moment, not a lock: a start that was refused is tried again by every thread that keeps time, and a
-thread that died begins again. `Client.is_healthy` and `Client.diagnose` show both.
+The operating system may refuse a thread (a limit of the container, no memory), and a thread may die of a defect of
+multilock. Neither may cost a lock. A start that was refused is tried again by the ticking threads, and a thread that
+died begins again. `Client.is_healthy` and `Client.diagnose` report both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "try_again",
 ]
 
-SOON = 0.1  # seconds between two tries to start what was refused
+SOON = 0.1  # seconds between two attempts to start a refused thread
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds until a thread that died begins again
 
 helpers: dict[object, Callable[[], None]] = {}
@@ -48,7 +48,10 @@ def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or
 
 
 def begin_thread(run: Callable[[], object], name: str) -> str | None:
-    """Start a thread once; return why it was refused, or None. For the ticker, whose users try again themselves."""
+    """Start a thread without supervision. Returns the reason if it is refused, otherwise None.
+
+    For the ticker, whose callers try again themselves.
+    """
     try:
         system.Thread(target=run, name=name, daemon=True).start()
     except RecursionError:
@@ -59,7 +62,7 @@ def begin_thread(run: Callable[[], object], name: str) -> str | None:
 
 
 class Worker:
-    """One thread, and what it runs."""
+    """One supervised thread. `start_worker` makes it."""
 
     __slots__ = ("_ended", "_left", "_once", "_or_here", "_run", "name")
 
@@ -73,11 +76,11 @@ class Worker:
 
     @property
     def missing(self) -> bool:
-        """Whether the process has refused it a thread until now, or it has died and not begun again."""
+        """Whether the thread was refused until now, or has died and not begun again."""
         return self in _missing
 
     def is_alive(self) -> bool:
-        """Return whether it still has something to do; True also before its thread has started."""
+        """Return whether ``run`` has not ended yet. True also before the thread has started."""
         return not self._ended.is_set()
 
     def join(self, timeout: float | None = None) -> None:
@@ -85,7 +88,7 @@ class Worker:
         self._ended.wait(timeout)
 
     def begin(self) -> bool:
-        """Return False if no thread was to be had. `try_again` calls it again then."""
+        """Start the thread. Returns False if it is refused: `try_again` then calls this again."""
         try:
             refusal = begin_thread(self._main, self.name)
         except BaseException:  # an interrupt: the thread may have begun or not
@@ -126,7 +129,7 @@ class Worker:
             try:
                 self._run()
                 break
-            except BaseException as error:  # SystemExit too: no code of a user ends a thread of ours
+            except BaseException as error:  # SystemExit too, because no user code may end a thread of multilock
                 self._died(error)
                 if self._once:
                     break
@@ -145,7 +148,7 @@ class Worker:
 
 
 def try_again() -> bool:
-    """Start what was refused; return whether something is still missing. Called by threads that keep time."""
+    """Start refused threads again. Returns whether one is still missing. Called by the ticking threads."""
     for worker in list(_missing):
         if worker._left and not worker.begin():
             return True
@@ -153,6 +156,7 @@ def try_again() -> bool:
 
 
 def is_any_missing() -> bool:
+    """Return whether any thread of multilock is missing in this process."""
     return bool(_missing)
 
 
@@ -164,13 +168,13 @@ def troubles() -> list[str]:
 
 
 def _log(message: str, *args: object, error: BaseException | None = None) -> None:
-    from multilock.telling import logger  # late: its thread is a worker, too
+    from multilock.telling import logger  # imported here, because the log's own thread is a worker too
 
     logger.error(message, *args, exc_info=error)
 
 
 def forget() -> None:
-    """In a forked child, which has none of these threads. What needs one starts it anew."""
+    """Forget all threads in a forked child, which has none of them."""
     helpers.clear()
     _missing.clear()
     _deaths.clear()

@@ -1,4 +1,4 @@
-"""Threads that carry requests: started on demand, few, ended when idle."""
+"""A small pool of threads for requests, started on demand and ended when idle."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from multilock.kernel.interrupts import surely
 
 __all__ = ["ThreadWorkers"]
 
-IDLE = 15.0  # seconds; longer than the renewal period of the default ttl, so that a worker is not started for each
+IDLE = 15.0  # seconds, longer than the default renewal period, so that a thread serves more than one renewal
 
 
 class ThreadWorkers:
-    """At most ``limit`` threads take jobs in order of arrival. ``submit`` never blocks, jobs must not raise.
+    """At most ``limit`` threads that take jobs in order of arrival. ``submit`` never blocks. Jobs must not raise.
 
-    A thread that is refused counts as one that comes late: ``spawn`` starts it as soon as it can.
+    If the operating system refuses a thread, it counts as one that comes late: ``spawn`` starts it as soon as possible.
     """
 
     def __init__(self, spawn: Callable[[Callable[[], None], str], None], name: str, limit: int) -> None:
@@ -25,11 +25,12 @@ class ThreadWorkers:
         self._jobs: system.SimpleQueue[Callable[[], None] | None] = system.SimpleQueue()
         self._lock = system.RLock()
         self._threads = 0
-        self._idle = 0  # threads that wait and have no job coming: each is reserved by the submit that counts it down
-        self._backlog = 0  # jobs for which no thread was free
+        self._idle = 0  # waiting threads without a job on its way; `submit` reserves one by counting down
+        self._backlog = 0  # jobs that were submitted while no thread was free
         self._closed = False
 
     def submit(self, job: Callable[[], None]) -> None:
+        """Have a thread run ``job()``. After `close` nothing happens."""
         start = False
         with self._lock:
             if self._closed:
@@ -45,14 +46,14 @@ class ThreadWorkers:
         if start:
             try:
                 surely(self._spawn, self._run, self._name)
-            except BaseException:  # interrupted twice: the next job starts a thread, and one too many does no harm
+            except BaseException:  # interrupted twice: the next job starts a thread, and an extra one is harmless
                 with self._lock:
                     self._threads -= 1
                     self._backlog += 1
                 raise
 
     def close(self) -> None:
-        """The jobs already submitted are still done; the threads end after them."""
+        """End the threads after the jobs that were submitted already."""
         with self._lock:
             self._closed = True
             threads = self._threads

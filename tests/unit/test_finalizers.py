@@ -166,7 +166,7 @@ def test_a_dropped_client_is_warned_of() -> None:
         eventually(lambda: warned_of_ours(caught))
         eventually(lambda: backend.closed)
     [warned] = warned_of_ours(caught)
-    assert str(warned.message) == "a client of ours was dropped: close() it, or use it in a with"
+    assert str(warned.message) == "a client of ours was dropped without close(): close it, or use it in `with`"
     assert warned.category is ResourceWarning
 
 

@@ -138,7 +138,7 @@ def test_the_lease_is_renewed_until_the_grace_is_over_and_what_still_runs_is_nam
     assert server.holders == {}
     eventually(lambda: caplog.records)
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning.getMessage().endswith(f"beside the next one: {NAMES[part]}")
+    assert warning.getMessage().endswith(f"while another node may lead: {NAMES[part]}")
     job.go.set()
     if running:
         assert running.join() is None
@@ -148,7 +148,7 @@ def test_all_that_still_runs_is_named(client: Client, job: Job, caplog: pytest.L
     election = client.election("e", on_elected=lambda _: job.go.wait(20), on_lost=lambda _: job.go.wait(20))
     running = leads(election, job)
     election.stop(grace=0.05)
-    eventually(lambda: "beside the next one: its work, on_elected, on_lost" in caplog.text)
+    eventually(lambda: "while another node may lead: its work, on_elected, on_lost" in caplog.text)
     job.go.set()
     running.join()
 
@@ -338,7 +338,7 @@ def test_a_loss_in_the_grace_is_told_once_and_ends_it_with_a_warning(
     stopping = Aside(election.stop)
     take(server)
     assert resigning.join() is False, "it did not lead until the end"
-    eventually(lambda: "before its orderly end; still running beside the next one: its work" in caplog.text)
+    eventually(lambda: "before its orderly end. Still running while another node may lead: its work" in caplog.text)
     assert stopping.runs(), "there is nothing to give back, but the work is waited for"
     job.go.set()
     stopping.join()

@@ -89,13 +89,18 @@ class Child:
                 return False
         return True
 
-    def wait(self) -> int:
+    def wait(self, pause: Callable[[], None] | None = None) -> int:
         """Wait for CMD itself; its exit code, or 128 + the signal that ended it.
+
+        ``pause()`` returns when a signal has come, also SIGCHLD. Without it, nobody passes on signals meanwhile.
 
         CMD cannot be suspended from the terminal: it would keep the lock, and nobody would be told.
         """
         while True:
-            _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+            pid, status = os.waitpid(self._process.pid, os.WUNTRACED | (os.WNOHANG if pause else 0))
+            if not pid and pause:
+                pause()
+                continue
             if not os.WIFSTOPPED(status):
                 break
             self._stopped(os.WSTOPSIG(status))

@@ -150,7 +150,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
     ending = None if grace is None else _Ending(child, command[0], grace)
     with signals.go_to(ending or child):
         lease.on_lost(end)
-        code = child.wait()
+        code = child.wait(signals.pause)
         if ending:
             ending.wait()
         ours = lease.release()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Protocol
 
+from multilock import system
 from multilock.cli.exits import say
 
 __all__ = ["Signalled", "Signals"]
@@ -40,6 +42,11 @@ class Signals:
         self.passed_on: int | None = None  #: the last one that CMD was sent
 
     def __enter__(self) -> Signals:
+        self._came, self._wakeup = os.pipe()
+        for end in (self._came, self._wakeup):
+            os.set_blocking(end, False)
+        self._former_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # so that it ends `pause`
         for signum in PASSED_ON:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 self._former[signum] = signal.signal(signum, self._handle)
@@ -50,6 +57,21 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         for signum, former in self._former.items():
             signal.signal(signum, former)
+        signal.set_wakeup_fd(self._former_wakeup)
+        os.close(self._came)
+        os.close(self._wakeup)
+
+    def pause(self) -> None:
+        """Wait until a signal comes, or the end of a child; return at once if one came since the last call.
+
+        Python runs a handler between two of its own instructions. If a signal comes just as a system call begins, the
+        handler waits for the end of that call, and a call that waits for CMD may never end.
+        """
+        waits = system.poll()
+        waits.register(self._came, system.POLLIN)
+        waits.poll()
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._came, 4096)
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self._target is not None:

@@ -26,6 +26,7 @@ class Body:
         self._cancelled = False
 
     def watch(self) -> None:
+        """Cancel the body when the lease is lost, or soon if it is lost already."""
         if not self._lease._at_end(self._tell):
             self._tell()  # later: a task cancelled while it runs gets it at its next await, perhaps after the body
 

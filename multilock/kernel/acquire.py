@@ -37,9 +37,11 @@ class Stop:
         self.bell: Bell | None = None
 
     def called(self) -> bool:
+        """Return whether `call` was called."""
         return self._called
 
     def call(self) -> None:
+        """Call off the acquire. Any thread may do this, at any time."""
         self._called = True
         if self.bell:
             self.bell.ring()

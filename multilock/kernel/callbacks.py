@@ -136,6 +136,7 @@ class ThreadCallbacks:
         self._drains = runtime.workers("multilock-callback", THREADS)  # kept, because events come all the time
 
     def start(self, callback: Callable[..., object], *args: Any) -> None:
+        """See `Callbacks.start`."""
         now = self._runtime.now()
         until = args[0].valid_until if args and isinstance(args[0], Loss) else math.inf
         begin_by = (now + until) / 2 if until > now else math.inf  # if it is late already, more threads do not help
@@ -162,6 +163,7 @@ class ThreadCallbacks:
             self._relieve()
 
     def start_each(self, callback: Callable[..., object], following: Callable[[], object | None]) -> None:
+        """See `Callbacks.start_each`."""
         call = _Call(callback, (), math.inf, 0)
 
         def call_each() -> None:

@@ -86,7 +86,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._term = self._stop = None
         self._campaigns.clear()
 
-    # For the faces to fill in
+    # Methods that each face implements
 
     def _make(self, kernel: Kernel, want: Want, claim: Claim, granted: Granted, unsure: bool) -> Holding:
         raise NotImplementedError

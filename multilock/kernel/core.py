@@ -62,23 +62,36 @@ class Settings(Protocol):
     """The fields of `multilock.config.Settings` that the kernel reads."""
 
     @property
-    def ttl(self) -> float: ...
+    def ttl(self) -> float:
+        """The default ttl in seconds."""
+
     @property
-    def prefix(self) -> str: ...
+    def prefix(self) -> str:
+        """The prefix of every key."""
+
     @property
-    def identity(self) -> str | None: ...
+    def identity(self) -> str | None:
+        """The identity, or None for host and pid."""
+
     @property
-    def outage_timeout(self) -> float | None: ...
+    def outage_timeout(self) -> float | None:
+        """Seconds for which a wait outlasts an outage, or None for no limit."""
+
     @property
-    def request_timeout(self) -> float | None: ...
+    def request_timeout(self) -> float | None:
+        """Seconds for one request, or None for a fifth of the ttl."""
 
 
 class Candidate(Protocol):
     """The members of an election that the kernel uses."""
 
     @property
-    def name(self) -> str: ...
-    def is_leader(self) -> bool: ...
+    def name(self) -> str:
+        """The name of the election."""
+
+    def is_leader(self) -> bool:
+        """Return whether this node leads."""
+
     def _stands(self) -> bool: ...
     def _forked(self) -> None: ...
 
@@ -256,7 +269,7 @@ class Kernel:
         Raises BackendUnavailable if the operating system refuses the thread.
         """
         if self.ticker is None and (refusal := self._start_ticker()):
-            raise BackendUnavailable(f"the watchdog has no thread: {refusal}", unknown=False)
+            raise BackendUnavailable(f"no thread for the watchdog: {refusal}", unknown=False)
 
     def poke(self, at: float) -> None:
         """Make the ticking thread run its next step no later than ``at``."""
@@ -367,6 +380,7 @@ class Kernel:
             raise self.closed_error()
 
     def closed_error(self) -> ClientClosed:
+        """Return the error of a call after close()."""
         return ClientClosed("this client is closed: make a new one with multilock.connect()", backend=self.scheme)
 
     # For messages
@@ -403,6 +417,7 @@ class Kernel:
         )
 
     def warn_of_itself(self, name: str) -> None:
+        """Log that a thread or task waits for a lock that it holds itself."""
         logger.warning(
             "this %s waits for the lock %r, which it holds: make the lock with reentrant=True, or release it first",
             self.who,

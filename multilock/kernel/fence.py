@@ -35,7 +35,8 @@ class Killer(Protocol):
     def at(self, when: float) -> None:
         """Set the time, which replaces the one set before. ``math.inf`` means never."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Delete the timer."""
 
 
 class KillingTimer:
@@ -117,6 +118,7 @@ class Fence:
         self._set()
 
     def close(self) -> None:
+        """Forget all leases, and delete the timer."""
         self._until.clear()
         self._heap.clear()
         self._killer.close()

@@ -353,6 +353,7 @@ class Cancels:
         return rest
 
     def close(self) -> None:
+        """End the threads, after the requests that were submitted already."""
         self._workers.close()
 
     def _submit(self, cancel: _Cancel) -> None:

@@ -43,18 +43,26 @@ class OfThisProcess:
 class End(Protocol):
     """The methods of `multilock.kernel.ending.End` that this file calls."""
 
-    def withdraw(self, deadline: float) -> bool: ...
-    def exit(self, deadline: float) -> None: ...
-    def forked(self) -> None: ...
+    def withdraw(self, deadline: float) -> bool:
+        """Cancel the claims of waiters until ``deadline``. Returns False if the client has ended before."""
+
+    def exit(self, deadline: float) -> None:
+        """Give back what is held, until ``deadline``."""
+
+    def forked(self) -> None:
+        """Reset the client in a forked child."""
 
 
 class OneClient(Protocol):
     """The members of `multilock.kernel.core.Kernel` that this file uses."""
 
     @property
-    def lock(self) -> system.RLock: ...
+    def lock(self) -> system.RLock:
+        """The lock of the client's state."""
+
     @property
-    def end(self) -> End: ...
+    def end(self) -> End:
+        """The end of the client."""
 
 
 _kernels: dict[weakref.ref[OneClient], None] = {}  # not a WeakSet, which must not change while it is iterated

@@ -65,7 +65,7 @@ class Pushes:
                 "pushes-down",
                 "warning",
                 f"nothing is pushed over the {connection}: {down.trouble}. {UNTIL}",
-                "let this client reach the server, and allow its user what the message names",
+                "let this client reach the server, and give its user the right that the message names",
             )
             for connection, down in list(self._down.items())
         ]

@@ -39,10 +39,17 @@ LONGEST_WAIT = 1.0  # seconds of one wait by a ticker, because a wait does not c
 class Event(Protocol):
     """The part of threading.Event that the kernel uses."""
 
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
-    def is_set(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
+    def set(self) -> None:
+        """Wake every thread in `wait`."""
+
+    def clear(self) -> None:
+        """Make `wait` block again."""
+
+    def is_set(self) -> bool:
+        """Return whether the event is set."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the event is set, and return whether it is."""
 
 
 class Bell(Protocol):
@@ -51,7 +58,8 @@ class Bell(Protocol):
     A ring between two waits is not lost. Several rings between two waits count as one.
     """
 
-    def ring(self) -> None: ...
+    def ring(self) -> None:
+        """Wake the waiting thread or task."""
 
 
 class ThreadBell(Bell, Protocol):
@@ -64,8 +72,11 @@ class ThreadBell(Bell, Protocol):
 class Workers(Protocol):
     """A few threads that run jobs: see `multilock.kernel.workers.ThreadWorkers`."""
 
-    def submit(self, job: Callable[[], None]) -> None: ...
-    def close(self) -> None: ...
+    def submit(self, job: Callable[[], None]) -> None:
+        """Have a thread run ``job()``, which must not raise."""
+
+    def close(self) -> None:
+        """End the threads after the submitted jobs."""
 
 
 class Ticker(Protocol):
@@ -80,24 +91,37 @@ class Ticker(Protocol):
     def late(self) -> float:
         """Return the seconds by which the next step is overdue, 0.0 if it is on time, inf if the thread died."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the thread after the present step."""
 
 
 class Runtime(Protocol):
     """The clock, waits and threads of the kernel."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Return the time in seconds, on the clock of all deadlines."""
+
     def wall(self) -> int:
         """Return the wall clock in µs, which hosts can compare."""
 
-    def event(self) -> Event: ...
-    def bell(self) -> ThreadBell: ...
-    def uniform(self, low: float, high: float) -> float: ...
+    def event(self) -> Event:
+        """Make an event."""
+
+    def bell(self) -> ThreadBell:
+        """Make a bell for a thread."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a random number between ``low`` and ``high``."""
+
     def spawn(self, run: Callable[[], None], name: str) -> None:
         """Run ``run()`` once on a thread of its own. If the operating system refuses it, try again until it starts."""
 
-    def workers(self, name: str, limit: int) -> Workers: ...
-    def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker: ...
+    def workers(self, name: str, limit: int) -> Workers:
+        """Make a pool of at most ``limit`` threads."""
+
+    def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
+        """Make a ticking thread that calls ``step()``, and ``died(error)`` if that raises."""
+
     def killer(self) -> Killer:
         """Return the timer of a hard fence. Raises CapabilityMissing if there is none."""
 

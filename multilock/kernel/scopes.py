@@ -45,6 +45,7 @@ class Scope(Generic[L]):
             self._tidy_at = max(64, 2 * len(self._leases))
 
     def discard(self, lease: AnyHeld) -> None:
+        """Remove a lease, if it is here."""
         self._leases.pop(lease, None)
 
     def taken_through(self, want: Want) -> L | None:
@@ -68,6 +69,7 @@ class Scope(Generic[L]):
         return (lease for lease in self if lease.name == name and not lease._want.parts and lease.is_held())
 
     def newest(self, suits: Callable[[L], bool]) -> L | None:
+        """Return the newest lease for which ``suits(lease)`` is true, or None."""
         return next((lease for lease in self if suits(lease)), None)
 
     def __iter__(self) -> Iterator[L]:
@@ -101,6 +103,7 @@ class Entry(Generic[L]):
             return False
 
     def is_open(self) -> bool:
+        """Return whether nobody has called `close` yet."""
         return bool(self._open)
 
 
@@ -114,9 +117,11 @@ class Entered(Generic[L]):
         self._entries: list[Entry[L]] = []
 
     def add(self, entry: Entry[L]) -> None:
+        """Add the entry of a ``with`` that begins."""
         self._entries.append(entry)
 
     def discard(self, entry: Entry[L]) -> None:
+        """Remove an entry, if it is here."""
         with suppress(ValueError):
             self._entries.remove(entry)
 

@@ -88,6 +88,7 @@ class _Subscriber:
         self.begin()
 
     def begin(self) -> None:
+        """Forget undelivered events."""
         self._events: deque[Event] = deque(maxlen=BACKLOG)
         self._draining = False
         self._lock = system.RLock()

@@ -23,40 +23,52 @@ class Tell:
         self._now = now
 
     def waiting(self, name: str, owner: str | None) -> None:
+        """Report that an acquire waits."""
         self._to.emit(events.Waiting(name, owner, self._now()))
 
     def acquired(self, lease: Holding, started: float) -> None:
+        """Report that an acquire that began at ``started`` got the lock."""
         now = self._now()
         self._to.emit(events.Acquired(lease.name, lease.owner, now, lease.token, now - started))
 
     def not_acquired(self, name: str, result: str, started: float) -> None:
+        """Report that an acquire that began at ``started`` ended without the lock."""
         now = self._now()
         self._to.emit(events.NotAcquired(name, None, now, result, now - started))
 
     def renewed(self, lease: Holding, now: float, slack: float, sent_at: float) -> None:
+        """Report that a renewal sent at ``sent_at`` was acknowledged, ``slack`` seconds before the deadline."""
         self._to.emit(events.Renewed(lease.name, lease.owner, now, lease._valid_until, lease.ttl, slack, now - sent_at))
 
     def renew_failed(self, lease: Holding, error: Exception) -> None:
+        """Report that a renewal failed or was not answered."""
         self._to.emit(events.RenewFailed(lease.name, lease.owner, self._now(), str(error)))
 
     def at_risk(self, lease: Holding) -> None:
+        """Report that a lease became AT_RISK."""
         self._to.emit(events.AtRisk(lease.name, lease.owner, self._now(), lease._lost_at))
 
     def lost(self, lease: Holding, loss: Loss) -> None:
+        """Report that a lease was lost."""
         held_for = loss.detected_at - lease._granted_at
         self._to.emit(events.Lost(lease.name, lease.owner, loss.detected_at, loss, held_for))
 
     def released(self, lease: Holding, released_at: float) -> None:
+        """Report that a lease was released by its holder at ``released_at``."""
         self._to.emit(events.Released(lease.name, lease.owner, self._now(), released_at - lease._granted_at))
 
     def elected(self, lease: Holding, identity: str) -> None:
+        """Report that this node was elected."""
         self._to.emit(events.Elected(lease.name, lease.owner, self._now(), identity, lease.token))
 
     def pushes_down(self, connection: str, trouble: str) -> None:
+        """Report that a push connection is down."""
         self._to.emit(events.PushesDown("", None, self._now(), connection, trouble))
 
     def pushes_up(self, connection: str) -> None:
+        """Report that a push connection is up again."""
         self._to.emit(events.PushesUp("", None, self._now(), connection))
 
     def leader_changed(self, name: str, leader: LeaderInfo | None) -> None:
+        """Report that another node leads, or nobody."""
         self._to.emit(events.LeaderChanged(name, None, self._now(), leader))

@@ -79,7 +79,7 @@ class Term(Generic[T]):
         """Return whether this node no longer leads, even if the lease is still kept."""
         return self.resigning or not self.leadership._alive()
 
-    # For the faces to fill in
+    # Methods that each face implements
 
     def run_elected(self) -> object:
         """Call ``on_elected``, then `part_ended`."""

@@ -27,20 +27,21 @@ SOON = 0.1  # seconds between two attempts to start a refused thread
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds until a thread that died begins again
 
 helpers: dict[object, Callable[[], None]] = {}
-"""Threads that keep time, each with a call that wakes it: it calls `try_again` until nothing is missing."""
+"""The ticking threads, each with a function that wakes it. They call `try_again` until no thread is missing."""
 
-_missing: dict[Worker, str] = {}  # workers that do not run, each with the reason
-_deaths: dict[str, tuple[int, str]] = {}  # by name of the thread: how often it died, and of what the first time
+_missing: dict[Worker, str] = {}  # workers without a running thread, each with the reason
+_deaths: dict[str, tuple[int, str]] = {}  # by thread name: the number of deaths, and the first error
 
 
 def start_worker(run: Callable[[], object], name: str, *, once: bool = False, or_here: bool = False) -> Worker:
-    """Run ``run()`` on a daemon thread of its own, now or as soon as the process can have one.
+    """Run ``run()`` on a daemon thread of its own, now or as soon as the operating system grants one.
 
-    If ``run`` raises, that is logged once for each name, and ``run`` begins again after a pause: it must look at its
-    own closed flag. ``once``: it is not repeated when it raises. ``or_here`` is for a short job whose caller waits: it
-    runs in the calling thread if nobody could start it later (the interpreter is exiting, or no thread keeps time).
+    If ``run`` raises, the error is logged once for each thread name, and ``run`` begins again after a pause. So ``run``
+    must check its own closed flag. With ``once`` it does not begin again. ``or_here`` is for a short job whose caller
+    waits for it. Such a job runs in the calling thread if no thread could start it later, because the interpreter is
+    exiting or there is no ticking thread.
 
-    Never raises because a thread was refused. An interrupt goes on to the caller, and ``run`` begins all the same.
+    Never raises because a thread was refused. After an interrupt, which the caller gets, ``run`` begins all the same.
     """
     worker = Worker(run, name, once, or_here)
     worker.begin()
@@ -72,7 +73,7 @@ class Worker:
         self._once = once
         self._or_here = or_here
         self._ended = system.Event()
-        self._left = [None]  # taken by the thread that runs it: after an interrupt two may have been started
+        self._left = [None]  # emptied by the first thread that begins, as an interrupt may have started two
 
     @property
     def missing(self) -> bool:
@@ -91,7 +92,7 @@ class Worker:
         """Start the thread. Returns False if it is refused: `try_again` then calls this again."""
         try:
             refusal = begin_thread(self._main, self.name)
-        except BaseException:  # an interrupt: the thread may have begun or not
+        except BaseException:  # an interrupt, after which the thread may run or not
             self._is_missing("its start was interrupted")
             self._call_for_help()
             raise

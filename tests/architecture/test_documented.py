@@ -81,5 +81,10 @@ def test_help_of_the_package_shows_every_name() -> None:
     assert [name for name in multilock.__all__ if name not in shown] == []
 
 
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_help_shows_no_catch_all_for_the_arguments_of_other_libraries(given: Any) -> None:
+    assert "theirs" not in pydoc.plain(pydoc.render_doc(given))
+
+
 def members(given: Any) -> list[str]:
     return [name for name in dir(given) if not name.startswith("_") and name not in getattr(given, "__dict__", {})]

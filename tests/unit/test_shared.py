@@ -137,7 +137,7 @@ def test_a_campaign_that_readers_keep_out_is_not_told_of_another_leader(together
     election = together.election("n")
     with together.read_write_lock("n").reader():
         assert election.leader() is None
-        with pytest.raises(LockTimeout, match="another leads, or holds a lock of that name"):
+        with pytest.raises(LockTimeout, match="another node leads, or holds a lock of that name"):
             election.campaign(timeout=0)
 
 

@@ -119,7 +119,7 @@ class Channels:
 class LoopChannel:
     """One channel, which the loop reads whenever data arrives."""
 
-    __slots__ = ("_answer", "_channel", "_channels", "_fileno", "_lingers", "_loop", "_timer")
+    __slots__ = ("_answer", "_channel", "_channels", "_fileno", "_lingers", "_look_at", "_loop", "_timer")
 
     def __init__(self, channels: Channels, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
         self._channels = channels
@@ -128,7 +128,8 @@ class LoopChannel:
         self._fileno = channel.fileno()
         self._answer: asyncio.Future[Any] | None = None  # the answer to the request under way
         self._lingers = channel if isinstance(channel, Lingers) else None
-        self._timer: asyncio.TimerHandle | None = None  # reads the channel even if no data arrives
+        self._timer: asyncio.TimerHandle | None = None  # reads the channel even if no data arrives …
+        self._look_at = 0.0  # … at this time of the loop
         loop.add_reader(self._fileno, self._read)
 
     async def ask(self, send: Callable[[Channel], bool], answer: asyncio.Future[Any]) -> Any:
@@ -172,13 +173,20 @@ class LoopChannel:
             self.close()  # at once, because the loop would find a broken connection readable again and again
 
     def _plan(self) -> None:
-        """Plan a read without new data, if the channel wants one (`Lingers`)."""
-        if self._lingers is None:
+        """Plan a read without new data, if the channel wants one (`Lingers`). A read that is too early plans anew."""
+        if self._lingers is None or (seconds := self._lingers.look_in()) is None:
             return
+        at = self._loop.time() + seconds
         if self._timer:
+            if self._look_at <= at:
+                return
             self._timer.cancel()
-        seconds = self._lingers.look_in()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._read)
+        self._look_at = at
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._read()
 
     def _rest(self) -> None:
         """Make the channel available for the next request."""

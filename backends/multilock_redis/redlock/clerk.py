@@ -113,6 +113,8 @@ class Clerk:
     def mind(self, fan: Fan) -> None:
         """Read what this fan is owed, unless it is used before."""
         with self._lock:
+            if fan in self._minded:
+                return
             self._minded.add(fan)
         self._wake(self._now() + LATE)
 
@@ -208,10 +210,11 @@ class Clerk:
         with self._lock:
             minded = list(self._minded)
         for fan in minded:
-            if not fan.owes():
-                with self._lock:
+            with self._lock:
+                owes = fan.owes()
+                if not owes:
                     self._minded.discard(fan)
-            elif now - fan.used >= LATE and self._pool.take_idle(fan):
+            if owes and now - fan.used >= LATE and self._pool.take_idle(fan):
                 fan.look(0)
                 fan.expire(now)
                 self._pool.give(fan)

@@ -250,14 +250,19 @@ class Fan:
         for owed, why in unanswered:
             owed.handle(why)
 
+    def refresh(self, now: float) -> None:
+        """Read what came while nobody used it. What is owed since just now is read with what is asked next."""
+        if now - self.used > FRESH or self.unanswered:
+            self.look(0)
+        self.expire(now)
+
     def ready(self, until: float) -> None:
         """Have a connection to a majority, if they can be had by then, and for a moment to the others that are up."""
-        self.look(0)
-        self.expire(self.lanes[0].link.now())
+        now = self.lanes[0].link.now
+        self.refresh(now())
         missing = [lane for lane in self.lanes if not lane.connect()]
         if not missing:
             return
-        now = missing[0].link.now
         need = majority_of(len(self.lanes))
         grace = now() + GRACE
         while missing and (at := now()) < until:

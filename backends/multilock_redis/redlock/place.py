@@ -59,42 +59,22 @@ class Proof(NamedTuple):
 class Ballot:
     """What one server has said of one claim."""
 
-    __slots__ = (
-        "asked",
-        "at",
-        "doubted",
-        "ends",
-        "kept",
-        "lane",
-        "lost_at",
-        "lost_release",
-        "pending",
-        "released",
-        "silent",
-        "stamp",
-        "state",
-        "unsure",
-        "until",
-        "watched",
-    )
-
-    def __init__(self) -> None:
-        self.state = OUT
-        self.at: At = (0, 0)  # of the newest statement
-        self.until = 0  # when its vote ends
-        self.stamp = 0  # of its vote, or the newest there
-        self.pending = 0  # requests under way that may take or keep the name
-        self.lane: object = None  # the connection by which they went
-        self.unsure = False  # some such request has no answer, and may be executed at any time
-        self.kept = False  # the claim has held or waited there
-        self.doubted = False  # the server hinted at a change while a request was under way
-        self.asked = LONG_AGO  # when the last request was sent that may take, keep or prolong the name
-        self.silent: Exception | None = None  # why the newest request has no answer
-        self.ends: int | None = None  # when the lease that keeps the claim waiting can end by itself
-        self.lost_at = LONG_AGO  # when the server last pushed that the claim does not hold the name
-        self.watched = False  # the server reports when the claim loses the name
-        self.released: bool | None = None  # whether it was ours, once the release is confirmed
-        self.lost_release = False  # a release has no answer: that a later one finds nothing says nothing
+    state = OUT
+    at: At = (0, 0)  #: of the newest statement
+    until = 0  #: when its vote ends
+    stamp = 0  #: of its vote, or the newest there
+    pending = 0  #: requests under way that may take or keep the name
+    lane: object = None  #: the connection by which they went
+    unsure = False  #: some such request has no answer, and may be executed at any time
+    kept = False  #: the claim has held or waited there
+    doubted = False  #: the server hinted at a change while a request was under way
+    asked = LONG_AGO  #: when the last request was sent that may take, keep or prolong the name
+    silent: Exception | None = None  #: why the newest request has no answer
+    ends: int | None = None  #: when the lease that keeps the claim waiting can end by itself
+    lost_at = LONG_AGO  #: when the server last pushed that the claim does not hold the name
+    watched = False  #: the server reports when the claim loses the name
+    released: bool | None = None  #: whether it was ours, once the release is confirmed
+    lost_release = False  #: a release has no answer: that a later one finds nothing says nothing
 
     @property
     def touched(self) -> bool:
@@ -110,6 +90,26 @@ class Ballot:
 class Evidence:
     """A claim, from its first request until nothing of it can be anywhere. Each event is told under `lock`."""
 
+    newest_stamp = 0  #: of this name, as far as any server has said
+    proposal = 0  #: for the stamp of the claim that comes after it
+    token = 0  #: of the lease
+    asking = False  #: an attempt is under way, and counts for itself
+    held = False  #: the kernel was told that it holds, or is told now
+    short = False  #: held for less than its ttl yet
+    leaving = False  #: nothing more is asked for it
+    returned = False  #: the kernel was told what came of the release
+    watched = False  #: each server is to report when the claim loses the name
+    told_lost = False
+    look = False  #: some server has hinted that it is to be asked again
+    due = 0.0  #: when the clerk gives way or raises its stamp, in seconds; 0: not at all
+    patience = 0.0  #: seconds that it waited last for a majority
+    born = 0.0  #: when its first request was made, in seconds …
+    age = 0  #: … and how old the call was then
+    round_at = 0.0  #: when its round began
+    fan: object = None  #: the connections that its last attempt used
+    granted: Granted | None = None  #: what the kernel was told
+    rests_until: float | None = None  #: it was given back, and the name rests until then, in seconds
+
     def __init__(self, claim: Claim, servers: int, counts: Callable[[int], bool], *, token: bool) -> None:
         """``counts``: whether a server's vote counts (`Guarded`)."""
         self.claim = claim
@@ -119,25 +119,6 @@ class Evidence:
         self._counts = counts
         self._token = token
         self.ttl = round(claim.ttl * 1e6)
-        self.newest_stamp = 0  # of this name, as far as any server has said
-        self.proposal = 0  # for the stamp of the claim that comes after it
-        self.token = 0  # of the lease
-        self.asking = False  # an attempt is under way, and counts for itself
-        self.held = False  # the kernel was told that it holds, or is told now
-        self.short = False  # held for less than its ttl yet
-        self.leaving = False  # nothing more is asked for it
-        self.returned = False  # the kernel was told what came of the release
-        self.watched = False  # each server is to report when the claim loses the name
-        self.told_lost = False
-        self.look = False  # some server has hinted that it is to be asked again
-        self.due = 0.0  # when the clerk gives way or raises its stamp, in seconds; 0: not at all
-        self.patience = 0.0  # seconds that it waited last for a majority
-        self.born = 0.0  # when its first request was made, in seconds …
-        self.age = 0  # … and how old the call was then
-        self.round_at = 0.0  # when its round began
-        self.fan: object = None  # the connections that its last attempt used
-        self.granted: Granted | None = None  # what the kernel was told
-        self.rests_until: float | None = None  # it was given back, and the name rests until then, in seconds
 
     # ---- events
 
@@ -252,13 +233,12 @@ class Evidence:
         votes = self.votes(now)
         if len(votes) < self.need:
             return None
-        stamp, most = Counter(vote.stamp for vote in votes).most_common(1)[0]
-        if not self._token:
-            stamp = max(vote.stamp for vote in votes)
-        elif most < self.need:
-            return None
-        else:
+        stamps = [vote.stamp for vote in votes]
+        stamp = max(stamps, key=stamps.count if self._token else None)
+        if self._token:
             votes = [vote for vote in votes if vote.stamp == stamp]
+            if len(votes) < self.need:
+                return None
         # Until the one of a majority ends that ends first, a majority lets in nobody else.
         votes.sort(key=lambda vote: vote.until, reverse=True)
         least = votes[self.need - 1]

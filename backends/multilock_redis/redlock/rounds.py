@@ -22,7 +22,7 @@ from multilock_redis.redlock.clerk import CONFIRMED_WITHIN, Clerk
 from multilock_redis.redlock.fan import CONNECT_WITHIN, Fan, Lane, Owed, Pool
 from multilock_redis.redlock.place import OUT, VOTES, WAITS, Evidence, Proof
 from multilock_redis.redlock.servers import Servers, limit, silence
-from multilock_redis.transactions import GIVE, REST, STAND
+from multilock_redis.transactions import GIVE, REST, STAND, Script
 from multilock_redis.wire import bulks
 
 __all__ = ["GROUP", "Joins", "Outcome", "Rounds"]
@@ -244,8 +244,11 @@ class Rounds:
 
     def verdict(self, evidence: Evidence, *, over: bool = False) -> Granted | Outcome:
         """What the round has come to; ``over``: no answer is waited for any longer. Under the claim's lock."""
+        pending = evidence.pending()
+        if pending >= self.need and not over:
+            return OPEN  # without a look: what makes a majority is under way
         now = int(self.now() * 1e6)
-        proof, pending = evidence.proof(now), evidence.pending()
+        proof = evidence.proof(now)
         # Older votes are refreshed by the answers that are under way.
         if proof and (over or not pending or proof.sent_at >= int(evidence.round_at * 1e6)):
             return self._granted(evidence, proof)
@@ -542,40 +545,51 @@ class Rounds:
             if not evidence.leaving:
                 evidence.leaving = True
                 evidence.rests_until = None if rest is None else now + rest
+            made: dict[bool, tuple[Script, bytes]] = {}
             for which, lane in enumerate(fan.lanes):
                 if evidence.stays(which, int(now * 1e6)):
                     waiting.add(which)
-                    self._tell(evidence, which, lane, waiting, min(limit(claim, math.inf), LATEST))
-            self._forget_if_done(evidence)
+                    self._tell(evidence, which, lane, waiting, min(limit(claim, math.inf), LATEST), made)
+            if not waiting:
+                self._forget_if_done(evidence)
         return evidence
 
     def tell_late(self, evidence: Evidence, which: int, lane: Lane) -> None:
         """The clerk tells a server of a release that it has not confirmed, if something of the claim may be there."""
         with evidence.lock:
             if evidence.stays(which, int(self.now() * 1e6)):
-                self._tell(evidence, which, lane, set(), CONFIRMED_WITHIN)
+                self._tell(evidence, which, lane, set(), CONFIRMED_WITHIN, {})
                 return
             self.clerk.confirmed(evidence, which)
             self._forget_if_done(evidence)
 
-    def _tell(self, evidence: Evidence, which: int, lane: Lane, waiting: set[int], within: float) -> None:
-        """Under the claim's lock."""
-        claim, now = evidence.claim, self.now()
-        ballot, keys = evidence.ballots[which], self._keys.of(claim.name)
+    def _tell(
+        self,
+        evidence: Evidence,
+        which: int,
+        lane: Lane,
+        waiting: set[int],
+        within: float,
+        made: dict[bool, tuple[Script, bytes]],
+    ) -> None:
+        """Under the claim's lock. ``made``: the requests that others were told with just now."""
+        ballot, now = evidence.ballots[which], self.now()
         # What is under way on this very connection is executed before the release.
         last = ballot.unsure or (ballot.pending > 0 and ballot.lane is not lane)
-        tombstone = b"%d" % (TOMBSTONE if last else 0)
-        rest = 0.0 if evidence.rests_until is None else evidence.rests_until - now
-        if rest > 0:
-            script, how = REST, bulks(tombstone, b"%d" % max(1, math.ceil(rest * 1000)), RESTS)
-        else:
-            script, how = GIVE, bulks(tombstone, b"%d" % evidence.proposal)
-        request = b"".join((script.head, keys.common, keys.own(claim), how))
+        script, request = made[last] = made.get(last) or self._to_tell(evidence, now, TOMBSTONE if last else 0)
         handle = partial(self._told, evidence, which, waiting)
         owed = Owed(handle, now + within, lambda: script.load + request)
         if not lane.send(request, [owed], now):
             waiting.discard(which)
             self.clerk.not_confirmed(evidence, which)
+
+    def _to_tell(self, evidence: Evidence, now: float, tombstone: int) -> tuple[Script, bytes]:
+        claim, keys = evidence.claim, self._keys.of(evidence.claim.name)
+        if evidence.rests_until is not None and (rest := evidence.rests_until - now) > 0:
+            script, how = REST, bulks(b"%d" % tombstone, b"%d" % max(1, math.ceil(rest * 1000)), RESTS)
+        else:
+            script, how = GIVE, bulks(b"%d" % tombstone, b"%d" % evidence.proposal)
+        return script, b"".join((script.head, keys.common, keys.own(claim), how))
 
     def _told(self, evidence: Evidence, which: int, waiting: set[int], answer: Any) -> None:
         with evidence.lock:

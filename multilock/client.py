@@ -47,14 +47,17 @@ def connect(
 ) -> Client:
     """Return a `Client` of a backend. Sends no request: the first call that needs the server connects.
 
-    ``url``: Where the backend is, such as ``redis://host:6379/0``, or a mapping with ``url`` and options. Without it,
-    the profile, then ``$MULTILOCK_URL``, ``$MULTILOCK_PROFILE`` and the default profile of the config file decide.
+    ``url``: Where the backend is, such as ``redis://host:6379/0``, or a mapping with ``url`` and options. Without it
+    the first of these decides: ``profile``, ``$MULTILOCK_URL``, ``$MULTILOCK_PROFILE``, the default profile of the
+    config file.
 
     ``profile``: The name of a profile in the config file.
 
-    ``config``: The path of the config file. Without it, ``$MULTILOCK_CONFIG``, then ``multilock.toml``.
+    ``config``: The path of the config file. Without it the first of these is used: ``$MULTILOCK_CONFIG``,
+    ``multilock.toml`` in the working directory, ``[tool.multilock]`` in ``pyproject.toml``.
 
-    ``client``: An existing client object such as ``redis.Redis``. It is used, and never closed.
+    ``client``: An existing client object such as ``redis.Redis``, or a list of them for ``redlock://``. It is used, and
+    never closed.
 
     ``requires``: Names of capabilities. A backend that lacks one of them is refused with CapabilityMissing.
 
@@ -321,7 +324,8 @@ class Client(ForWith, OfThisProcess):
 
         ``on_lost``: ``on_lost(loss)`` is called once for each ``on_elected``, on a loss or a resignation.
 
-        ``on_leader_changed``: Called with the new `LeaderInfo`, or None for nobody, while this node stands or leads.
+        ``on_leader_changed``: Called with the new `LeaderInfo`, or None for nobody, from the first campaign until
+        `Election.stop`.
 
         ``grace``: Seconds for which an orderly end waits for work and callbacks. Default: one ttl. ``math.inf`` waits
         without limit.
@@ -417,8 +421,8 @@ class Client(ForWith, OfThisProcess):
         Waiters and later calls get ClientClosed.
 
         Waits for the work and callbacks of elections for their ``grace``, and for other callbacks and for answers for
-        one ``request_timeout`` each. A lock whose release is not answered by then ends with its ttl. Called from the
-        work or a callback of an election, the rest happens in the background. A second call does nothing.
+        one ``request_timeout`` each. A lock whose release is not answered by then ends with its ttl. If the work or a
+        callback of an election calls it, the rest happens in the background. A second call does nothing.
         """
         self._kernel.end.close()
 

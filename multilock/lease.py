@@ -75,7 +75,7 @@ class AnyLease(Protocol):
         on a thread of its own. With asyncio it runs on the event loop and may be ``async def``. It is never called
         after a release. If it raises, the error is logged and nothing else is affected.
 
-        Raises TypeError if ``callback`` cannot be called, or is a coroutine function of a blocking client.
+        Raises TypeError if ``callback`` cannot be called, or if a blocking client is given a coroutine function.
         """
 
 

@@ -126,9 +126,9 @@ class DistributedLock(AnyLock, Protocol):
     ``with lock as lease:`` waits for the lock and releases it at the end.
 
     Each ``with lock`` ends the lease that it began, even if its end runs in another thread, as the end of a generator
-    may. An exit stack that was given the lock object, or an ``__exit__`` called by hand, has to guess which lease to
-    end: the newest of its thread, otherwise a lost one, otherwise the only one. It raises NotHeld if there are several.
-    Give the stack a lease instead: ``stack.enter_context(lock.acquire())``.
+    may. But an exit stack that was given the lock object has to guess which lease to end, as has an ``__exit__`` called
+    by hand. It takes the newest of its thread, otherwise a lost one, otherwise the only one. It raises NotHeld if there
+    are several. So give the stack a lease instead: ``stack.enter_context(lock.acquire())``.
     """
 
     def acquire(self, timeout: float | None = None) -> Lease:

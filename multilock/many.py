@@ -139,7 +139,7 @@ class HeldSet(AnyHeld):
             if not part._at_end(self._look):
                 self._look()
 
-    # What it is
+    # Name, ttl, owner and token
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ class HeldSet(AnyHeld):
             backend=self._kernel.scheme,
         )
 
-    # Whether it is still ours
+    # Validity
 
     def _proved(self, now: float) -> bool:
         return self._state == HELD and all(part._proved(now) for part in self._parts)

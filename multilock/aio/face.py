@@ -277,7 +277,7 @@ class _Request:
             result, error = None, raised
         try:
             self._loop.call_soon_threadsafe(self._settle, result, error)
-        except RuntimeError:  # the loop was closed meanwhile, and `forget_closed_loop` cancels the claim
+        except RuntimeError:  # the loop was closed, so the unwinding task or `forget_closed_loop` cancels the claim
             logger.debug("an answer came after its event loop was closed")
             self._drop(result)
 

@@ -228,7 +228,7 @@ class ThreadCallbacks:
         return call
 
     def _relieve(self) -> None:
-        """Stop counting callbacks that hang, and start queued ones in their places and those that must not wait."""
+        """Stop counting callbacks that hang. Start queued ones in their places, and those that must not wait longer."""
         started: list[_Call] = []
         try:
             with self._lock:

@@ -194,7 +194,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         if self._stop is None:
             self._reporter.end_without_callback()
 
-    # Again and again
+    # Standing again after each term
 
     async def _stand(self, work: Callable[[T], Any] | None, stop: Stop) -> Any:
         """Campaign, lead and stand again, until ``stop`` is called or ``work`` ends by itself.
@@ -374,7 +374,7 @@ class Candidacy(OfThisProcess, Generic[T]):
         self._reporter.end()
 
     def _close(self) -> Ending:
-        """End the candidacy, because the client is being closed. Returns when it will have ended."""
+        """End the candidacy, because the client is being closed. Returns the latest time of that end."""
         self._call_off()
         term = self._term
         if term:

@@ -75,7 +75,7 @@ class KillingTimer:
 
 
 def _with_timers() -> PyDLL:
-    """Return the C library, as one whose calls keep the interpreter's lock.
+    """Return the C library, loaded in such a way that its calls keep the interpreter's lock.
 
     The calls take a microsecond. Getting the interpreter's lock back could take five thousand.
     """

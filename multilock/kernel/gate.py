@@ -69,7 +69,7 @@ class Gate:
         self._lock = system.RLock()
 
     def enter(self, name: str, bell: Bell) -> Line:
-        """Join the line for ``name``. The first of ``line.bells`` may send requests. Its departure rings the next."""
+        """Join the line for ``name``. The first of ``line.bells`` may send requests. When it leaves, the next rings."""
         with self._lock:
             line = self._lines.get(name)
             if line is None:

@@ -279,7 +279,7 @@ class _Cancel:
     """One claim that the background cancel gives back.
 
     ``until`` is when it may give up. ``told`` has the messages logged so far. ``under_way`` is True while a request is
-    planned for now or being sent, and False during a pause. Its end rings the ``bells``.
+    planned for now or being sent, and False during a pause. The ``bells`` ring when that request has ended.
     """
 
     __slots__ = ("bells", "claim", "granted", "pause", "rest_until", "told", "under_way", "unsure", "until")

@@ -63,7 +63,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         self._fenced_from = 0  # the hard fence applies while `_count` is at least this; 0 for no hard fence
         self._scope: Scope[Any] | None = None  # the leases of the thread or task that acquired it
         self._callbacks: list[Callable[[Loss[Any]], object]] | None = [want.on_lost] if want.on_lost else None
-        self._hooks: list[Callable[[], None]] | None = None  # called when it is lost or released, by the ending thread
+        self._hooks: list[Callable[[], None]] | None = None  # called by the thread that ends the lease
 
     # Transitions. A transition calls no function between its assignments, so an interrupt finds all of them or none.
 
@@ -135,7 +135,7 @@ class AnyHeld(OfThisProcess, NamesOurs, AnyLease):
         """The leases of the single locks."""
         raise NotImplementedError
 
-    # Whether it is still ours
+    # Validity
 
     def _proved(self, now: float) -> bool:
         """Return whether the lease is held and its deadline is after ``now``."""
@@ -367,7 +367,7 @@ class Holding(AnyHeld):
         self._failures = 0  # renewals since this proof that failed or were late
         self._renew_at: float | None = None  # set by the watchdog when it first looks at the lease
 
-    # What it is
+    # Name, ttl, owner and token
 
     @property
     def name(self) -> str:
@@ -389,7 +389,7 @@ class Holding(AnyHeld):
     def leases(self) -> tuple[Self, ...]:
         return (self,)
 
-    # Whether it is still ours
+    # Validity
 
     def _proved(self, now: float) -> bool:
         return self._state == HELD and now < self._lost_at

@@ -60,7 +60,7 @@ class Scope(Generic[L]):
         return len(list(held)) == max(1, want.permits)
 
     def blocks_itself(self, want: Want) -> L | None:
-        """Return the read lease that excludes ``want`` to write, or the write lease that excludes ``want`` to read."""
+        """Return the read lease that keeps ``want`` from writing, or the write lease that keeps it from reading."""
         other = {"read": "write", "write": "read"}.get(want.kind)
         held = next(self._valid(want.name), None) if other else None  # valid leases of one name are of one kind
         return held if held and held._want.kind == other else None

@@ -37,7 +37,7 @@ class Events:
     def subscribe(self, callback: Callable[[Event], object]) -> Callable[[], None]:
         """Have ``callback(event)`` called for every event from now on. Returns a function that ends this.
 
-        Raises TypeError if ``callback`` cannot be called, or is a coroutine function of a blocking client.
+        Raises TypeError if ``callback`` cannot be called, or if a blocking client is given a coroutine function.
         """
         if callback is None:
             raise TypeError("subscribe takes a function of one argument, not None")
@@ -63,7 +63,7 @@ class Events:
             self.tell = Tell(self, self._now)
 
     def begin(self, callbacks: Callbacks) -> None:
-        """Forget undelivered events. Called when the client starts, and again in a forked child."""
+        """Forget undelivered events. Called at the start of the client, in a forked child, and on a new event loop."""
         self._callbacks = callbacks
         self._lock = system.RLock()
         for subscriber in self._subscribers:

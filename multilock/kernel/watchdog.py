@@ -53,7 +53,7 @@ class Watchdog:
     def adopt(self, lease: Holding) -> float:
         """Look after this lease from now on. Returns the time of the first look.
 
-        That look is cheap to plan here. It plans the renewals, and most locks have been released before it comes.
+        That look plans the renewals. Nothing is planned before, because most locks are released before the look comes.
         """
         granted = lease._granted
         if granted.short:  # its request may have been sent long ago, so a time counted from there may be past

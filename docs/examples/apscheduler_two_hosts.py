@@ -4,8 +4,8 @@
     export MULTILOCK_URL=redis://127.0.0.1:6379/0
     python docs/examples/apscheduler_two_hosts.py & python docs/examples/apscheduler_two_hosts.py
 
-You should see one line for each tick, from whichever host was first. Their clocks may differ by less than HOLD: the
-name stays taken for so long after the grant, however short the job is.
+You should see one line for each tick, from the host that was first. The clocks of the hosts may differ by less than
+HOLD, because the name stays taken for that long after the grant, however short the job is.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def tick() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that `with` ends in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that `with` ends properly
     scheduler = BlockingScheduler()
-    scheduler.add_job(tick, "cron", second=f"*/{EVERY}")  # by the clock: an interval begins at each host's own start
+    scheduler.add_job(tick, "cron", second=f"*/{EVERY}")  # by the clock; an interval would begin when its host started
     with client:
         scheduler.start()

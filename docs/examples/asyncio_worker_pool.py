@@ -1,12 +1,12 @@
-"""A pool of asyncio workers in several processes: each job is done once, by whichever worker gets its lock.
+"""A pool of asyncio workers in several processes: each job is done once, by the worker that gets its lock.
 
     pip install 'multilock[redis]'
     export MULTILOCK_URL=redis://127.0.0.1:6379/0
     cd docs/examples; mkdir -p /tmp/inbox /tmp/done; touch /tmp/inbox/{1..20}
     python asyncio_worker_pool.py /tmp/inbox /tmp/done & python asyncio_worker_pool.py /tmp/inbox /tmp/done; wait
 
-You should see 20 lines from both processes together, each job once. Kill one process: the jobs it was doing are done by
-the other when their locks end.
+You should see 20 lines from both processes together, each job once. If you kill one process, the other does its jobs
+when their locks end.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ async def do(job: Path) -> None:
 
 
 async def work(client: AsyncClient, inbox: Path, done: Path) -> None:
-    """Until the inbox is empty. A job that others do is tried again in the next round: they may die."""
+    """Work until the inbox is empty. Try another worker's job again in the next round: that worker may die."""
     while jobs := sorted(inbox.iterdir()):  # noqa: ASYNC240, a local folder
         for job in jobs:
             lease = await client.lock(f"jobs/{job.name}").try_acquire()
             if lease is None:
                 continue
-            async with lease:  # cancels the body at the moment of a loss
-                if job.exists():  # it may have been done between our look and our lock
+            async with lease:  # cancels the body if the lock is lost
+                if job.exists():  # another worker may have done it before we got the lock
                     await do(job)
                     lease.check()
                     job.rename(done / job.name)

@@ -1,6 +1,6 @@
-"""FastAPI: one leader among all workers of all hosts, a health endpoint, and an end that overlaps with nothing.
+"""FastAPI: one leader among all workers of all hosts, a health endpoint, and an end without an overlap.
 
-Run it on two hosts (here: two ports), each with two workers, and ask who leads:
+Run it on two hosts (here on two ports), each with two workers, and ask which process leads:
 
     pip install 'multilock[redis]' fastapi uvicorn
     export MULTILOCK_URL=redis://127.0.0.1:6379/0
@@ -9,7 +9,7 @@ Run it on two hosts (here: two ports), each with two workers, and ask who leads:
     curl localhost:8000/leader
 
 You should see one of the four processes work. End its server with SIGTERM: the next leader's first line comes after
-the old one's "cleaned up", because the lease is given back only when the work has ended.
+the old one's "cleaned up", because the lease is released only when the work has ended.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fastapi import FastAPI, Response
 import multilock
 from multilock.aio import AsyncLeadership
 
-GRACE = 20.0  # seconds the work may take to clean up; whoever sends SIGKILL must wait for longer
-CONNECTIONS = 5  # seconds uvicorn waits for open connections before the lifespan ends
+GRACE = 20.0  # seconds that the work may take to clean up; the supervisor must send SIGKILL later than that
+CONNECTIONS = 5  # seconds that uvicorn waits for open connections before the lifespan ends
 
 
 async def work(leadership: AsyncLeadership) -> None:
-    """What only one process may do. It is cancelled when this node stops, and when leadership is lost."""
+    """Do what only one process may do. It is cancelled when this node stops or loses the leadership."""
     say = f"pid {os.getpid()}, term {leadership.term}:"
     print(say, "begins", flush=True)
     try:
@@ -40,7 +40,7 @@ async def work(leadership: AsyncLeadership) -> None:
             print(say, "works", flush=True)
             await asyncio.sleep(0.2)
     finally:
-        await asyncio.sleep(0.5)  # flush, commit, say goodbye: nobody else leads yet
+        await asyncio.sleep(0.5)  # flush and commit: no other process leads yet
         print(say, "cleaned up", flush=True)
 
 
@@ -65,7 +65,7 @@ async def leader() -> dict[str, object]:
 
 @app.get("/healthz")
 async def healthz(response: Response) -> dict[str, bool]:
-    """For probes: no I/O. A process that cannot renew its leases in time should be started again."""
+    """Answer a probe without I/O. A process that cannot renew its leases in time should be restarted."""
     healthy: bool = app.state.client.is_healthy()
     response.status_code = 200 if healthy else 503
     return {"healthy": healthy}

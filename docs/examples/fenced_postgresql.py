@@ -1,4 +1,4 @@
-"""A write that PostgreSQL refuses when it comes too late: the fencing token is checked where the data is.
+"""PostgreSQL refuses a write that comes too late, because it checks the fencing token.
 
     pip install 'multilock[redis]' 'psycopg[binary]'
     export MULTILOCK_URL=redis://127.0.0.1:6379/0?ttl=3 DATABASE_URL=postgresql://app@127.0.0.1/app
@@ -6,8 +6,8 @@
     python docs/examples/fenced_postgresql.py 0
     kill -CONT $!; wait
 
-You should see the second "wrote with token N", and then the first "refused": it was frozen for longer than its lease,
-woke up after its last check, and its write was on the way. No lock can stop that; the token can.
+You should see the second process say "wrote with token N", and then the first "refused". The first was frozen for
+longer than its lease, after its last check. A lock cannot stop its late write, but the token can.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import multilock
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS documents (name TEXT PRIMARY KEY, text TEXT, token BIGINT NOT NULL)"
 
-# One statement, so that nobody gets between the comparison and the write. Equal is allowed: a holder may write twice.
+# One statement, so that no other write comes between the comparison and this write. An equal token may write again.
 WRITE = """
 INSERT INTO documents (name, text, token) VALUES (%(name)s, %(text)s, %(token)s)
 ON CONFLICT (name) DO UPDATE SET text = excluded.text, token = excluded.token WHERE documents.token <= excluded.token
@@ -30,7 +30,7 @@ ON CONFLICT (name) DO UPDATE SET text = excluded.text, token = excluded.token WH
 
 
 class Stale(Exception):
-    """Somebody with a newer token has written."""
+    """A process with a newer token has written."""
 
 
 def write(database: psycopg.Connection, name: str, text: str, token: int) -> None:

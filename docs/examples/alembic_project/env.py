@@ -5,7 +5,7 @@
     cd docs/examples/alembic_project
     alembic upgrade head & alembic upgrade head; wait
 
-You should see "creating accounts" once. The second waits for the first, and finds nothing to do.
+You should see "creating accounts" once. The second waits for the first, and then finds nothing to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run_migrations() -> None:
             context.run_migrations()
 
 
-# The lock is taken before the database is asked which migrations it has. A lock that was lost meanwhile is an error:
-# the deployment stops there instead of starting on a half-migrated database.
+# Take the lock before Alembic asks the database which migrations it has. If the lock is lost meanwhile, `with` raises,
+# so the deployment stops instead of starting with a half-migrated database.
 with multilock.connect() as client, client.lock("alembic").acquire(timeout=600):
     run_migrations()

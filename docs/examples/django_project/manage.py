@@ -6,8 +6,8 @@
     python manage.py migrate_once & python manage.py migrate_once; wait
     python manage.py nightly & python manage.py nightly; wait
 
-You should see "Applying jobs.0001_initial" once, and the second migrate_once find nothing to do; the report is made by
-one of the two, and the other says so; so does one that you start within a minute.
+You should see "Applying jobs.0001_initial" once, and the second migrate_once find nothing to do. One of the two nightly
+commands makes the report, and the other says so. So does a third one that you start within a minute.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""As little as Django needs. $DATABASE is the path of an SQLite file."""
+"""The least settings that Django needs. $DATABASE is the path of an SQLite file."""
 
 import os
 

@@ -17,4 +17,4 @@ def post_worker_init(worker: object) -> None:
 def worker_exit(server: object, worker: object) -> None:
     from app import client
 
-    client.close()  # the leader's work ends, then the lease is given back
+    client.close()  # the leader's work ends, and then the lease is released

@@ -2,7 +2,7 @@
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row02_try_lock.py
 
-You should see one attempt refused, a wait that ends at its limit, a wait that succeeds, and a silent server told apart.
+You should see one refused attempt, a wait that times out, a wait that succeeds, and an error for a silent server.
 """
 
 import threading
@@ -20,7 +20,7 @@ with multilock.connect() as client, multilock.connect() as other:
     with other.lock("stock").acquire(timeout=5):
         print("a wait that succeeds")
 
-with multilock.connect("redis://127.0.0.1:1", outage_timeout=0.2) as nowhere:  # nobody listens there
+with multilock.connect("redis://127.0.0.1:1", outage_timeout=0.2) as nowhere:  # no server listens there
     try:
         nowhere.lock("stock").acquire()
     except multilock.BackendUnavailable as error:

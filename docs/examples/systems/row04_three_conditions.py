@@ -1,8 +1,8 @@
-"""Row 4, the three conditions: one holder at a time; freed when the client dies; released only by its holder.
+"""Row 4, three conditions: one holder at a time; free after the client died; released only by its holder.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row04_three_conditions.py
 
-You should see each of the three, on whatever backend the URL names.
+You should see each of the three, on any backend.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ DIES = """
 import os, multilock
 multilock.connect().lock("stock", ttl=2.0).acquire(timeout=30)
 print("held", flush=True)
-os._exit(1)  # nothing is given back
+os._exit(1)  # exits without a release
 """
 
 with multilock.connect() as client, multilock.connect() as other:
@@ -25,7 +25,7 @@ with multilock.connect() as client, multilock.connect() as other:
 
     assert first.release()
     second = other.lock("stock", ttl=2.0).acquire()
-    assert first.release() is False  # again, and late: harmless; check and act are one step on the server
+    assert first.release() is False  # a repeated, late release is harmless: the server checks and deletes in one step
     assert second.is_held()
     assert client.lock("stock").try_acquire() is None
     assert second.release()

@@ -1,4 +1,4 @@
-"""Row 7, a re-entrant lock: its owner may take it again; it is free when it was released as often.
+"""Row 7, a reentrant lock: its holder may take it again, and it is free after as many releases.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row07_reentrant.py
 
@@ -11,7 +11,7 @@ with multilock.connect() as client, multilock.connect() as other:
     lock = client.lock("account/7", reentrant=True)
 
     def withdraw(amount: int) -> None:
-        with lock as lease:  # called on its own, or with the lock held
+        with lock as lease:  # works with and without the lock held by the caller
             print("withdraws", amount, "with token", lease.fence())
 
     with lock:

@@ -1,8 +1,8 @@
-"""Row 8, Redisson's lock: tryLock(wait, lease) with a fixed lease time, and the watchdog where none is fixed.
+"""Row 8, Redisson's lock: tryLock(wait, lease) with a fixed lease time, and a watchdog without one.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row08_redisson.py
 
-You should see the fixed lease end by itself and let a waiter in, and the renewed one outlive its ttl.
+You should see the fixed lease expire and a waiter get the lock, and the renewed lease live longer than its ttl.
 """
 
 import time
@@ -11,7 +11,7 @@ import multilock
 
 with multilock.connect() as client, multilock.connect() as other:
     fixed = client.lock("fixed", ttl=2.0, renew=False)  # leaseTime
-    lease = fixed.try_acquire(timeout=1.0)  # waitTime; pushed by the server where it can, not polled
+    lease = fixed.try_acquire(timeout=1.0)  # waitTime; the server notifies the waiter if it can
     assert lease is not None
     print(f"fixed: {lease.remaining():.1f} s left, never renewed")
     with other.lock("fixed").acquire(timeout=60):

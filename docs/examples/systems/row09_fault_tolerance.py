@@ -1,9 +1,9 @@
-"""Row 9, fault tolerance: the server falls silent, and the holder is told before anybody else can get in.
+"""Row 9, fault tolerance: the server falls silent, and the holder is notified before another process can hold the lock.
 
     MULTILOCK_URL=redis://127.0.0.1:6379/0 python docs/examples/systems/row09_fault_tolerance.py
 
-You should see the lease at risk, then lost with time to spare, and the next holder later than that. What was half taken
-during the outage is given back. With several independent servers (`redlock://`) the lock outlives the silence of one.
+You should see the lease lost with time to spare, and the next holder later than that. A lock that may have been taken
+during the outage is released. With several independent servers (`redlock://`) a lock survives the silence of one.
 """
 
 import os
@@ -17,7 +17,7 @@ with (
     multilock.connect() as other,
 ):
     lease = client.lock("stock").acquire()
-    proxy.black_hole()  # nothing passes any more, and no connection ends
+    proxy.black_hole()  # nothing gets through, and no connection is closed
     try:
         client.lock("another").acquire()
     except multilock.BackendUnavailable:
@@ -27,6 +27,6 @@ with (
     print(f"lost ({loss.reason.value}) {loss.time_left:.2f} s before others can get in")
     with other.lock("stock").acquire(timeout=30):
         print("the next holder")
-    proxy.heal()  # the requests of before arrive now, late
+    proxy.heal()  # the earlier requests arrive now
     with other.lock("another").acquire(timeout=30):
         print("what was half taken is free")

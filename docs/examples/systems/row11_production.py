@@ -2,7 +2,7 @@
 
     cd docs/examples/systems && python row11_production.py        # reads multilock.toml
 
-You should see a log line with the id of the lease, two metrics, and what an operator's act looks like to the holder.
+You should see a log line with the id of the lease, two metrics, and a lock that an operator takes from its holder.
 """
 
 import logging
@@ -20,10 +20,10 @@ handler = logging.StreamHandler()
 handler.setFormatter(logging.Formatter(FORMAT))
 logging.getLogger("multilock").addHandler(handler)
 
-# The profile is $MULTILOCK_PROFILE, else the file's default; a URL in $MULTILOCK_URL wins over both.
+# The profile is $MULTILOCK_PROFILE, or the default of the file. A URL in $MULTILOCK_URL takes precedence over both.
 with multilock.connect(config=Path(__file__).with_name("multilock.toml")) as client:
     prometheus.instrument(client)
-    for finding in client.diagnose():  # what this server's settings take away from the lock
+    for finding in client.diagnose():  # settings of this server that weaken the lock
         print(finding.level, finding.message)
 
     lost = threading.Event()
@@ -35,7 +35,7 @@ with multilock.connect(config=Path(__file__).with_name("multilock.toml")) as cli
     assert lost.wait(30)
     assert not lease.is_held()
 
-# What Prometheus would scrape.
+# Prometheus would scrape these lines.
 for line in generate_latest().decode().splitlines():
     if line.startswith(("multilock_acquires_total", "multilock_losses_total")):
         print(line)

@@ -3,7 +3,7 @@
     pip install 'multilock[redis]' pytest
     pytest docs/examples/testing --multilock-url memory:// --multilock-url redis://127.0.0.1:6379/0 --multilock-compare
 
-You should see each test once for each URL; what needs a network is skipped where there is none.
+You should see each test once for each URL. Tests that need a network are skipped on memory://.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multilock.testing import Network
 
 
 def bill(lease: Lease, orders: list[str]) -> list[str]:
-    """Stops where the lock is lost: what was billed until then is returned."""
+    """Bill the orders until the lock is lost. Return those that were billed."""
     billed = []
     for order in orders:
         if not lease.is_held():
@@ -31,7 +31,7 @@ def bill(lease: Lease, orders: list[str]) -> list[str]:
     return billed
 
 
-# ---- its tests; the plugin comes with multilock, and closes its clients
+# ---- its tests; the pytest plugin of multilock closes the clients
 
 
 def test_one_bills_at_a_time(multilock_client: Client, multilock_url: str) -> None:
@@ -62,10 +62,10 @@ def test_it_stops_when_the_server_falls_silent(multilock_client: Client, multilo
 
 
 def test_a_reply_that_gets_lost_costs_nothing(multilock_client: Client, multilock_faults: Network) -> None:
-    multilock_client.ping()  # connected
+    multilock_client.ping()  # open the connection first
     lost = multilock_faults.drop_reply_after(0, b"billing")
     with multilock_client.lock("billing").acquire(timeout=20.0) as lease:
-        assert lost.happened  # the server had given it, and nobody was told
+        assert lost.happened  # the server granted the lock, and the reply was lost
         assert bill(lease, ["a", "b"]) == ["a", "b"]
 
 

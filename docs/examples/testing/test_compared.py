@@ -1,4 +1,4 @@
-"""A scenario of `multilock compare` as a test: with the team's own server and ttl, and the controls beside."""
+"""A scenario of `multilock compare` as a test: with the team's own server, beside controls that must fail."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from multilock.testing import compare
 def test_no_process_believes_in_its_lock_across_a_partition(multilock_url: str) -> None:
     report = compare.run([multilock_url], scenarios=["partition"], cycles=2, all_of_controls=False)
     assert report.violations == []
-    if report.void:  # nothing was shown, perhaps because this machine is busy
+    if report.void:  # the run shows nothing, perhaps because this machine is busy
         pytest.skip(f"undecided: {report.void}")

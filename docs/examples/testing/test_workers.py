@@ -1,4 +1,4 @@
-"""Workers in processes of their own, frozen and killed while they hold a lock: did two ever believe at once?"""
+"""Workers in separate processes are frozen and killed while they hold a lock; no two may believe at once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from multilock import Client
 from multilock.testing import Helper, kill, pause, say
 from multilock.testing.beliefs import Believers
 
-pytestmark = pytest.mark.multilock(requires={"cross_host"})  # memory:// is one process's own
+pytestmark = pytest.mark.multilock(requires={"cross_host"})  # memory:// works within one process only
 WORK = f"{__name__}:work"
-WITHIN = 30.0  # seconds; what is waited for takes two or three
+WITHIN = 30.0  # seconds; each step takes two or three
 
 
 def work(url: str, believers: str) -> None:
-    """A worker of the service; here it only holds the lock."""
+    """Hold the lock until it is lost, as a worker of the service."""
     with multilock.connect(url, ttl=2.0) as client:
         Believers(believers).watch(client)
         lease = client.lock("work").acquire()

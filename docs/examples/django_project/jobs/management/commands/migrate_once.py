@@ -1,4 +1,4 @@
-"""`migrate` for a service whose every replica migrates when it starts: one at a time, and the others find it done."""
+"""Run `migrate` under a lock. Every replica may run it when it starts: one migrates, the others find it done."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import multilock
 
 
 class Command(migrate.Command):
-    help = "migrate, while no other host does"
+    help = "migrate, while no other host migrates"
 
     def handle(self, *args: Any, **options: Any) -> None:
         with multilock.connect() as client:  # $MULTILOCK_URL

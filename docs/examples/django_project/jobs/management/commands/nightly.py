@@ -1,4 +1,4 @@
-"""Cron starts this on every host; the report is made on one of them."""
+"""Make the nightly report on one host, although cron starts this command on every host."""
 
 import time
 from typing import Any
@@ -19,6 +19,6 @@ class Command(BaseCommand):
                 self.stdout.write("another host makes it, or has just made it")
                 return
             with lease:
-                time.sleep(1.0)  # make it
+                time.sleep(1.0)  # make the report
                 report = Report.objects.create(text="all is well", token=lease.fence())
                 self.stdout.write(f"made report {report.pk}")

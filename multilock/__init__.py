@@ -1,17 +1,17 @@
-"""One distributed lock over many backends, blocking and asyncio, with a watchdog that tells before a lock is lost.
+"""One distributed lock over many backends, blocking and asyncio, with a watchdog that warns before a lock is lost.
 
     client = multilock.connect("redis://localhost:6379/0")      # or etcd://, consul://, zookeeper://, sqlite:///, …
 
     with client.lock("invoices/42") as lease:                   # waits; kept alive; released at the end
         save(invoice, fencing_token=lease.fence())
 
-    if lease := client.lock("nightly").try_acquire():           # None where it is taken
+    if lease := client.lock("nightly").try_acquire():           # None if it is taken
         lease.on_lost(lambda loss: stop_work())
         lease.release()
 
-    client.election("scheduler").run(work)                      # leads again and again
+    client.election("scheduler").run(work)                      # runs work() each time this node is elected
 
-`connect_async` gives the same for asyncio. `Client` lists what else there is.
+`connect_async` is the same for asyncio. See `Client` for everything else.
 """
 
 import logging
@@ -111,13 +111,14 @@ __all__ = [
     "register_backend",
 ]
 
-logging.getLogger("multilock").addHandler(logging.NullHandler())  # what is logged goes where the program says
+# The program decides where log lines go: without a handler of its own, it gets none of ours.
+logging.getLogger("multilock").addHandler(logging.NullHandler())
 
 
-if not TYPE_CHECKING:  # with it, no name would be wrong
+if not TYPE_CHECKING:  # a type checker would otherwise accept every name
 
     def __getattr__(name: str) -> Any:
-        """The asyncio face and the events are imported when they are first asked for."""
+        """Import the asyncio classes and the events when the program first uses one of them."""
         if name.startswith("Async") or name == "connect_async":
             from multilock import aio
 

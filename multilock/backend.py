@@ -1,9 +1,9 @@
-"""The service-provider interface: what a backend is, and what the kernel offers to it. Version 2.
+"""The service-provider interface: the methods of a backend, and what the kernel offers to it. Version 2.
 
 A backend is plain blocking code. It never waits for a lock, never retries, never judges validity and starts no renewal:
-it turns one call into one server's answer. Retries, waits, jitter, deadlines and states are the kernel's.
-Any method may be called from several threads at once. A backend takes locks, clocks and chance from `multilock.system`,
-and starts its threads by `start_worker`, as the kernel does.
+it turns one call into one server's reply. The kernel does the retries, the waiting, the jitter, the deadlines and the
+states. Several threads may call any method at the same time. A backend takes locks, clocks and random numbers from
+`multilock.system`, and starts its threads with `start_worker`, as the kernel does.
 """
 
 from __future__ import annotations
@@ -56,209 +56,246 @@ Held = tuple[Claim, Granted]
 
 
 class Notices(Protocol):
-    """The kernel's ear. Every method may be called from any thread, returns at once and never raises.
+    """The reports of a backend to the kernel. Any thread may call any method, which returns at once and never raises.
 
     ``client`` is 16 hex digits, new for each open() and so for each process; every ``Claim.id`` begins with it.
     """
 
     @property
-    def client(self) -> str: ...
+    def client(self) -> str:
+        """The first part of every ``Claim.id``."""
 
     def now(self) -> float:
-        """Seconds on the clock of every deadline (`multilock.now()`); the one to read for ``Granted.sent_at``."""
+        """Return the seconds on the clock of every deadline (`multilock.now()`), for ``Granted.sent_at``."""
 
     def wake(self, claim_id: str | None) -> None:
-        """Look again: a hint that the name of this waiting claim may be free, or was taken back from it. None:
-        everybody, after a reconnect."""
+        """Wake this waiting claim: its name may be free now, or the server took back what it had handed over.
+
+        It is only a hint. None wakes all waiters, as after a reconnect.
+        """
 
     def granted(self, claim_id: str, granted: Granted) -> None:
-        """The server has handed the name to this waiting claim. As `wake`, and ``granted`` may be taken for the answer
-        to an `attempt`: so ``sent_at`` is the sending of the very request from whose execution the server counts the
-        end of the hand-over; not that of the newest one, nor when the push came. It may be lost, late, or told twice.
-        The kernel drops it, and asks, if before it is looked at an answer to the claim comes, or a `wake`; if the claim
-        is not renewed, or half of its time is over. A backend without such a push never calls it."""
+        """Report that the server handed the name to this waiting claim.
+
+        Like `wake`, it wakes the waiter. The kernel may also use ``granted`` as the reply to an `attempt`. So
+        ``sent_at`` is the time at which one particular request was sent: the one from whose execution the server
+        counts the end of the hand-over. It is not the time of the newest request, nor of the push.
+
+        The report may be lost, late or repeated. The kernel asks the server instead of using it if a reply to the claim
+        or a `wake` comes before the kernel reads it. It also asks if the claim is not renewed, or if half of the time
+        of the grant is over. A backend without such a push never calls this method.
+        """
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
-        """The server said that this claim no longer holds its name (TAKEN), or its session ended (SESSION_LOST)."""
+        """Report that the server ended this claim's hold (TAKEN), or that its session ended (SESSION_LOST)."""
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
-        """A session was made. From now on all claims granted with this ``group`` are renewed together, by one
-        ``renew`` call every ``renew_every`` seconds, also while it holds no claim, until `group_gone` or close.
-        A backend that never calls this has its claims renewed one by one, batched per group."""
+        """Report a new session. All claims granted with this ``group`` are then renewed together.
+
+        The kernel calls ``renew`` once every ``renew_every`` seconds, also while the session holds no claim, until
+        `group_gone` or close. If a backend never calls this method, its claims are renewed one by one, in one batch for
+        each group.
+        """
 
     def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
-        """The server has cut the ttl of that session, whose newest proof is good until ``valid_until`` now
-        (``sent_at + valid_for``): no claim in it is held for longer, and one granted with a longer ``renew_every`` was
-        granted before the cut. It is called before a request is sent that could be acknowledged under the new ttl."""
+        """Report that the server has cut the ttl of a session, whose newest proof now ends at ``valid_until``.
+
+        ``valid_until`` is ``sent_at + valid_for`` with the new ttl. No claim in the session is held for longer. A claim
+        granted with a longer ``renew_every`` was granted before the cut. The backend calls this method before it sends
+        a request that could be acknowledged under the new ttl.
+        """
 
     def group_gone(self, group: Hashable, message: str) -> None:
-        """That session ended: every claim in it is lost (SESSION_LOST) and every waiter looks again."""
+        """Report the end of a session: every claim in it is lost (SESSION_LOST), and every waiter asks again."""
 
     def silent(self, group: Hashable) -> None:
-        """The connection that keeps this group alive broke: its leases are at risk, and are renewed at once."""
+        """Report that the connection that keeps this group alive broke: its leases are at risk, and renewed at once."""
 
     def changed(self, name: str | None) -> None:
-        """The holder of a followed name may have changed. None: of any of them, after a reconnect."""
+        """Report that the holder of a followed name may have changed. None, as after a reconnect, means any of them."""
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
         """Report the state of a push connection: a subscription, a watch, a blocking query.
 
-        ``connection``: a short name of it for people, the same each time (``"subscription to 127.0.0.1:6379"``).
-        ``trouble``: what is wrong while nothing is pushed over it; None: it is up, or not needed any more.
-        ``refused``: the server said no, so that waiting helps little: the user is warned at once.
+        ``connection`` is a short name for people, the same each time (``"subscription to 127.0.0.1:6379"``).
+        ``trouble`` says why nothing is pushed over it at present. None means that it works, or is not needed any
+        longer. ``refused`` is True if the server refused it. Then waiting helps little, so the user is warned at once.
 
-        The kernel warns once when it is down for longer than a moment, says when it is back, and has a finding
-        meanwhile. The backend tries again for ever, with growing pauses, and until then looks at what is held with
-        each renewal.
+        If the connection is down for longer than a moment, the kernel warns once, has a finding meanwhile, and reports
+        when it works again. The backend retries forever, with growing pauses. Until it succeeds, each renewal also
+        checks what is held.
         """
 
 
 class Backend(Protocol):
     """One place where locks live.
 
-    Each call ends within ``within`` seconds (connecting included) with an answer, or raises
+    Each call ends within ``within`` seconds, connecting included. It returns a reply or raises one of these:
 
-    * `BackendUnavailable`: no answer that counts; ``unknown=False`` only if the request certainly was not executed;
-    * `BackendRejected`: refused, not executed, asking again cannot help.
+    * `BackendUnavailable`, if no usable reply came. ``unknown=False`` only if the request certainly was not executed.
+    * `BackendRejected`, if the request was refused and not executed, and asking again cannot help.
     """
 
     @property
     def scheme(self) -> str:
-        """The scheme it is known by, for messages: ``"redis"``."""
+        """The scheme of the backend, for messages: ``"redis"``."""
 
     @property
     def spi_version(self) -> int:
-        """The `SPI_VERSION` that it was written for, as a number of its own; a backend that does not say speaks 1. No
-        other than this multilock's is opened."""
+        """The `SPI_VERSION` that the backend was written for, as a number in its own source.
+
+        A backend without this attribute has version 1. multilock opens only backends of its own version.
+        """
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """The promises of the backend with its options."""
 
     def open(self, notices: Notices) -> None:
-        """Before first use, and again in a forked child (then nothing inherited may be used or closed). No I/O."""
+        """Prepare for use. Does no I/O.
+
+        It is called before first use, and again in a forked child. There it must neither use nor close anything that
+        was inherited from the parent.
+        """
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
-        """Take the name if it is free. Idempotent on ``claim.id``. A refused claim takes its place in the queue if
-        ``join``, else leaves nothing behind. For a claim already queued it is heartbeat and confirmation: its answer
-        makes a holder, or what `Notices.granted` brings.
+        """Take the name if it is free. Idempotent on ``claim.id``.
 
-        What excludes what is told by ``claim.mode`` and ``claim.fair``, never by its kind."""
+        A refused claim takes its place in the queue if ``join`` is True. If it is False, the claim leaves nothing at
+        the server. For a claim that is already queued, this call is its heartbeat, and the way to learn that it holds:
+        only a `Granted` returned here, or one brought by `Notices.granted`, makes a holder.
+
+        Only ``claim.mode`` and ``claim.fair`` decide which claims exclude each other, never the kind.
+        """
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool, within: float) -> Returned:
-        """Give back, or leave the queue, whichever applies; touches nothing of another claim.
+        """Release the name or leave the queue, whichever applies. Other claims are not touched.
 
-        ``granted`` None: it was never confirmed. ``unsure``: some request of this id was never answered and may still
-        be executed later; the cancel must then be final (a tombstone, the end of the session …).
-        Idempotent: re-sent until answered.
+        ``granted`` is None if the claim was never confirmed. ``unsure`` is True if some request of this id had no reply
+        and may still be executed later. The cancellation must then be final (a tombstone, the end of the session …).
+        Idempotent: the kernel calls it again until there is a reply.
         """
 
     def renew(
         self, group: Hashable, held: Sequence[Held], within: float
     ) -> Sequence[Granted | BackendUnavailable | None]:
-        """Extend all of them in as few requests as possible; one answer each, in order. None: the server said that it
-        is not this claim's any more. An exception, which is not raised: no answer that counts, for this one. ``held``
-        is empty for a session that holds nothing."""
+        """Extend all of ``held`` in as few requests as possible. Return one result for each, in the same order.
+
+        None means that the server says the claim no longer holds its name. A `BackendUnavailable`, returned and not
+        raised, means that no usable reply came for this claim. ``held`` is empty for a session that holds nothing.
+        """
 
     def watch(self, group: Hashable, held: Sequence[Held], within: float) -> None:
-        """From now on report by `Notices.gone` when one of these stops holding its name, also if that happened
-        already. Called once per lease, 0.25 s after its grant. A backend without push does nothing. `release` ends
-        it, for that claim: several claims of one client may hold one name."""
+        """Start to report, by `Notices.gone`, when one of these claims stops holding its name, or has stopped already.
+
+        The kernel calls it once for each lease, 0.25 s after its grant. A backend without push does nothing. `release`
+        ends the watch for its own claim only: several claims of one client may hold one name.
+        """
 
     def follow(self, names: frozenset[str], within: float) -> bool:
-        """Report by `Notices.changed` each change of holder of exactly these names from now on (replaces the former
-        set). False: no push, the kernel polls."""
+        """Start to report, by `Notices.changed`, each change of holder of exactly these names.
 
-    def inspect(self, name: str, within: float) -> LockInfo | None: ...
+        ``names`` replaces the former set. Returns False if the backend has no push; the kernel then polls.
+        """
+
+    def inspect(self, name: str, within: float) -> LockInfo | None:
+        """Return the holder of the name, or None if nobody holds it."""
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
-        """All held names that begin with ``prefix``; each request of the iteration has ``within`` seconds."""
+        """Return all held names that begin with ``prefix``. Each request of the iteration has ``within`` seconds."""
 
     def force_release(self, name: str, within: float) -> bool:
-        """Take the name from all who hold it; True if somebody did. Each holder hears of it (TAKEN)."""
+        """Take the name away from every holder. Returns True if there was one. Each is notified of its loss (TAKEN)."""
 
-    def diagnose(self, within: float) -> list[Finding]: ...
+    def diagnose(self, within: float) -> list[Finding]:
+        """Return what weakens the lock at this server, each with a remedy."""
 
-    def ping(self, within: float) -> None: ...
+    def ping(self, within: float) -> None:
+        """Return if the server replies; else raise as any method."""
 
     def close(self) -> None:
-        """End connections and threads; no claim is held any more. Never raises, does not wait for a server."""
+        """End connections and threads. No claim is held at that time. Never raises, does not wait for a server."""
 
 
 class Channel(Protocol):
-    """One connection for one event loop, which sends on it and reads from it without ever blocking.
+    """One connection for one event loop, which writes to it and reads from it without ever blocking.
 
-    One request at a time: `attempt` or `release`, then `answer` when the connection can be read. A channel is closed
-    when its request failed, was cancelled, or was not answered in time; what was sent may still be executed then. It
-    never closes itself: the loop that watches it must let go of the descriptor first.
+    It carries one request at a time: call `attempt` or `release`, then `answer` when the connection is readable. The
+    loop closes the channel if its request failed, was cancelled, or had no reply in time; what was sent may still be
+    executed then. A channel never closes itself: the loop that watches its descriptor must forget the descriptor first.
     """
 
-    def fileno(self) -> int: ...
+    def fileno(self) -> int:
+        """Return the descriptor that the loop watches."""
 
     def attempt(self, claim: Claim, join: bool) -> bool:
-        """Send what `Backend.attempt` asks. False: it did not leave whole, and so cannot be executed."""
+        """Send the request of `Backend.attempt`. Returns False if it was not sent whole, and so cannot be executed."""
 
     def release(self, claim: Claim, granted: Granted | None, unsure: bool) -> bool:
-        """Send what `Backend.release` asks. False: it did not leave whole, and so cannot be executed."""
+        """Send the request of `Backend.release`. Returns False if it was not sent whole, and so cannot be executed."""
 
     def answer(self) -> Granted | Busy | Returned | None:
-        """What the request under way is answered, or its exception; BlockingIOError while it is not there whole.
+        """Return the reply to the request under way, or raise its exception.
 
-        None: nothing was done, and `Backend` is to be asked (on a thread, which may block).
+        Raises BlockingIOError while the reply is incomplete. Returns None if nothing was executed. The caller must then
+        use `Backend` instead (on a thread, because it may block).
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connection."""
 
 
 @runtime_checkable
 class Lingers(Protocol):
-    """What a `Channel` to several servers may offer besides: some of them answer when nobody waits for it any more."""
+    """Optional methods of a `Channel` to several servers, some of which reply after the request has ended."""
 
     def idle(self) -> bool:
-        """Read what came while nobody asked. False: the channel is of no use any longer."""
+        """Read the replies that came between two requests. Returns False if the channel is not usable any longer."""
 
     def look_in(self) -> float | None:
-        """In how many seconds to call `answer`, or `idle` while nobody asks, though nothing came; None: not at all."""
+        """Return the seconds after which to call `answer` (`idle` between requests) though nothing came, or None."""
 
 
 @runtime_checkable
 class OpensChannels(Protocol):
-    """What a `Backend` may offer besides, if its requests are small writes to a socket: asyncio then needs no thread
-    to carry them."""
+    """Optional method of a `Backend` whose requests are small writes to a socket: asyncio then needs no thread."""
 
     def channel(self, within: float) -> Channel | None:
-        """A new one, connected; None: not to this server. Raises as every method of `Backend`."""
+        """Return a new, connected channel; None if this server cannot have one. Raises as any method of `Backend`."""
 
 
 @runtime_checkable
 class Rests(Protocol):
-    """What a `Backend` with the capability ``hold_at_least`` offers besides."""
+    """Optional method of a `Backend`, required with the capability ``hold_at_least``."""
 
     def rest(self, claim: Claim, granted: Granted, unsure: bool, seconds: float, within: float) -> Returned:
-        """Instead of `Backend.release`: keep the name taken for ``seconds`` from now, by the server's own clock and
-        whatever becomes of this process; then it is free as after a release.
+        """Release, but keep the name taken for ``seconds`` from now. Called instead of `Backend.release`.
 
-        Nobody can renew it, and only `Backend.force_release` ends it earlier; `Backend.inspect` tells
-        ``resting_until``. Who waits is woken once, and so learns when to come again. Otherwise as `release`:
-        idempotent, with what is then left of the time.
+        The server's own clock counts the seconds, whatever happens to this process. Then the name is free, as after a
+        release. No claim can renew it meanwhile, and only `Backend.force_release` ends it earlier. `Backend.inspect`
+        reports ``resting_until``. Waiters are woken once, and so learn when to come again.
+
+        In all else it is like `release`. It is idempotent: a repeated call keeps the time that is left.
         """
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:
-    """What `Backend.attempt` raises where the name is held with ``permits``, and the claim asks for another number."""
+    """Return the error of `Backend.attempt` if the name is held with ``permits`` and the claim has another number."""
     return BackendRejected(
-        f"{claim.name!r} has {permits} permits here, {claim.permits} were asked for: let all name the same number, or "
-        "wait until nobody holds one",
+        f"{claim.name!r} has {permits} permits here, but {claim.permits} were requested: use the same number in every "
+        "program, or wait until nobody holds one",
         name=claim.name,
         backend=scheme,
     )
 
 
 class OpenBackend(Protocol):
-    """What the entry-point group ``multilock.backends`` and `multilock.register_backend` take. No I/O.
+    """The function that opens a backend: of the entry-point group ``multilock.backends``, or registered. No I/O.
 
-    ``options`` holds ``ttl`` (float seconds: the client's default), ``prefix``, ``identity``, ``request_timeout``
-    (float seconds or None) and, as given (text from a URL, or any object), the backend's own; ``client`` is a client
-    object of the field, if one was handed over. Raises ConfigurationError for an option it does not know.
+    ``options`` has ``ttl`` (float seconds: the client's default), ``prefix``, ``identity`` and ``request_timeout``
+    (float seconds or None). It also has the backend's own options, as given: text from a URL, or any object. ``client``
+    is the connected client object of a library, if the program passed one. Raises ConfigurationError for an option that
+    the backend does not know.
     """
 
     def __call__(self, url: str, options: dict[str, Any]) -> Backend: ...

@@ -1,7 +1,7 @@
-"""URL, mapping, file and environment → one `Settings`. Reads the configuration file, does no other I/O.
+"""Combine URL, mapping, file and environment into one `Settings`. Reads the configuration file, does no other I/O.
 
-A setting is looked up in this order: keyword, the URL's query, the profile, the top level of the file. A URL that is
-given wins over a profile's, as any keyword does; a profile named beside it still gives its other settings.
+A setting is looked up in this order: keyword, the URL's query, the profile, the top level of the file. A URL passed to
+connect() overrides the profile's URL, as any keyword does. A profile named with it still gives its other settings.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ __all__ = [
 
 DEFAULT_FILE = "multilock.toml"
 CAPABILITIES = tuple(sorted(f.name for f in fields(Capabilities) if f.type in (bool, "bool")))
-_ARGUMENTS = ("url", "profile", "config", "client", "requires")  # of connect(): no setting may be called like one
+# Arguments of connect(): no setting may have one of these names.
+_ARGUMENTS = ("url", "profile", "config", "client", "requires")
 
 
 class UnknownOption(ConfigurationError):
-    """A setting that the backend does not have."""
+    """The program or file gave an option that the backend does not have."""
 
     option = ""
 
@@ -49,18 +50,20 @@ class NothingConfigured(ConfigurationError):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Settings:
-    """What a client runs with. Its repr shows no credentials and no setting of the backend's own."""
+    """The settings of a client. Its repr shows no credentials, and none of the backend's own options."""
 
     scheme: str
     url: str  #: without its query
     ttl: float = 30.0  #: seconds
     prefix: str = "multilock/"
-    identity: str | None = None  #: None: `default_identity()` of whichever process asks
-    outage_timeout: float | None = 30.0  #: seconds; None: unlimited
-    request_timeout: float | None = None  #: seconds; None: ttl/5, at most 5 s
-    options: Mapping[str, object] = field(default_factory=dict)  #: the backend's own, text where they came as text
+    identity: str | None = None  #: None means `default_identity()` of the process that asks
+    outage_timeout: float | None = 30.0  #: seconds, or None for no limit
+    request_timeout: float | None = None  #: seconds, or None for ttl/5, at most 5 s
+    options: Mapping[str, object] = field(
+        default_factory=dict
+    )  #: the backend's own options; values from a URL are text
     requires: frozenset[str] = frozenset()  #: capabilities the backend must have
-    sources: Mapping[str, str] = field(default_factory=dict, compare=False)  #: where those were found, but for keywords
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)  #: where each option was found; no keywords
 
     def __repr__(self) -> str:
         return (
@@ -70,7 +73,7 @@ class Settings:
         )
 
     def backend_options(self) -> dict[str, object]:
-        """What `OpenBackend` is called with."""
+        """Return the options for `OpenBackend`."""
         return {
             **self.options,
             "ttl": self.ttl,
@@ -89,10 +92,10 @@ def resolve(
     requires: Iterable[str] = (),
     options: Mapping[str, object] | None = None,
 ) -> Settings:
-    """The settings that ``connect(url, profile=…, config=…, client=…, requires=…, **options)`` means.
+    """Return the settings that ``connect(url, profile=…, config=…, client=…, requires=…, **options)`` stands for.
 
-    Raises ConfigurationError (a ValueError) that says where the mistake is and what can be used instead; TypeError
-    for an argument of the wrong Python type.
+    Raises ConfigurationError (a ValueError), which says where the mistake is and how to mend it. Raises TypeError if an
+    argument has the wrong Python type.
     """
     given = _given({"profile": profile, "config": config, "client": client, **(options or {})})
     wanted = _capabilities(requires)
@@ -136,7 +139,7 @@ def _resolve(
 
 
 def settings_for(scheme: str, options: Mapping[str, object]) -> Settings:
-    """The settings of a client made from a backend object; the prefix and the rest are that backend's own affair."""
+    """Return the settings of a client made from a backend object, which has its own prefix and options already."""
     known = [name for name in COMMON if name != "prefix"]
     for name in options:
         if name not in known:
@@ -146,10 +149,10 @@ def settings_for(scheme: str, options: Mapping[str, object]) -> Settings:
 
 
 def open_configured(settings: Settings) -> Backend:
-    """The backend of these settings, not yet connected.
+    """Return the backend of these settings, not yet connected.
 
-    Raises ConfigurationError as `multilock.registry.open_backend` does, CapabilityMissing if the backend lacks what
-    ``requires`` names.
+    Raises ConfigurationError as `multilock.registry.open_backend` does, and CapabilityMissing if the backend lacks a
+    capability that ``requires`` names.
     """
     try:
         backend = open_backend(settings.scheme, settings.url, settings.backend_options())
@@ -161,7 +164,7 @@ def open_configured(settings: Settings) -> Backend:
     if lacking:
         raise CapabilityMissing(
             f"{settings.scheme}:// with these options lacks {', '.join(lacking)}: "
-            "choose another backend, or do without it in requires=",
+            "choose another backend, or remove it from requires=",
             backend=settings.scheme,
         )
     if settings.ttl > backend.capabilities.ttl_max:
@@ -206,7 +209,7 @@ class _File(NamedTuple):
 
     @classmethod
     def read(cls, config: str | None) -> _File:
-        """The file that is configured; an empty one if there is none and nobody asked for one."""
+        """Return the configuration file, or an empty one if there is none and the program asked for none."""
         asked = config if config is not None else os.environ.get("MULTILOCK_CONFIG")
         path = asked or DEFAULT_FILE
         try:
@@ -214,12 +217,12 @@ class _File(NamedTuple):
                 text = file.read()
         except (OSError, UnicodeError) as error:
             absent = isinstance(error, FileNotFoundError)
-            # Nor is there one for who may not look into the directory.
+            # A file in a directory that this process may not read does not exist for it either.
             if not asked and (absent or (isinstance(error, PermissionError) and not os.path.exists(path))):
                 return cls(None)
             if absent:
                 origin = "config=" if config is not None else "$MULTILOCK_CONFIG"
-                raise ConfigurationError(f"there is no configuration file {path!r} ({origin})") from None
+                raise ConfigurationError(f"the configuration file {path!r} ({origin}) does not exist") from None
             raise ConfigurationError(f"the configuration file {path!r} cannot be read: {error}") from error
         return cls._parse(path, text)
 
@@ -241,7 +244,7 @@ class _File(NamedTuple):
         return cls(path, top, profiles, default)
 
     def layers(self, profile: str | None) -> list[_Layer]:
-        """The profile, if there is one, and the top level: the first that has a setting counts."""
+        """Return the profile, if one is chosen, and the top level. The first that has a setting wins."""
         if self.path is None:
             if profile is None:
                 return []
@@ -254,7 +257,7 @@ class _File(NamedTuple):
             table = self.profiles.get(profile)
             if not isinstance(table, dict):
                 known = ", ".join(sorted(self.profiles)) or "none"
-                raise ConfigurationError(f"unknown profile {profile!r}: {self.path} has these: {known}")
+                raise ConfigurationError(f"unknown profile {profile!r}: {self.path} has {known}")
             layers.insert(0, _Layer.of(f"profile {profile!r} of {self.path}", table))
         return layers
 
@@ -265,7 +268,7 @@ def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:
     if file.profiles:
         known = ", ".join(sorted(file.profiles))
         return ConfigurationError(
-            f"no profile is chosen of {file.path} ({known}): pass profile=, set $MULTILOCK_PROFILE, or write "
+            f"{file.path} has profiles ({known}), and none is chosen: pass profile=, set $MULTILOCK_PROFILE, or write "
             'default = "NAME" at its top'
         )
     return NothingConfigured(
@@ -276,7 +279,7 @@ def _nothing_configured(file: _File, profile: str | None) -> ConfigurationError:
 
 # ---- values
 
-_Found = tuple[object, str | None]  # a value and where it was found; None: it is a keyword of the program
+_Found = tuple[object, str | None]  # a value, and where it was found: None for a keyword of the program
 
 
 def _outage_timeout(value: object) -> float | None:
@@ -345,7 +348,7 @@ def _capabilities(names: object) -> frozenset[str]:
 
 
 def _given(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The arguments that say something: None means "not given", except where it is a value."""
+    """Return the arguments that were given: None means "not given", except for settings that may be None."""
     for name in arguments:
         if not isinstance(name, str):
             raise TypeError(f"the keys of a configuration mapping must be str, not {type(name).__name__}")
@@ -381,7 +384,7 @@ def _setting(name: str, where: str) -> str:
 
 
 def unknown_option(name: str, known: Iterable[str], whose: str) -> ConfigurationError:
-    """To be raised; `open_configured` adds where the option was written."""
+    """Return the error for an option that is not known. `open_configured` adds where the option was written."""
     error = UnknownOption(f"unknown option {name!r:.60} for {whose}: known are {', '.join(sorted(known))}")
     error.option = name
     return error

@@ -1,4 +1,4 @@
-"""``@client.locked(…)``: a function that runs while a lock is held. One decorator for both faces."""
+"""``@client.locked(…)``: run a function while a lock is held. One decorator for both faces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["decorator", "lock_for"]
 
 
 def lock_for(client: Any, name: str, *, shared: bool = False, permits: int | None = None, **options: Any) -> Any:
-    """What the options of ``locked()`` ask for: a mutex, a reader's lock or a semaphore."""
+    """Return the lock that the options of ``locked()`` ask for: a mutex, a reader's lock or a semaphore."""
     if not isinstance(shared, bool):
         raise TypeError(f"shared must be True or False, not {shared!r:.60}")
     if shared and permits is not None:
@@ -36,8 +36,9 @@ def decorator(
     *,
     asynchronous: bool,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator for the lock names that ``template`` describes. Wrong options raise here, not at a call."""
     check_timeout(timeout)
-    make_lock(template, **options)  # what is wrong with the options is said here
+    make_lock(template, **options)  # raises if an option is wrong
     used = _parameters_of(template)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +77,7 @@ def _check_kind(function: Callable[..., Any], asynchronous: bool) -> None:
         raise TypeError(f"locked() decorates a function, not {function!r:.60}")
     name = _shown(function)
     if runs(inspect.isgeneratorfunction, function) or runs(inspect.isasyncgenfunction, function):
-        raise TypeError(f"{name} is a generator: its body would run after the lock was given back; lock inside it")
+        raise TypeError(f"{name} is a generator: its body would run after the lock was released; lock inside it")
     if runs(inspect.iscoroutinefunction, function):
         if not asynchronous:
             raise TypeError(f"{name} is a coroutine function: decorate it with an AsyncClient's locked()")
@@ -85,12 +86,12 @@ def _check_kind(function: Callable[..., Any], asynchronous: bool) -> None:
 
 
 def _ended(function: Callable[..., Any], result: Any) -> Any:
-    """Refuse what is only the beginning of the work: the rest would run after the lock was given back."""
+    """Return ``result``, unless it is a coroutine or generator, whose body would run after the lock was released."""
     if isinstance(result, (CoroutineType, GeneratorType, AsyncGeneratorType)):
         if isinstance(result, CoroutineType):
             result.close()
         raise TypeError(
-            f"{_shown(function)} returned a {type(result).__name__}: its body would run after the lock was given back; "
+            f"{_shown(function)} returned a {type(result).__name__}: its body would run after the lock was released; "
             "lock inside it"
         )
     return result
@@ -101,12 +102,12 @@ def _shown(function: Callable[..., Any]) -> str:
 
 
 def _parameters_of(template: str) -> list[str]:
-    """The parameters of which a call's values become part of the name."""
+    """Return the parameters whose values become part of the name."""
     try:
         return list(_roots(template))
     except ValueError as error:
         raise ConfigurationError(
-            f"the lock name {template!r} cannot be filled in: {error} (write {{{{ for a brace)"
+            f"the lock name {template!r} is not a valid template: {error} (write {{{{ for a brace)"
         ) from None
 
 
@@ -123,7 +124,7 @@ def _roots(template: str) -> Iterator[str]:
 def _namer(
     template: str, used: list[str], function: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], str]:
-    """How a call's arguments become the lock's name."""
+    """Return the function that makes the lock's name from the arguments of a call."""
     if not used:
         name = template.format()
         return lambda args, kwargs: name

@@ -1,6 +1,6 @@
-"""Every exception a user of multilock can meet.
+"""Every exception that multilock raises.
 
-A client library's own exceptions never leave a backend: they appear only as the ``__cause__`` of one of these.
+An exception of a client library never leaves a backend: it appears only as the ``__cause__`` of one of these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 class MultilockError(Exception):
     """Base of all errors of multilock.
 
-    ``name`` is the lock concerned and ``backend`` the scheme it lives in, each None where the error has none.
+    ``name`` is the name of the lock, and ``backend`` the scheme of its backend. Each is None if the error has none.
     """
 
     def __init__(self, message: str, *, name: str | None = None, backend: str | None = None) -> None:
@@ -37,20 +37,20 @@ class MultilockError(Exception):
 
 
 def behind(error: BaseException) -> BaseException:
-    """The exception of a client's library that led to ``error``; the first of ours where none did."""
+    """Return the exception of a client library that caused ``error``, or our innermost error if none did."""
     while isinstance(error, MultilockError) and (cause := error.__cause__) is not None and cause is not error:
         error = cause
     return error
 
 
 class LockTimeout(MultilockError, TimeoutError):
-    """The backend answered, and somebody else still held the lock when ``timeout`` was over."""
+    """The backend answered, but another holder still had the lock when ``timeout`` seconds were over."""
 
 
 class LockLost(MultilockError):
-    """The lease ended while its holder still relied on it. ``loss`` tells why and when.
+    """The lease ended while its holder still relied on it. ``loss`` says why and when.
 
-    Pickled, as by a pool of processes, it goes without the ``loss``, whose lease belongs to its process.
+    A pickled LockLost (a pool of processes pickles it) has no ``loss``: the lease belongs to the process that held it.
     """
 
     def __init__(self, message: str, *, loss: Loss | None = None, name: str | None = None, backend: str | None = None):
@@ -62,7 +62,7 @@ class LockLost(MultilockError):
 
 
 class NotHeld(MultilockError, RuntimeError):
-    """The call needs a lease, and this lock, thread, task or process has none."""
+    """The call needs a lease, and this lock, thread, task or process does not have one."""
 
 
 class ClientClosed(MultilockError, RuntimeError):
@@ -70,9 +70,9 @@ class ClientClosed(MultilockError, RuntimeError):
 
 
 class BackendUnavailable(MultilockError, ConnectionError):
-    """No answer that counts. What may have been taken is being given back in the background.
+    """The backend gave no usable reply in time. If the request took a lock, the lock is released in the background.
 
-    ``unknown`` is False when the request certainly was not executed, so that nothing need be undone.
+    ``unknown`` is False if the request certainly was not executed, so that nothing must be undone.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class BackendUnavailable(MultilockError, ConnectionError):
 
 
 class BackendRejected(MultilockError):
-    """The backend refused for a reason that asking again does not change: authentication, permission, bad request.
+    """The backend refused, and would refuse again: wrong credentials, a missing permission, a bad request.
 
-    The request was not executed. ``unknown`` is True where another request of the same call may have left something,
-    which is being given back in the background.
+    The request was not executed. ``unknown`` is True if another request of the same call may have taken something. It
+    is then released in the background.
     """
 
     unknown = False
 
 
 class ConfigurationError(MultilockError, ValueError):
-    """A scheme, option, profile, capability or file that cannot be used; the message lists what can."""
+    """A scheme, option, profile, capability or file cannot be used. The message lists the valid ones."""
 
 
 class CapabilityMissing(MultilockError):
-    """This backend cannot do what was asked, whatever its options."""
+    """This backend cannot do what was requested, whatever its options."""

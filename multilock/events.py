@@ -1,4 +1,4 @@
-"""Typed events: frozen values, one class for each thing that happens. Imported when somebody listens."""
+"""Typed events: frozen values, one class for each thing that happens. Imported when a program first subscribes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``at`` is seconds on the clock `multilock.now()`; ``owner`` is the id of the acquisition concerned."""
+    """Base of all events.
+
+    ``name`` is the name of the lock. ``owner`` is the id of the acquisition, or None if there is none. ``at`` is in
+    seconds on the clock `multilock.now()`.
+    """
 
     name: str
     owner: str | None
@@ -36,12 +40,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Event):
-    """The name was taken; this acquire waits."""
+    """The name is taken, and this acquire() waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acquired(Event):
-    """The name is held from now on; ``token`` is None where the backend has none."""
+    """The name is held from now on. ``token`` is None if the backend has no tokens."""
 
     token: int | None
     waited: float  #: seconds from the call of acquire()
@@ -51,8 +55,8 @@ class Acquired(Event):
 class NotAcquired(Event):
     """A call of acquire() ended without the lock.
 
-    ``result``: ``"taken"`` (the time was over), ``"unavailable"``, ``"rejected"``, ``"closed"``, ``"cancelled"`` (also
-    by an interrupt, or because an election was stopped).
+    ``result`` is ``"taken"`` (the timeout was over), ``"unavailable"``, ``"rejected"``, ``"closed"`` or
+    ``"cancelled"`` (also after an interrupt, or because an election was stopped).
     """
 
     result: str
@@ -61,31 +65,31 @@ class NotAcquired(Event):
 
 @dataclass(frozen=True, slots=True)
 class Renewed(Event):
-    """A renewal was acknowledged; the proof now lasts until ``valid_until``."""
+    """A renewal was acknowledged, and the lease is now proven until ``valid_until``."""
 
     valid_until: float
     ttl: float  #: seconds granted
-    slack: float  #: seconds for which the lease would have gone on without it
-    took: float  #: seconds from the send of the request to its answer
+    slack: float  #: seconds for which the lease would have stayed valid without this renewal
+    took: float  #: seconds from the request to its reply
 
 
 @dataclass(frozen=True, slots=True)
 class RenewFailed(Event):
-    """A renewal was not answered, or refused; it is tried again."""
+    """A renewal had no reply, or was refused. It is tried again."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class AtRisk(Event):
-    """A renewal failed or is late; the lease is lost at ``lost_at`` unless one is acknowledged before."""
+    """A renewal failed or is late. The lease is lost at ``lost_at``, unless a renewal is acknowledged before."""
 
     lost_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
-    """The lease ended without being released. ``held_for`` is the seconds from the grant to that."""
+    """The lease ended without being released. ``held_for`` is the seconds from the grant to the loss."""
 
     loss: Loss
     held_for: float
@@ -93,14 +97,14 @@ class Lost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """``held_for`` is the seconds from the grant to the call of release()."""
+    """The holder released the lock. ``held_for`` is the seconds from the grant to the call of release()."""
 
     held_for: float
 
 
 @dataclass(frozen=True, slots=True)
 class Elected(Event):
-    """This node leads, in this term."""
+    """This node is the leader now. ``term`` is the fencing token of its leadership."""
 
     identity: str
     term: int | None
@@ -108,14 +112,14 @@ class Elected(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged(Event):
-    """Another node leads, or none."""
+    """The leader has changed. ``leader`` is the new one, or None if nobody leads."""
 
     leader: LeaderInfo | None
 
 
 @dataclass(frozen=True, slots=True)
 class PushesDown(Event):
-    """Nothing is pushed over ``connection``: waiters look by timer, renewals notice losses. It has no ``name``."""
+    """``connection`` has failed: waiters poll, and losses are noticed by renewals. Its ``name`` is empty."""
 
     connection: str
     trouble: str
@@ -123,6 +127,6 @@ class PushesDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class PushesUp(Event):
-    """``connection`` is back. It has no ``name``."""
+    """``connection`` works again. Its ``name`` is empty."""
 
     connection: str

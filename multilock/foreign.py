@@ -11,14 +11,14 @@ __all__ = ["ForAsyncWith", "ForWith", "NamesOurs", "hides_foreign", "refuse"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ARGUMENTS = {
-    "timeout": "how long the lock outlives a dead holder is ttl=; how long to wait for it is acquire(timeout=…)",
-    "blocking_timeout": "how long to wait is acquire(timeout=…)",
-    "blocking": "try_acquire() tries once, and returns None where the lock is taken",
-    "sleep": "leave it out, the backend sets the pace: most servers wake those that wait",
-    "thread_local": "leave it out: a lease is released by whoever has it, in any thread",
+    "timeout": "use ttl= for how long the lock outlives a dead holder, acquire(timeout=…) for how long to wait",
+    "blocking_timeout": "use acquire(timeout=…) for how long to wait",
+    "blocking": "use try_acquire(), which tries once and returns None if the lock is taken",
+    "sleep": "leave it out, the backend sets the pace: most servers wake the waiters",
+    "thread_local": "leave it out: any thread that has a lease may release it",
     "raise_on_release_error": "leave it out: release() never raises, and the end of `with` raises LockLost",
     "lock_class": "leave it out",
-    "token": "leave it out: every acquire makes an id of its own, and lease.token is the fencing token",
+    "token": "leave it out: every acquire has its own id, and lease.token is the fencing token",
 }
 _MEMBERS = {
     "extend": "a lease is renewed until it is released, for its ttl each time; lease.renew() does it now",
@@ -49,7 +49,7 @@ class NamesOurs:
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # for a type checker every name would exist
+    if not TYPE_CHECKING:  # a type checker would otherwise accept every name
 
         def __getattr__(self, name: str) -> Any:
             text = f"{type(self).__name__!r} object has no attribute {name!r}"

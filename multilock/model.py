@@ -1,4 +1,4 @@
-"""The words of multilock: frozen values that pass between user, kernel and backend. No behaviour beyond their text."""
+"""The frozen values that pass between user, kernel and backend. They have no behaviour except for their text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from multilock.lease import AnyLease, AsyncLease, Lease
 
-    # ``Loss`` alone is a loss on either face; a default is what Python before 3.13 does not know when it runs.
+    # A type checker reads a plain ``Loss`` as a loss on either face. Python before 3.13 has no default at run time.
     L_co = TypeVar("L_co", bound=AnyLease, default=Lease | AsyncLease, covariant=True)
 else:
     from typing import TypeVar
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class LeaseState(enum.Enum):
-    """HELD → AT_RISK (a renewal failed or is late; still valid) → LOST. RELEASED: given back by its holder."""
+    """HELD → AT_RISK (a renewal failed or is late; still valid) → LOST. RELEASED: the holder released it."""
 
     HELD = "held"
     AT_RISK = "at_risk"
@@ -52,22 +52,23 @@ class LeaseState(enum.Enum):
 class LossReason(enum.Enum):
     """Why a lease ended without being released."""
 
-    EXPIRED = "expired"  #: no acknowledged renewal in time
-    TAKEN = "taken"  #: another holder, or the key was deleted
-    SESSION_LOST = "session_lost"  #: the session or lease it lived in ended
+    EXPIRED = "expired"  #: no renewal was acknowledged in time
+    TAKEN = "taken"  #: another holder has the name, or the key was deleted
+    SESSION_LOST = "session_lost"  #: the session (etcd: lease) that kept the lock alive ended
     PAUSED = "paused"  #: this process did not run for longer than the lease allows
-    WATCHDOG_DIED = "watchdog_died"  #: the renewing thread ended
-    CLOSED = "closed"  #: the client was closed while it was held
+    WATCHDOG_DIED = "watchdog_died"  #: the thread that renews ended
+    CLOSED = "closed"  #: the client was closed while the lease was held
     RESIGNED = "resigned"  #: elections only: this node stepped down
 
 
 class Claim(NamedTuple):
-    """One attempt to hold one name. Never used again after it was cancelled, released or lost.
+    """One attempt to hold one name. It is never used again after it was cancelled, released or lost.
 
-    ``id`` is ``<client>.<32 hex digits>``, fresh for each acquisition and kept across the re-sends of that one attempt.
-    ``owner`` is ``id`` and who asks, as one word (see `owner_text`). ``ttl`` is seconds, already rounded to what the
-    backend grants. ``permits``, of kind "permit": how many may hold the name together. ``arrived`` is the time of the
-    call of acquire(), in µs of the wall clock, the same for all its ids; it orders, and decides nothing else.
+    ``id`` is ``<client>.<32 hex digits>``. Each acquisition has a new one, which stays the same when a request of it is
+    sent again. ``owner`` is the id followed by a description of the holder, as one word (see `owner_text`). ``ttl`` is
+    in seconds, already rounded to what the backend grants. ``permits`` is, for the kind "permit", how many claims may
+    hold the name together. ``arrived`` is when acquire() was called, in µs of the wall clock. It is the same for all
+    ids of that call, and is used only to order waiters.
     """
 
     name: str
@@ -83,7 +84,10 @@ class Claim(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """What excludes it: only equal modes hold a name together, ``"x"`` with none, ``"p<n>"`` at most n of them."""
+        """The mode of the claim. Claims hold a name together only if their modes are equal.
+
+        ``"x"`` shares the name with no other claim, ``"r"`` with every reader, ``"p<n>"`` with at most n in all.
+        """
         if self.kind == "permit":
             return f"p{self.permits}"
         return "r" if self.kind == "read" else "x"
@@ -92,11 +96,12 @@ class Claim(NamedTuple):
 class Granted(NamedTuple):
     """A backend's proof that a claim holds its name.
 
-    ``sent_at`` is `multilock.now()` read immediately before the bytes left of the request that keeps the claim alive;
-    ``valid_for`` seconds count from it (ZooKeeper: two thirds of the ttl). The kernel alone turns them into a deadline.
-    ``ttl`` is what the server granted, ``renew_every`` the period of renewals in seconds. ``group`` is what is renewed
-    in one request (a server, a session); ``key`` is the backend's own handle (revision, index, path). ``short``: this
-    one was handed over for less than the ttl that was asked for, which the first renewal brings.
+    ``sent_at`` is `multilock.now()`, read immediately before the first byte of the request that keeps the claim alive
+    is sent. ``valid_for`` is in seconds from ``sent_at`` (ZooKeeper: two thirds of the ttl). Only the kernel computes a
+    deadline from the two. ``ttl`` is what the server granted, and ``renew_every`` the seconds between renewals.
+    ``group`` names what one request renews together (a server, a session). ``key`` is the backend's own handle (a
+    revision, an index, a path). ``short`` is True if the name was handed over for less than the requested ttl. The
+    first renewal then brings the whole ttl.
     """
 
     token: int | None
@@ -110,9 +115,12 @@ class Granted(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Somebody else holds the name. Look again after a wake-up, or after ``heartbeat`` seconds (the kernel adds
-    jitter), or after ``expires_in`` (exact; when the present holder ends by itself), whichever is first. ``spent``: the
-    id must not be sent again; the claim is cancelled, and the call goes on with another."""
+    """Another claim holds the name. The kernel asks again at the first of these: a wake-up, ``heartbeat`` seconds plus
+    jitter, or ``expires_in`` seconds.
+
+    ``expires_in`` is exact: the present holder's claim ends then by itself. If ``spent`` is True, the id must not be
+    sent again: the kernel cancels the claim, and the call continues with a new one.
+    """
 
     heartbeat: float
     expires_in: float | None = None
@@ -120,8 +128,11 @@ class Busy(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """A backend's answer to a release. ``ours``: it was this claim's until now. ``again``: something of the claim may
-    still be at one of several servers; it is released again in the background, with ``unsure``, until this is False."""
+    """A backend's reply to a release. ``ours`` is True if the claim held the name until now.
+
+    ``again`` is True if one of several servers may still have something of the claim. The kernel then releases it
+    again in the background, with ``unsure``, until ``again`` is False.
+    """
 
     ours: bool
     again: bool = False
@@ -129,16 +140,16 @@ class Returned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend promises with its options; known without I/O.
+    """The promises of a backend with its options; known without I/O.
 
-    What a particular server takes away from it is a finding of ``client.diagnose()``.
+    If a particular server cannot keep one of these promises, ``client.diagnose()`` reports a finding.
     """
 
-    fencing: bool  #: every acquisition gets a token greater than all before it
-    fencing_scope: str  #: as long as what the tokens of one name keep growing
-    fair: bool  #: ``fair=True`` is served in order of arrival
-    push_wait: bool  #: a waiter is woken by the backend; False: it polls
-    push_loss: bool  #: a deleted key or ended session is reported at once; False: by the next renewal
+    fencing: bool  #: every acquisition gets a token greater than all earlier ones
+    fencing_scope: str  #: how long the tokens of one name keep growing
+    fair: bool  #: waiters with ``fair=True`` are served in order of arrival
+    push_wait: bool  #: the backend wakes a waiter; if not, the waiter polls
+    push_loss: bool  #: a deleted key or ended session is reported at once; if not, by the next renewal
     cross_host: bool  #: excludes processes of different hosts
     survives_failover: bool  #: a lock outlives the failure of one server
     ttl_min: float  #: seconds; a smaller ttl is rounded up to it
@@ -146,23 +157,26 @@ class Capabilities:
     ttl_step: float  #: seconds; a ttl is rounded up to a multiple
     takeover_bound: float  #: seconds until another can hold the lock of a killed holder, with the client's ttl
     lock_delay: float = 0.0  #: seconds the server itself waits after a holder's session ended
-    ttl_floor: float | None = None  #: seconds; where ``ttl_min`` is a server's default: what less may be asked of it
+    ttl_floor: float | None = None  #: seconds; the smallest ttl a server may allow, if ``ttl_min`` is only its default
     hold_at_least: bool = False  #: the server itself can keep a released name taken for a while
     read_write: bool = False  #: many readers, or one writer, can hold a name
-    semaphore: bool = False  #: a given number can hold a name
-    why_one: str = ""  #: why one alone can hold a name, where that cannot be otherwise
-    why_ttl_max: str = ""  #: why ``ttl_max`` is no more, where that is an option of the user's
+    semaphore: bool = False  #: a given number of holders can hold a name together
+    why_one: str = ""  #: why a name can have only one holder; empty if it can have several
+    why_ttl_max: str = ""  #: which option of the user limits ``ttl_max``; empty if none does
 
 
 def at_most(can: Capabilities) -> str:
-    """The end of a message that says what is too long."""
+    """Return the end of an error message about a ttl that is too long: the longest one, and what limits it."""
     why = f", since {can.why_ttl_max}" if can.why_ttl_max else " with these options"
     return f"{can.ttl_max:.10g} s at most{why}"
 
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """Who holds a name, as the backend tells it. Fields it does not know are None. For display, never for decisions."""
+    """The holder of a name, as the backend reports it. A field is None if the backend does not know it.
+
+    For display, never for decisions: it may have changed by the time it is read.
+    """
 
     name: str
     kind: str | None = None
@@ -173,13 +187,13 @@ class LockInfo:
     token: int | None = None
     ttl: float | None = None  #: seconds granted
     since: datetime | None = None
-    waiting: int | None = None  #: upper bound
+    waiting: int | None = None  #: how many wait at most
     resting_until: datetime | None = None  #: released, and kept taken until then (``hold_at_least``)
     #: seconds until the server ends it, unless it is renewed before
     remaining: float | None = field(default=None, compare=False)
-    holders: int | None = None  #: how many hold it together; None for what one alone can hold
-    permits: int | None = None  #: … and how many may
-    others: tuple[LockInfo, ...] = ()  #: the other holders, where one name was asked for; the first 99 of them
+    holders: int | None = None  #: how many hold it together; None if only one holder is possible
+    permits: int | None = None  #: how many may hold it together
+    others: tuple[LockInfo, ...] = ()  #: inspect() of one name: the other holders, at most the first 99
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +210,12 @@ class LeaderInfo:
 class Loss(Generic[L_co]):
     """A lease that ended without being released.
 
-    A type checker knows ``loss.lease`` as a lease of either face; of ``Loss[Lease]`` as one of the blocking face, of
-    ``Loss[AsyncLease]`` as one whose ``release()`` is awaited.
+    For a type checker ``loss.lease`` is a lease of either face. With ``Loss[Lease]`` it is one of the blocking face,
+    with ``Loss[AsyncLease]`` one whose ``release()`` is awaited.
 
-    ``confirmed``: the backend said so; False: there was no proof of the contrary in time. ``detected_at`` and
-    ``valid_until`` are on the clock `multilock.now()`; ``time_left`` is the seconds between them, never negative: for
-    that long the backend lets nobody else in (0.0 for a confirmed loss).
+    ``confirmed`` is True if the backend reported the loss, and False if the proof of the lease ran out. ``detected_at``
+    and ``valid_until`` are on the clock `multilock.now()`. ``time_left`` is the seconds between them, never negative:
+    for that long the backend admits nobody else. After a confirmed loss it is 0.0.
     """
 
     lease: L_co
@@ -213,12 +227,13 @@ class Loss(Generic[L_co]):
 
     @property
     def time_left(self) -> float:
+        """Seconds for which the backend still admits nobody else; 0.0 after a confirmed loss."""
         return 0.0 if self.confirmed else max(0.0, self.valid_until - self.detected_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about the server or its settings that weakens the lock, and what to do about it."""
+    """Something about the server or its settings that weakens the lock, with a remedy."""
 
     code: str
     level: str  #: "info", "warning" or "error"
@@ -231,7 +246,7 @@ OWNER_BYTES = 512
 
 
 def owner_text(claim_id: str, kind: str, host: str, pid: int, identity: str, ttl: float) -> str:
-    """``<id>@kind:host:pid:identity:ttl`` in at most 512 bytes of UTF-8, without a space; the host is cut to fit."""
+    """Return ``<id>@kind:host:pid:identity:ttl`` in at most 512 bytes of UTF-8, without a space. A long host is cut."""
     return claim_id + _who(len(claim_id), kind, host, pid, identity, ttl)
 
 
@@ -245,7 +260,7 @@ def _who(after: int, kind: str, host: str, pid: int, identity: str, ttl: float) 
 
 
 def parse_owner(owner: str) -> LockInfo:
-    """What `owner_text` wrote, as a LockInfo without a name; text of another program is shown as its ``identity``."""
+    """Return what `owner_text` wrote, as a LockInfo without a name. Any other text becomes its ``identity``."""
     claim_id, _, rest = owner.partition("@")
     parts = rest.split(":")
     if len(parts) != 5 or not claim_id:

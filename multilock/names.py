@@ -1,4 +1,4 @@
-"""What a name, an identity, a time may be, and how a name becomes a key. Checked before any I/O."""
+"""Checks of names, identities and times before any I/O, and the conversion of a name into a key and back."""
 
 from __future__ import annotations
 
@@ -39,23 +39,26 @@ def _check_text(value: object, what: str, longest: int) -> str:
 
 
 def check_name(name: object) -> str:
-    """A lock's name: any non-empty str up to 1,000 characters without control characters or lone surrogates."""
+    """Return a valid name of a lock: a non-empty str of at most 1,000 characters.
+
+    Raises TypeError or ValueError; control characters and lone surrogates are not allowed.
+    """
     return _check_text(name, "the name of a lock", NAME_MAX)
 
 
 def check_identity(identity: object) -> str:
-    """Who we are, shown to others: 1–64 characters without control characters."""
+    """Return a valid identity: the text that shows others who holds, of 1 to 64 characters, no control characters."""
     return _check_text(identity, "identity", IDENTITY_MAX)
 
 
 def default_identity() -> str:
-    """``host:pid`` of this process, the host name cut so that it has at most 64 characters."""
+    """Return ``host:pid`` of this process. The host name is cut so that the result has at most 64 characters."""
     pid = f":{os.getpid()}"
     return os.uname().nodename[: IDENTITY_MAX - len(pid)] + pid
 
 
 def check_prefix(prefix: object) -> str:
-    """What every key begins with; may be empty."""
+    """Return a valid prefix for all keys. It may be empty."""
     return _check_text(prefix, "prefix", NAME_MAX) if prefix != "" else ""
 
 
@@ -72,7 +75,7 @@ def _number(value: object, what: str) -> float:
 
 
 def check_seconds(value: object, what: str) -> float:
-    """A positive, finite number of seconds."""
+    """Return ``value`` as a float if it is a positive, finite number of seconds. Raises TypeError or ValueError."""
     seconds = _number(value, what)
     if seconds <= 0 or math.isinf(seconds):
         raise ValueError(f"{what} is {seconds:g}: give a positive, finite number of seconds")
@@ -80,17 +83,17 @@ def check_seconds(value: object, what: str) -> float:
 
 
 def check_timeout(value: object) -> float | None:
-    """Seconds to wait; None, inf and what is longer than a program runs mean for ever and come back as None."""
+    """Return the seconds to wait, or None to wait forever: for None, inf and anything above 31 years."""
     if value is None:
         return None
     seconds = _number(value, "timeout")
     if seconds < 0:
-        raise ValueError(f"timeout is {seconds:g}: give 0 to try once, a positive number, or None to wait for ever")
+        raise ValueError(f"timeout is {seconds:g}: give 0 to try once, a positive number, or None to wait forever")
     return None if seconds > FOREVER else seconds
 
 
 def check_grace(value: object) -> float | None:
-    """Seconds for an orderly end, inf for as long as it takes; None means the usual."""
+    """Return the seconds for an orderly end, or None for the default. inf means as long as it takes."""
     if value is None:
         return None
     seconds = _number(value, "grace")
@@ -101,18 +104,18 @@ def check_grace(value: object) -> float | None:
 
 @lru_cache(maxsize=16384)
 def escape(name: str) -> str:
-    """The part of a key that stands for ``name``: injective, so distinct names never collide, and readable.
+    """Return the part of a key that stands for ``name``. It is readable, and two names never have the same.
 
-    Letters, digits and ``-_.~:`` stay; everything else is percent-encoded UTF-8, ``/`` included, so that the lock ``a``
+    Letters, digits and ``-_.~:`` stay. Everything else is percent-encoded UTF-8, also ``/``, so that the lock ``a``
     never sees ``a/b``. ``.`` and ``..`` are encoded whole because ZooKeeper forbids them as node names.
     """
-    from urllib.parse import quote  # 5 ms at import, and a program may never need it
+    from urllib.parse import quote  # the import takes 5 ms, and many programs never need it
 
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe=":")
 
 
 def unescape(key: str) -> str | None:
-    """The name that `escape` turned into ``key``; None if there is none, as for a key below a longer prefix."""
+    """Return the name that `escape` turned into ``key``. Returns None if there is none: it has a longer prefix, say."""
     from urllib.parse import unquote
 
     name = unquote(key)

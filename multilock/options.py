@@ -1,7 +1,7 @@
-"""For backends: how they read their options and their URL, and what they say of a URL that led elsewhere.
+"""For backends: read options and URLs, and name what answered at the wrong address.
 
-An option comes as text where it was written in a URL or the environment, and as any object where a program or a file
-gave it. What is wrong raises ConfigurationError, with the remedy and without a secret. No I/O, but for `tls_context`.
+An option is text if it came from a URL or the environment, and any object if it came from a program or a file. A wrong
+value raises ConfigurationError, whose message has the remedy and no secret. Only `tls_context` does I/O.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ _YES_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no
 
 
 def reject_unknown(options: Mapping[str, object], known: Iterable[str], scheme: str) -> None:
-    """Raises ConfigurationError, which lists the known ones, if ``options`` has one that is neither in ``known`` nor
-    common to all backends. ``client`` is known only where ``known`` has it."""
+    """Raise ConfigurationError, which lists the valid names, if ``options`` has a name that is not valid.
+
+    The valid names are those in ``known``, and those common to all backends. ``client`` is valid only if it is in
+    ``known``.
+    """
     everything = [*COMMON, *known]
     for name in options:
         if name not in everything:
@@ -57,26 +60,29 @@ def reject_unknown(options: Mapping[str, object], known: Iterable[str], scheme: 
 
 
 def prefix_of(options: Mapping[str, object]) -> str:
+    """Return the prefix of every key."""
     return cast("str", options.get("prefix", "multilock/"))
 
 
 def ttl_of(options: Mapping[str, object]) -> float:
+    """Return the client's default ttl in seconds."""
     return cast("float", options.get("ttl", 30.0))
 
 
 def text(name: str, value: object) -> str:
+    """Return ``value`` if it is a str. Raises ConfigurationError."""
     if not isinstance(value, str):
         raise ConfigurationError(f"{name} must be text, not {type(value).__name__}")
     return value
 
 
 def texts(options: Mapping[str, object], names: Iterable[str]) -> dict[str, str]:
-    """Those of these options that are given."""
+    """Return the text of those options in ``names`` that were given."""
     return {name: text(name, options[name]) for name in names if name in options}
 
 
 def number(kind: type[Number], value: object) -> Number | None:
-    """None: it says no number of this kind."""
+    """Return ``value`` as a number of this kind, or None if it is not one."""
     if not isinstance(value, (kind, int, str)) or isinstance(value, bool):
         return None
     try:
@@ -86,6 +92,7 @@ def number(kind: type[Number], value: object) -> Number | None:
 
 
 def yes_or_no(name: str, value: object) -> bool:
+    """Return the bool that ``value`` stands for. Raises ConfigurationError."""
     said = _YES_NO.get(value.lower(), value) if isinstance(value, str) else value
     if not isinstance(said, bool):
         raise ConfigurationError(f"{name} must be true or false, not {said!r:.60}")
@@ -93,21 +100,22 @@ def yes_or_no(name: str, value: object) -> bool:
 
 
 def belong_together(given: Mapping[str, str], one: str, other: str) -> None:
+    """Raise ConfigurationError if only one of the two options was given."""
     if (one in given) != (other in given):
         raise ConfigurationError(f"{one}= and {other}= belong together: give both")
 
 
 def client_alone(options: Mapping[str, object], names: Iterable[str]) -> None:
-    """A client handed over knows these itself."""
+    """Raise ConfigurationError if one of these options was given beside ``client=``, whose object has its own."""
     if given := [name for name in names if name in options]:
-        raise ConfigurationError(f"{', '.join(given)}: client= has its own, give one or the other")
+        raise ConfigurationError(f"{', '.join(given)}: the client object of client= has its own, give one or the other")
 
 
 # ---- the URL
 
 
 def user_info(login: str) -> dict[str, str]:
-    """``username`` and ``password`` of what stands before the ``@`` of a URL."""
+    """Return ``username`` and ``password`` from the text before the ``@`` of a URL."""
     from urllib.parse import unquote
 
     user, _, password = login.partition(":")
@@ -115,14 +123,14 @@ def user_info(login: str) -> dict[str, str]:
 
 
 def host_list(hosts: str, port: int, called: str) -> list[str]:
-    """``h1:1,h2`` with a port for each; ``called`` says what each is: "host of an etcd URL"."""
+    """Return the hosts of ``h1:1,h2``, each with a port. ``called`` is its name in messages: "host of an etcd URL"."""
     return [_host(host, port, called) for host in hosts.split(",")]
 
 
 def _host(host: str, port: int, called: str) -> str:
     found = _HOST.fullmatch(host)
     if found is None or not 0 < int(found[2] or port) < 65536:
-        # Where the '@' and the host are missing, a password stands after the colon.
+        # If the '@' and the host are missing, the text after the colon is a password.
         shown = host if host.startswith("[") else "".join(host.partition(":")[:2]) + "…" * (":" in host)
         raise ConfigurationError(f"{shown!r} is not a {called}: write host:port, or [::1]:{port} for IPv6")
     return f"{found[1]}:{found[2] or port}"
@@ -132,16 +140,18 @@ def _host(host: str, port: int, called: str) -> str:
 
 
 def tls_only(options: Mapping[str, object], scheme: str, secure: str) -> dict[str, str]:
-    """``ca``, ``cert`` and ``key`` as far as they are given, which only the scheme ``secure`` takes."""
+    """Return ``ca``, ``cert`` and ``key`` as far as they were given. Only the scheme ``secure`` may have them."""
     files = texts(options, TLS_FILES)
     if files and scheme != secure:
-        raise ConfigurationError(f"{', '.join(files)}: for {secure}:// only")
+        raise ConfigurationError(f"{', '.join(files)}: only {secure}:// has these, use that scheme or leave them out")
     return files
 
 
 def tls_context(files: Mapping[str, str | None], *, folder: str | None = None, verify: bool = True) -> ssl.SSLContext:
-    """Reads these files now: at the first connection, a missing one would pass for a server that is away. ``folder``
-    is one of certificates, beside or instead of ``ca``."""
+    """Return the TLS context of these files. ``folder`` is a directory of CA certificates, with or instead of ``ca``.
+
+    The files are read now: at the first connection, a missing file would look like a server that cannot be reached.
+    """
     import ssl
 
     try:
@@ -150,19 +160,20 @@ def tls_context(files: Mapping[str, str | None], *, folder: str | None = None, v
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if cert := files.get("cert"):
-            context.load_cert_chain(cert, files.get("key"), password=lambda: "")  # else OpenSSL asks the terminal
-    except OSError as error:  # ssl.SSLError is one
+            # Without a password function, OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(cert, files.get("key"), password=lambda: "")
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigurationError(f"ca=, cert= and key= must be PEM files that can be read: {error}") from error
     return context
 
 
-# ---- where a URL led
+# ---- the wrong server
 
-NO_TLS = "WRONG_VERSION_NUMBER"  # what OpenSSL says of a first answer that is none of TLS
+NO_TLS = "WRONG_VERSION_NUMBER"  # OpenSSL's error if the first reply is not TLS
 
 
 def who_answered(said: bytes) -> str | None:
-    """What answers where a backend was expected, for messages: out of its first bytes. None: they do not tell."""
+    """Return what answered instead of the backend, for messages, or None if its first bytes do not show it."""
     if said[:1] in (b"\x15", b"\x16") and said[1:2] == b"\x03":
         return "what listens there speaks TLS"
     if said.startswith(b"HTTP/"):

@@ -1,4 +1,4 @@
-"""Scheme → backend, found late: nothing here imports a backend or a client library before a URL asks for it."""
+"""Find the backend of a scheme. No backend or client library is imported before a URL needs it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GROUP = "multilock.backends"
 
 
 class Ours(NamedTuple):
-    """A backend of this distribution: its module, and the extra that installs the client library it imports."""
+    """A backend of this distribution: its module, the client library it imports, and the extra that installs that."""
 
     module: str
     extra: str | None = None
     library: str | None = None
 
 
-# A table although ours are entry points too: reading those costs 25 ms and fails in a clone that was never installed.
+# Our backends are entry points too, but reading entry points takes 25 ms, and fails in a clone that is not installed.
 OURS: Mapping[str, Ours] = {
     "memory": Ours("multilock_memory"),
     "sqlite": Ours("multilock_sqlite"),
@@ -53,16 +53,16 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
 def is_scheme(text: str) -> bool:
-    """Whether ``text`` can be the scheme of a URL, in lower case."""
+    """Return whether ``text`` can be the scheme of a URL, in lower case."""
     return _SCHEME.fullmatch(text) is not None
 
 
 def register_backend(scheme: str, open: OpenBackend) -> None:
-    """Make ``scheme://`` URLs open with ``open(url, options)``, in this process.
+    """Make ``open(url, options)`` the function that opens ``scheme://`` URLs in this process.
 
-    The last registration of a scheme wins, also over one of multilock's own. A package that is installed needs no
+    The last registration of a scheme wins, also over one of multilock's own. An installed package does not need this
     call: it names its function in the entry-point group ``multilock.backends``.
-    Raises ConfigurationError for text that cannot be a URL's scheme, TypeError if ``open`` cannot be called.
+    Raises ConfigurationError if ``scheme`` cannot be a URL's scheme, and TypeError if ``open`` is not callable.
     """
     if not isinstance(scheme, str):
         raise TypeError(f"scheme must be a str, not {type(scheme).__name__}")
@@ -74,10 +74,10 @@ def register_backend(scheme: str, open: OpenBackend) -> None:
 
 
 def open_backend(scheme: str, url: str, options: dict[str, Any]) -> Backend:
-    """The backend behind ``url``; imports what it needs, does no I/O.
+    """Return the backend of ``url``. Imports the modules it needs, does no I/O.
 
     Raises ConfigurationError if the scheme is unknown, its client library is not installed, the backend does not know
-    an option, or it speaks another version of the interface.
+    an option, or the backend was written for another version of the interface.
     """
     try:
         if scheme in _registered:
@@ -94,7 +94,7 @@ def open_backend(scheme: str, url: str, options: dict[str, Any]) -> Backend:
 
 
 def schemes() -> list[str]:
-    """Every scheme that has a backend: ours, registered, and of installed packages."""
+    """Return every scheme that has a backend: ours, registered ones, and those of installed packages."""
     return sorted({*_registered, *OURS, *_entry_points()})
 
 
@@ -105,7 +105,8 @@ def _open_ours(ours: Ours, scheme: str, url: str, options: dict[str, Any]) -> Ba
     except ModuleNotFoundError as error:
         if getattr(sys, "frozen", False) and error.name in (ours.module, ours.library):
             raise _not_frozen(ours, scheme) from error
-        if ours.library is None or not _is_missing(ours.library):  # a mistake of ours must not read "pip install"
+        # "pip install" is the right remedy only for a missing library, not for a mistake of ours.
+        if ours.library is None or not _is_missing(ours.library):
             raise
         raise ConfigurationError(
             f"{scheme}:// needs the package {ours.library!r}: pip install 'multilock[{ours.extra}]'", backend=scheme
@@ -113,7 +114,10 @@ def _open_ours(ours: Ours, scheme: str, url: str, options: dict[str, Any]) -> Ba
 
 
 def _not_frozen(ours: Ours, scheme: str) -> ConfigurationError:
-    """A program of PyInstaller or its like has what was found by reading its imports; ours are found by a URL."""
+    """Return the error for a frozen program (PyInstaller or similar) that was built without the backend.
+
+    Such a tool packs the modules that the program imports. multilock imports its backends only for a URL.
+    """
     modules = [module for module in (ours.module, ours.library) if module]
     options = " ".join(f"--hidden-import {module}" for module in modules)
     return ConfigurationError(
@@ -124,7 +128,7 @@ def _not_frozen(ours: Ours, scheme: str) -> ConfigurationError:
 
 
 def _checked(backend: Backend, scheme: str) -> Backend:
-    """It was written for this version of the interface: with another one it would lie, or fail in the middle."""
+    """Return ``backend`` if it was written for this version of the interface. With another it would fail later."""
     version = getattr(backend, "spi_version", 1)
     if version == SPI_VERSION:
         return backend
@@ -132,8 +136,8 @@ def _checked(backend: Backend, scheme: str) -> Backend:
     if isinstance(version, int) and version > SPI_VERSION:
         remedy = "a newer multilock, or an older release of that backend"
     raise ConfigurationError(
-        f"the backend of {scheme}:// speaks version {version!r} of the backend interface, and this multilock speaks "
-        f"version {SPI_VERSION}: install {remedy}",
+        f"the backend of {scheme}:// was written for version {version!r} of the backend interface, and this multilock "
+        f"has version {SPI_VERSION}: install {remedy}",
         backend=scheme,
     )
 
@@ -147,7 +151,7 @@ def _is_missing(library: str) -> bool:
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # 25 ms cold, and only a scheme that is not ours needs it
+    from importlib.metadata import entry_points  # takes 25 ms when cold, and only a foreign scheme needs it
 
     return {point.name: point for point in entry_points(group=GROUP)}
 

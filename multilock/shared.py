@@ -1,7 +1,8 @@
-"""The blocking face of what several may hold: read-write locks and semaphores.
+"""The blocking face of locks that several may hold: read-write locks and semaphores.
 
-Each of their locks is a `DistributedLock` like the mutex, with its one acquire loop and its leases. They differ in what
-the backend lets hold together, and in that one lock object can have several valid leases, of different threads.
+Each of these locks is a `DistributedLock` like the mutex, with the same acquire loop and leases. There are two
+differences: which claims the backend lets hold together, and that one lock object can have several valid leases, of
+different threads.
 """
 
 from __future__ import annotations
@@ -26,20 +27,19 @@ L = TypeVar("L", bound=Holding)
 
 @runtime_checkable
 class Semaphore(DistributedLock, Protocol):
-    """A `DistributedLock` that up to ``permits`` may hold at a time, each with a lease of its own.
+    """A `DistributedLock` that up to ``permits`` holders may hold at a time, each with its own lease.
 
-    Its leases have a ``token``, which tells grants apart and fences them from locks of that name, but no ``fence()``
-    unless there is one permit: no number tells which of several holders is over.
+    Its leases have a ``token``, which tells grants apart and fences them from locks of that name. With several permits
+    they have no ``fence()``: tokens cannot show which of several holders has lost its permit.
     """
 
     @property
     def permits(self) -> int:
-        """How many may hold it together; all must name the same number."""
+        """How many may hold it together. All programs must use the same number for a name."""
 
 
 class HeldByMany(LockOfAFace[L]):
-    """What such locks of both faces have in common: their leases, each of which a thread or task of its own may have
-    taken."""
+    """The common part of such locks on both faces: it keeps a lease for each thread or task that acquired."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._leases: WeakValueDictionary[str, L] = WeakValueDictionary()  # by claim id
@@ -53,25 +53,27 @@ class HeldByMany(LockOfAFace[L]):
         self._leases[held._claim.id] = held
 
     def is_held(self) -> bool:
+        """Return whether one of the leases of this object is held."""
         return any(lease.is_held() for reference in self._leases.valuerefs() if (lease := reference()))
 
 
 class SharedLock(HeldByMany[HeldLease], Lock):
-    """The `DistributedLock` of readers."""
+    """The `DistributedLock` of a reader."""
 
 
 class SemaphoreLock(SharedLock, Semaphore):
-    """What `Client.semaphore` returns."""
+    """The lock that `Client.semaphore` returns."""
 
     @property
     def permits(self) -> int:
+        """How many may hold it together."""
         return self._want.permits
 
 
 class ReadWriteLock(OfThisProcess):
-    """Two locks of one name: one that many readers may hold together, one that a writer holds alone.
+    """Two locks of one name: many readers hold the first together, a writer holds the second alone.
 
-    ``rw.reader()`` and ``rw.writer()`` are used as any `DistributedLock`: ``with rw.reader() as lease:``.
+    Use ``rw.reader()`` and ``rw.writer()`` like any `DistributedLock`: ``with rw.reader() as lease:``.
     """
 
     def __init__(self, client: Client, name: str, **options: Any) -> None:
@@ -80,15 +82,15 @@ class ReadWriteLock(OfThisProcess):
 
     @property
     def name(self) -> str:
-        """As given, without the client's prefix."""
+        """The name as given, without the client's prefix."""
         return self._reader.name
 
     def reader(self) -> DistributedLock:
-        """Held together with other readers; always the same object."""
+        """Return the lock that readers hold together. It is always the same object."""
         return self._reader
 
     def writer(self) -> DistributedLock:
-        """Held alone; always the same object."""
+        """Return the lock that a writer holds alone. It is always the same object."""
         return self._writer
 
     def __repr__(self) -> str:

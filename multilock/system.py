@@ -1,8 +1,8 @@
-"""The one seam to threads, queues, clocks and chance.
+"""The only module that imports threads, queues, clocks and random numbers.
 
-No other module imports threading, queue, time, random, select or selectors (an architecture test says so), and all use
+No other module imports threading, queue, time, random, select or selectors: an architecture test checks that. All use
 these names through this module: ``system.Lock()``. So a simulation that replaces them here runs the whole library in
-virtual time. Threads are started by `multilock.kernel.worker` alone.
+virtual time. Only `multilock.kernel.worker` starts threads.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ __all__ = [
 ]
 
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""The clock of every deadline. time.monotonic() stops while the machine sleeps, and a server's clock does not."""
+"""The clock of every deadline. time.monotonic() stops while the machine sleeps, but a server's clock does not."""
 
 now: Callable[[], float] = partial(time.clock_gettime, CLOCK)
-"""Return the seconds on the clock of every deadline: it counts suspended time, and no step of the wall clock."""
+"""Return the seconds on the clock of every deadline. It counts suspended time, and ignores steps of the wall clock."""
 
 POLLIN, POLLOUT = getattr(select, "POLLIN", 1), getattr(select, "POLLOUT", 4)
 
 
 class Poll:
-    """What is used of select.poll, for an interpreter from which eventlet has taken it away."""
+    """The part of select.poll that we use, for an interpreter from which eventlet has removed it."""
 
     def __init__(self) -> None:
         self._selector = DefaultSelector()
 
     def register(self, file: Any, events: int) -> None:
+        """Watch ``file`` for ``events``, or change its events."""
         wanted = EVENT_READ * bool(events & POLLIN) | EVENT_WRITE * bool(events & POLLOUT)
         try:
             self._selector.register(file, wanted)
@@ -74,6 +75,7 @@ class Poll:
             self._selector.modify(file, wanted)
 
     def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
+        """Return the ready descriptors with their events, after at most so many milliseconds (None: no limit)."""
         ready = self._selector.select(None if milliseconds is None else milliseconds / 1000)
         return [
             (key.fd, POLLIN * bool(events & EVENT_READ) | POLLOUT * bool(events & EVENT_WRITE)) for key, events in ready
@@ -84,7 +86,7 @@ poll: Callable[[], Any] = getattr(select, "poll", Poll)
 
 
 def patched_by() -> str | None:
-    """Return which library has put greenlets in the place of threads in this interpreter."""
+    """Return the library that replaced threads by greenlets in this interpreter, or None."""
     gevent: Any = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):
         return "gevent"
@@ -96,7 +98,10 @@ _PATCHED_BY = patched_by()
 
 
 def patched_late() -> str | None:
-    """Return which library did so after this module was imported: its greenlets would all wait in one real lock."""
+    """Return the library that did so after this module was imported, or None.
+
+    With it, all greenlets would wait in one real lock.
+    """
     by = patched_by()
     return None if by == _PATCHED_BY else by
 
@@ -111,5 +116,5 @@ def host() -> str:
 
 
 def wall() -> int:
-    """Return the microseconds of the wall clock, which hosts can compare. No deadline depends on it."""
+    """Return the microseconds of the wall clock, for comparisons between hosts. No deadline depends on it."""
     return time.time_ns() // 1000

@@ -1,7 +1,7 @@
-"""How the library says something: by a queue, and one thread of the process that calls the log handlers.
+"""Log from any thread without waiting: lines go into a queue, and one thread of the process calls the log handlers.
 
-A handler, a filter, a format and the ``repr`` of an object may block or raise, as a full stderr does. Threads that keep
-time, renew, listen or wait for a lock run none of that: they leave a line here, and go on.
+A handler, a filter, a format or the ``repr`` of an object may block (a full stderr) or raise. Threads that keep time,
+renew, listen or wait for a lock run none of these: they put a line into the queue and continue.
 """
 
 from __future__ import annotations
@@ -21,49 +21,59 @@ from multilock.kernel.worker import Worker, start_worker
 
 __all__ = ["THREAD", "Teller", "at_exit", "begin", "defer", "flush", "logger"]
 
-BACKLOG = 10_000  # lines kept for a handler that hangs; those that come then are dropped, and counted
+BACKLOG = 10_000  # lines kept for a handler that hangs; further lines are dropped and counted
 THREAD = "multilock-log"
 
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
-_MOMENT = ("created", "msecs", "relativeCreated", "thread", "threadName", "taskName")  # as at the call
+_MOMENT = ("created", "msecs", "relativeCreated", "thread", "threadName", "taskName")  # copied from the call
 
 _complain = logging.NullHandler().handleError
 
 
 class Teller:
-    """A logger of this name for who must not wait: its methods return at once, run no code of the user's and never
-    raise. Time, thread, place and context of each line are those of the call."""
+    """A logger of this name for threads that must not wait.
+
+    Its methods return at once, run no code of the user and never raise. Time, thread, place and context of each line
+    are those of the call.
+    """
 
     def __init__(self, name: str) -> None:
         self._log = logging.getLogger(name)
 
     def debug(self, message: str, *args: object, **more: Any) -> None:
+        """Log at level DEBUG."""
         self._say(logging.DEBUG, message, args, **more)
 
     def info(self, message: str, *args: object, **more: Any) -> None:
+        """Log at level INFO."""
         self._say(logging.INFO, message, args, **more)
 
     def warning(self, message: str, *args: object, **more: Any) -> None:
+        """Log at level WARNING."""
         self._say(logging.WARNING, message, args, **more)
 
     def error(self, message: str, *args: object, **more: Any) -> None:
+        """Log at level ERROR."""
         self._say(logging.ERROR, message, args, **more)
 
     def critical(self, message: str, *args: object, **more: Any) -> None:
+        """Log at level CRITICAL."""
         self._say(logging.CRITICAL, message, args, **more)
 
     def exception(self, message: str, *args: object) -> None:
+        """Log at level ERROR, with the exception that is being handled."""
         self._say(logging.ERROR, message, args, exc_info=True)
 
     def log(self, level: int, message: str, *args: object, **more: Any) -> None:
+        """Log at ``level``."""
         self._say(level, message, args, **more)
 
     def wants(self, level: int) -> bool:
-        """Return what ``isEnabledFor`` would, without the lock of logging: a configuration that hangs has it."""
+        """Return what ``isEnabledFor`` would, without logging's lock, which a hanging configuration may hold."""
         log: logging.Logger | None = self._log
         while log and not log.level:
             log = log.parent
-        if log and level < log.level:  # most often, so that it comes first
+        if log and level < log.level:  # the usual case first
             return False
         return not self._log.disabled and self._log.manager.disable < level
 
@@ -79,7 +89,7 @@ class Teller:
             return
         frame = sys._getframe(2)
         code = frame.f_code
-        moment = logging.LogRecord(  # without the arguments, which it would look into
+        moment = logging.LogRecord(  # without the arguments, whose code it would call
             self._log.name, level, code.co_filename, frame.f_lineno, message, (), _raised(exc_info), code.co_name
         )
         _telling.put(_Entry(self._log, moment, args, extra).tell)
@@ -108,10 +118,10 @@ class _Entry:
         self._context = contextvars.copy_context()  # a filter may add the request under way to every record
 
     def tell(self) -> None:
-        """Call the handlers. A failure is shown as `logging` shows that of a handler."""
+        """Call the handlers. A failure is printed as `logging` prints that of a handler."""
         try:
             self._context.run(self._tell)
-        except BaseException:  # SystemExit too: the next line is told all the same
+        except BaseException:  # SystemExit too: the next line must still be logged
             with contextlib.suppress(BaseException):
                 _complain(self._moment)
 
@@ -135,27 +145,28 @@ class _Entry:
 
 
 class _Telling:
-    """The queue and its thread, which starts with the first line and does not end: who would start it at exit?
+    """The queue and its thread, which starts with the first line and never ends: at exit no thread could be started.
 
-    Nothing here takes a lock for longer than a moment: a line may come from a signal handler, or from a finalizer that
-    the garbage collector runs between any two others.
+    Nothing here holds a lock for longer than a moment. A line may come from a signal handler, or from a finalizer, and
+    the garbage collector may run that between any two other lines.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Also in a forked child: the lines of its parent are told there."""
+        """Start with an empty queue. It is also called in a forked child: the parent logs its own lines."""
         self._lines: system.SimpleQueue[Callable[[], object]] = system.SimpleQueue()
-        self._drops = count()  # one atomic step for each line dropped …
-        self._looks = self._drops_told = 0  # … and for each look at it
-        self._started = system.Lock()  # taken by who starts the thread, for good
+        # Two counters of atomic steps: one for each dropped line, one for each look at the first.
+        self._drops = count()
+        self._looks = self._drops_told = 0
+        self._started = system.Lock()  # never released: the thread that acquires it starts the worker
         self._worker: Worker | None = None
         self._thread: int | None = None
 
     def put(self, line: Callable[[], object]) -> None:
         if system.get_ident() == self._thread:
-            return  # said by a handler, who would hear it, and say it again, for ever
+            return  # a handler logged this line: it would receive the line and log again, forever
         if self._lines.qsize() < BACKLOG:
             self._lines.put(line)
         else:
@@ -163,12 +174,12 @@ class _Telling:
         self._start()
 
     def _start(self) -> bool:
-        """Return False if the process has no thread for it yet: the lines wait."""
+        """Start the worker. Returns False if the process cannot start a thread now: the lines then wait."""
         if self._started.acquire(blocking=False):
             lines = self._lines
             self._worker = start_worker(lambda: self._run(lines), THREAD)
         elif self._worker and self._worker.missing:
-            self._worker.begin()  # here too: perhaps no thread keeps time that would do it
+            self._worker.begin()  # retried here too: there may be no other thread that would do it
         return not (self._worker and self._worker.missing)
 
     def _run(self, lines: system.SimpleQueue[Callable[[], object]]) -> None:
@@ -188,7 +199,7 @@ class _Telling:
             _Entry(_log, moment, (new,), None).tell()
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Have it called soon: for a finalizer, which may run in any thread, inside any lock."""
+        """Have the worker call ``call`` soon. For a finalizer, which may run in any thread, inside any lock."""
 
         def safely() -> None:
             try:
@@ -201,7 +212,7 @@ class _Telling:
         self._start()
 
     def flush(self, seconds: float) -> bool:
-        """Whether all that was said before has been told within so many seconds."""
+        """Return whether all earlier lines were handled within so many seconds."""
         if system.get_ident() == self._thread or (self._thread is None and self._lines.empty()):
             return True
         if not self._start():
@@ -209,11 +220,11 @@ class _Telling:
         turn = system.Lock()
         turn.acquire()
         self._lines.put(turn.release)
-        # In steps: when the machine stood still, the thread that tells comes first all the same.
+        # In steps: if the machine stood still, the worker still gets its turn before the time is over.
         return any(turn.acquire(timeout=seconds / 10) for _ in range(10))
 
     def at_exit(self, seconds: float) -> None:
-        """Where no thread can start any more, the exiting one tells the rest itself: the locks are given back."""
+        """Handle the rest in the calling thread if no thread can start any more: the locks were released already."""
         if self.flush(seconds) or self._thread is not None:
             return
         with contextlib.suppress(system.Empty):
@@ -223,7 +234,7 @@ class _Telling:
 
 
 def _complete(record: logging.LogRecord) -> bool:
-    """A format may name these in every record: None where it is about no lock, or about none that is held."""
+    """Set these fields, which a format may use, in every record: None if the record concerns no lock that is held."""
     for field in ("lock_name", "lock_owner", "lock_token"):
         record.__dict__.setdefault(field, None)
     return True

@@ -1,4 +1,4 @@
-"""A distributed lock where code wants a `threading.Lock`: what ``DistributedLock.as_threading_lock()`` returns."""
+"""A distributed lock for code that expects a `threading.Lock`; ``DistributedLock.as_threading_lock()`` returns it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ThreadingLock"]
 
-TIDY_AT = 32  # entries; few programs have more threads that acquire one lock and do not release it
+TIDY_AT = 32  # entries; few programs have more threads that acquire one lock and never release it
 
 
 class _Thread:
-    """A thread: this ends with it, while its number goes to the next one."""
+    """A thread. This object ends with its thread; a thread's number is used again for the next one."""
 
     __slots__ = ("__weakref__",)
 
@@ -39,29 +39,32 @@ def _this_thread() -> ref[_Thread]:
     return ref(thread)
 
 
-_Key = tuple[ref[_Thread], int]  # the thread that acquired, and a number of its own for each acquire
+_Key = tuple[ref[_Thread], int]  # the thread that acquired, and a number for each acquire
 
 
 class ThreadingLock(OfThisProcess):
-    """`threading.Lock` over a distributed lock: any thread may release. `threading.RLock` over a reentrant one.
+    """A `threading.Lock` over a distributed lock: any thread may release. Over a reentrant lock, a `threading.RLock`.
 
-    A lock that was lost is not passed off as held: ``release()`` and the end of ``with`` raise LockLost, in the thread
-    that acquired it, also where another has acquired it since.
+    The loss of the lock is never hidden: ``release()`` and the end of ``with`` raise LockLost in the thread that
+    acquired it, even if another thread has acquired it since.
     """
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._reentrant = lock._want.reentrant
         self._numbers = count()
-        # One for each acquire that was not released. There may be more than the holder's: a thread that lost its lease
-        # hears of it only when it releases.
+        # One entry for each acquire without a release. There may be more entries than holders: a thread that lost its
+        # lease learns of it only when it releases.
         self._taken: dict[_Key, Entry[HeldLease]] = {}
         self._tidy_at = TIDY_AT
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As of `threading.Lock`. Raises BackendUnavailable, BackendRejected and ClientClosed besides."""
+        """Acquire the lock as `threading.Lock.acquire` does, with ``timeout`` in seconds; -1 waits forever.
+
+        Unlike that method it may raise BackendUnavailable, BackendRejected and ClientClosed.
+        """
         if not isinstance(timeout, (int, float)):
-            raise TypeError(f"timeout must be a number of seconds, not {timeout!r:.60}: -1 waits for ever")
+            raise TypeError(f"timeout must be a number of seconds, not {timeout!r:.60}: give -1 to wait forever")
         if not blocking and timeout != -1:
             raise ValueError("can't specify a timeout for a non-blocking call")
         if timeout < 0 and timeout != -1:
@@ -71,7 +74,7 @@ class ThreadingLock(OfThisProcess):
         return self._take(0 if not blocking else None if timeout == -1 else timeout)
 
     def _take(self, timeout: float | None, frame: FrameType | None = None) -> bool:
-        """``frame``: of the ``with`` statement."""
+        """Acquire the lock. ``frame`` is that of the ``with`` statement."""
         key = _this_thread(), next(self._numbers)
         lease = self._lock._acquire(check_timeout(timeout))
         if lease is None:
@@ -80,25 +83,25 @@ class ThreadingLock(OfThisProcess):
             self._taken[key] = Entry(lease, frame)
             if len(self._taken) >= self._tidy_at:
                 self._tidy()
-        except BaseException:  # interrupted: nobody has it to release it
+        except BaseException:  # interrupted: no caller has the lease to release it
             self._taken.pop(key, None)
             lease._take_back()
             raise
         return True
 
     def _tidy(self) -> None:
-        """Forget what threads lost that have ended without a release."""
+        """Forget the lost leases of threads that ended without a release."""
         for key, entry in list(self._taken.items()):
             if key[0]() is None and entry.lease._is_lost():
                 self._taken.pop(key, None)
         self._tidy_at = max(TIDY_AT, 2 * len(self._taken))
 
     def release(self) -> None:
-        """Raises NotHeld, which is a RuntimeError, if it is not acquired; LockLost if it was lost."""
+        """Release the lock. Raises NotHeld (a RuntimeError) if it is not acquired, and LockLost if it was lost."""
         self.__exit__(None, None, None)  # which raises LockLost, and finds no `with` of this frame
 
     def locked(self) -> bool:
-        """Whether anybody holds it; asks the backend unless it is held through this object."""
+        """Return whether anybody holds the lock. Asks the backend, unless it is held through this object."""
         return self._is_held() or self._lock.is_locked()
 
     def __enter__(self) -> bool:
@@ -131,8 +134,11 @@ class ThreadingLock(OfThisProcess):
             raise
 
     def _mine(self, frame: FrameType | None = None) -> list[tuple[_Key, Entry[HeldLease]]]:
-        """What the ``with`` statement of this frame took; where there is none, what this thread took, newest first; and
-        where it took nothing, of a plain lock what any thread took: one that is lost before the one that is held."""
+        """Return the entries that a release now applies to, newest first.
+
+        These are the entries of this frame's ``with`` statement, or else of this thread. If there are none and the lock
+        is not reentrant, it is one of any thread: a lost lease is preferred to the one that is held.
+        """
         taken = list(self._taken.items())[::-1]
         thread = _this_thread()
         mine = [(key, entry) for key, entry in taken if frame and entry.frame is frame]
@@ -144,7 +150,7 @@ class ThreadingLock(OfThisProcess):
 
     def _not_acquired(self) -> NotHeld:
         return NotHeld(
-            f"release of the lock {self._lock.name!r}, which is not acquired",
+            f"the lock {self._lock.name!r} cannot be released, because it is not acquired",
             name=self._lock.name,
             backend=self._lock._kernel.scheme,
         )
@@ -156,14 +162,17 @@ class ThreadingLock(OfThisProcess):
         held = " held" if self._is_held() else ""
         return f"<ThreadingLock {self._lock.name!r} in {self._lock._kernel.scheme}{held}>"
 
-    # What threading.Condition asks of an RLock
+    # The private methods of an RLock that threading.Condition calls
 
     def _is_owned(self) -> bool:
         return bool(self._mine())
 
     def _release_save(self) -> list[_Key]:
-        """Give back every level. The leases stay in ``_taken`` until they are replaced: where a wait() does not get the
-        lock back, its ``with`` still ends with what is its own, and not with the lease of another thread."""
+        """Release every level.
+
+        The leases stay in ``_taken`` until `_acquire_restore` replaces them. If a wait() cannot get the lock back, its
+        ``with`` then still ends with its own lease, not with that of another thread.
+        """
         mine = self._mine()
         for _, entry in mine:
             entry.lease.__exit__(None, None, None)

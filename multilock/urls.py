@@ -1,4 +1,4 @@
-"""What a URL of a backend may look like, how it is taken apart, and how it is shown without its secrets."""
+"""Check the URL of a backend, split it, and redact its secrets for messages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from multilock.registry import is_scheme
 
 __all__ = ["redact", "split_url"]
 
-SHOWN = ("ttl", "prefix", "identity", "outage_timeout", "request_timeout")  # any other value may be a secret
+SHOWN = ("ttl", "prefix", "identity", "outage_timeout", "request_timeout")  # every other value may be a secret
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _NO_AUTHORITY = re.compile(r"[a-z][a-z0-9+.-]*:///", re.IGNORECASE)
-# u:ab/cd@h, u:ab?cd@h; but neither h1:1,h2?name=a@b nor [::1]?name=a@b
+# Matches u:ab/cd@h and u:ab?cd@h, but neither h1:1,h2?name=a@b nor [::1]?name=a@b.
 _CUT_PASSWORD = re.compile(r"[^/]*://[^/?@]*:(?![0-9]*[/?])[^/?@:\],]*(?:/[^?]*@|(?:/[^?]*)?\?[^=&]*@)", re.DOTALL)
-_USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTALL)  # to the last @: it may lack escapes
+# Up to the last @, since a password may contain an @ that should have been escaped.
+_USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)?.*@", re.IGNORECASE | re.DOTALL)
 
 
 def redact(url: str) -> str:
-    """``url`` fit to be shown: without user info, and with no value of a query but those of the common options.
+    """Return ``url`` for messages: without user info, and with the query values of the common options only.
 
-    A URL too broken to tell where its user info ends loses more than that, never less.
+    If a URL is so broken that the end of its user info is unclear, more than the user info is removed, never less.
     """
     shown = url if _NO_AUTHORITY.match(url) else _USER_INFO.sub(r"\1***@", url)
     shown, has_fragment, _ = shown.partition("#")
@@ -34,12 +35,11 @@ def _redact_pair(pair: str) -> str:
 
 
 def split_url(url: str, source: str) -> tuple[str, str, dict[str, str]]:
-    """Scheme (in lower case, in the URL too), the URL without its query, and the query decoded. ``source`` says where
-    the URL came from.
+    """Return the scheme in lower case, the URL without its query (also with that scheme), and the decoded query.
 
-    Raises ConfigurationError; its text has no secret of the URL.
+    ``source`` says where the URL came from. Raises ConfigurationError, whose text has no secret of the URL.
     """
-    from urllib.parse import urlsplit  # 5 ms at import
+    from urllib.parse import urlsplit  # the import takes 5 ms
 
     def wrong(what: str) -> ConfigurationError:
         return ConfigurationError(f"{source} {redact(url)!r} {what}")
@@ -50,7 +50,7 @@ def split_url(url: str, source: str) -> tuple[str, str, dict[str, str]]:
     if not separator or not is_scheme(scheme.lower()):
         raise wrong("is not a URL: it must begin with a scheme, such as redis:// or sqlite:////")
     if "#" in url:
-        raise wrong("has a '#': write %23 where it belongs to a value, else remove what begins with it")
+        raise wrong("has a '#': write %23 if it belongs to a value, or else remove it and the text after it")
     if _BAD_PERCENT.search(url):
         raise wrong("has a '%' without two hexadecimal digits: write %25 for the character itself")
     try:
@@ -60,7 +60,7 @@ def split_url(url: str, source: str) -> tuple[str, str, dict[str, str]]:
     bare, _, query = url.partition("?")
     if _CUT_PASSWORD.match(url):
         raise wrong("has a port that is not a number: in a password, write %2F for a '/' and %3F for a '?'")
-    # Backends look at the scheme again: REDISS:// must not pass for one without TLS.
+    # Backends compare the scheme again: REDISS:// must not be mistaken for a scheme without TLS.
     return scheme.lower(), scheme.lower() + bare.removeprefix(scheme), _split_query(query, source)
 
 
@@ -80,7 +80,7 @@ def _split_pair(pair: str, source: str) -> tuple[str, str]:
     from urllib.parse import unquote_plus
 
     name, equals, value = pair.partition("=")
-    if not (name and equals):  # not shown: it may be the end of a password
+    if not (name and equals):  # not shown: the entry may be the end of a password
         raise ConfigurationError(f"{source} has an entry after '?' that is not name=value: write %26 for a '&' itself")
     try:
         return unquote_plus(name, errors="strict"), unquote_plus(value, errors="strict")

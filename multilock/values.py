@@ -1,7 +1,8 @@
-"""The value that a lock's key has on Consul, etcd and ZooKeeper: one line of JSON that says who holds or waits.
+"""The value of a lock's key on Consul, etcd and ZooKeeper: one line of JSON that describes the holder or waiter.
 
-It is for people, `inspect()` and `leader()`. A backend that looks for its own claim reads whose it is, and whether it
-was released and rests; nothing else decides by it. Other tools' values are shown as they are.
+It is for people, `inspect()` and `leader()`. A backend reads from it only which claim it belongs to, and whether the
+name was released and is kept taken (``hold_at_least``). No other decision uses it. Other tools' values are shown as
+they are.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @lru_cache(maxsize=64)
 def _host_and_pid(asker: str) -> tuple[str | None, int | None]:
-    """Of an owner's text without its id: the same for every claim of one lock object."""
+    """Return host and pid from an owner's text without its id, which is the same for every claim of a lock object."""
     asks = parse_owner(f"id{asker}")
     return asks.host, asks.pid
 
 
 def encode_value(claim: Claim) -> bytes:
-    """``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}`` (a permit: and ``"permits":…``) in
-    at most 512 bytes of UTF-8."""
+    """Return the value of a claim's key, in at most 512 bytes of UTF-8.
+
+    It is ``{"v":1,"id":…,"kind":…,"who":…,"host":…,"pid":…,"since":<unix s>,"ttl":…}``, and for a permit also
+    ``"permits":…``.
+    """
     return _encode(_said(claim)).encode()
 
 
 def encode_resting(claim: Claim, token: int | None, seconds: float) -> bytes:
-    """… of a name that was released, and stays taken for so long. Since when it was held is not known any more."""
+    """Return the value of a released name that stays taken for ``seconds``. It has no ``since``, which is not known."""
     said = _said(claim)
     del said["since"]
     return _encode({**said, "token": token, "resting_until": round((system.wall() / 1_000_000) + seconds, 3)}).encode()
@@ -57,8 +61,10 @@ def _said(claim: Claim) -> dict[str, object]:
 
 
 def decode_value(value: bytes) -> LockInfo:
-    """What `encode_value` wrote, as a LockInfo without a name; ``owner`` is that of the claim. Anything else is shown
-    as its ``identity``."""
+    """Return what `encode_value` wrote, as a LockInfo without a name, whose ``owner`` is that of the claim.
+
+    Any other value becomes its ``identity``.
+    """
     try:
         said = json.loads(value)
         if said["v"] != VERSION:

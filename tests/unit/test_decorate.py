@@ -133,7 +133,7 @@ def a_generator() -> Iterator[int]:
 def test_a_function_that_only_begins_its_work_under_the_lock_is_refused(
     client: Client, backend: Scripted, begin: Callable[[], Any]
 ) -> None:
-    with pytest.raises(TypeError, match="its body would run after the lock was given back"):
+    with pytest.raises(TypeError, match="its body would run after the lock was released"):
         client.locked("n")(lambda: begin())()
     assert backend.holders == {}
 

@@ -681,7 +681,7 @@ def test_it_refuses_what_a_threading_lock_refuses(threads: Client) -> None:
         lock.acquire(False, 1)
     with pytest.raises(ValueError):
         lock.acquire(timeout=-2)
-    with pytest.raises(TypeError, match="-1 waits for ever"):
+    with pytest.raises(TypeError, match="give -1 to wait forever"):
         lock.acquire(timeout=None)  # type: ignore[arg-type]
 
 

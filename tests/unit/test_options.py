@@ -65,7 +65,7 @@ def test_user_and_password_of_a_url_are_decoded() -> None:
 
 def test_files_for_tls_are_refused_without_it() -> None:
     assert tls_only({"ca": "x"}, "rediss", "rediss") == {"ca": "x"}
-    with pytest.raises(ConfigurationError, match="ca: for rediss:// only"):
+    with pytest.raises(ConfigurationError, match="ca: only rediss:// has these"):
         tls_only({"ca": "x"}, "redis", "rediss")
 
 

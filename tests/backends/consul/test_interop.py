@@ -145,9 +145,9 @@ def test_consul_lock_n_shares_its_permits_with_ours_and_keeps_out_the_rest(
     assert says_held(official)
     before = shared.key(f"multilock/{name}/.lock")
     assert [kind for kind, lock in takers(client, name).items() if lock.try_acquire()] == []
-    with pytest.raises(BackendRejected, match="has 2 permits here, 3 were asked for"):
+    with pytest.raises(BackendRejected, match="has 2 permits here, but 3 were requested"):
         client.semaphore(name, 3).acquire()
-    with pytest.raises(BackendRejected, match="has 2 permits here, 1 were asked for"):
+    with pytest.raises(BackendRejected, match="has 2 permits here, but 1 were requested"):
         client.semaphore(name, 1).acquire()
     assert shared.key(f"multilock/{name}/.lock") == before
     second = client.semaphore(name, 2).acquire(timeout=0)
@@ -277,7 +277,7 @@ def test_a_semaphore_of_another_program_with_one_permit_is_waited_for_like_a_mut
     shared.ask("PUT", f"kv/multilock/{name}/.lock?flags={SEMAPHORE_FLAGS}", held)
     client = connect(shared.url)
     assert client.semaphore(name, 1).try_acquire() is None
-    with pytest.raises(BackendRejected, match="has 1 permits here, 2 were asked for"):
+    with pytest.raises(BackendRejected, match="has 1 permits here, but 2 were requested"):
         client.semaphore(name, 2).try_acquire()
     waiting = background(lambda: client.semaphore(name, 1).acquire(timeout=WITHIN))
     shared.ask("PUT", f"session/destroy/{session}")

@@ -339,11 +339,11 @@ def test_permits_that_come_and_go_at_once_meet_each_other_and_never_too_many(
 def test_the_only_permit_is_a_mutex_whose_number_is_checked(us: Ours, them: Ours, below: Below) -> None:
     held = us.take(us.permit(1))
     assert below.left() == [".lock"]
-    with pytest.raises(BackendRejected, match="has 1 permits here, 5 were asked for"):
+    with pytest.raises(BackendRejected, match="has 1 permits here, but 5 were requested"):
         them.attempt(them.permit(5))
     us.release(held)
     held = us.take(us.permit(5))
-    with pytest.raises(BackendRejected, match="has 5 permits here, 1 were asked for"):
+    with pytest.raises(BackendRejected, match="has 5 permits here, but 1 were requested"):
         them.attempt(them.permit(1), join=True)
     us.release(held)
     assert below.empty()
@@ -354,7 +354,7 @@ def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ou
     held = us.take(us.permit(3))
     before, sessions = below.left(), len(below.server.sessions())
     for join in (False, True):
-        with pytest.raises(BackendRejected, match="has 3 permits here, 5 were asked for"):
+        with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested"):
             them.attempt(them.permit(5), join)
         assert (below.left(), len(below.server.sessions())) == (before, sessions)
     us.release(held)

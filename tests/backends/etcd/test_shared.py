@@ -112,7 +112,7 @@ def test_who_is_refused_for_its_number_refuses_nobody_in_its_turn_also_when_thos
 
     with monkeypatch.context() as patched:
         patched.setattr(Transactions, "delete", silent)
-        with pytest.raises(BackendRejected, match="has 3 permits here, 5 were asked for"):
+        with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested"):
             them.attempt(them.permit(5), join=join)
     assert standing() == [f"permit/3/{held.id}"]
     us.release(held)
@@ -141,7 +141,7 @@ def test_another_number_is_refused_also_behind_somebody_else_who_waits(
     them.wait(them.claim(between))
     before = standing()
     for number in (2, 5):
-        with pytest.raises(BackendRejected, match=f"has 3 permits here, {number} were asked for"):
+        with pytest.raises(BackendRejected, match=f"has 3 permits here, but {number} were requested"):
             them.attempt(them.permit(number), join=join)
     assert standing() == before
 

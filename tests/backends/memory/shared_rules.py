@@ -193,7 +193,7 @@ class SharedRules(Rules):
     def test_other_number_is_refused_at_once_and_leaves_nothing(self, one: Asker, two: Asker) -> None:
         held = one.permit(3)
         granted = one.hold(held)
-        with pytest.raises(BackendRejected, match="has 3 permits here, 5 were asked for: let all name the same number"):
+        with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested: use the same number in every program"):
             two.attempt(two.permit(5))
         assert one.release(held, granted) is True
         assert self.leftovers(one) == []

@@ -129,7 +129,7 @@ def test_who_made_its_node_and_could_ask_no_further_may_have_done_something(
 def test_another_number_is_refused_at_once_and_leaves_nothing(us: Ours, them: Ours, below: Below) -> None:
     held = us.take(us.permit(3))
     for join in (False, True):
-        with pytest.raises(BackendRejected, match="has 3 permits here, 5 were asked for"):
+        with pytest.raises(BackendRejected, match="has 3 permits here, but 5 were requested"):
             them.attempt(them.permit(5), join)
         assert len(below.nodes()) == 1
     us.release(held)

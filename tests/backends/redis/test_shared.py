@@ -62,7 +62,7 @@ def test_another_number_of_permits_is_rejected_at_once_and_leaves_nothing(
     held, _ = us.take(us.permit(3))
     before = keys(bare)
     with pytest.raises(
-        BackendRejected, match=f"has 3 permits here, but {permits} were requested: use the same number in every program, or wait"
+        BackendRejected, match=f"has 3 permits here, but {permits} were requested: use the same number in every program"
     ):
         them.attempt(them.permit(permits), join=True)
     assert keys(bare) == before

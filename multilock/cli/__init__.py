@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command that ``sys.argv`` names; returns the exit code."""
+    """Run the command that ``sys.argv`` names. Returns the exit code."""
     _open_standard_streams()
     from multilock.cli.app import run_app
 
@@ -18,7 +18,10 @@ def main() -> int:
 
 
 def _open_standard_streams() -> None:
-    """A daemon may be started with 0, 1 or 2 closed: the next file opened, a database say, would be CMD's stderr."""
+    """Open those of stdin, stdout and stderr that are closed, as they may be in a daemon.
+
+    Otherwise the next file that is opened, such as a database, would get the number 0, 1 or 2, and CMD would use it.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -27,6 +30,6 @@ def _open_standard_streams() -> None:
                 os.close(null)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode))
-    for stream in (sys.stdout, sys.stderr):  # a name that cannot be shown must not end a command half-way
+    for stream in (sys.stdout, sys.stderr):  # a name that cannot be printed must not end a command half-way
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

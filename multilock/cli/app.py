@@ -1,7 +1,7 @@
-"""The commands and their arguments; what they do is in the other modules.
+"""The commands and their arguments. The other modules do the work.
 
-Each line of a crontab pays for what is imported here: arguments are parsed by the standard library, and a command
-imports what it needs when it is called.
+Every start from a crontab pays for the imports here. So the standard library parses the arguments, and a command
+imports its modules only when it is called.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["run_app"]
 
 NOT_HELD = 1
 NO_READER = 1
-EXITS = "Exit code: that of CMD; 76 lost, 69 unreachable, 64 usage, 128 + N ended by signal N"
+EXITS = "Exit code: that of CMD; 76 lock lost, 69 backend unreachable, 64 usage error, 128 + N if signal N ended CMD"
 WITH_CMD = ("run", "elect")
 
 
 def run_app() -> int:
-    """Run the command of ``sys.argv``; returns the exit code. No command ends with a traceback."""
+    """Run the command of ``sys.argv``. Returns the exit code. No command ends with a traceback."""
     try:
         arguments = _parse(sys.argv[1:])
         show_warnings()
         code: int = arguments.act(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as ended:  # help, the version, or a mistake that has been explained
+    except SystemExit as ended:  # help, the version, or a usage error, already printed
         return int(ended.code or 0)
     except BrokenPipeError:
         _drop_output()
@@ -45,13 +45,13 @@ def run_app() -> int:
 
 
 def _drop_output() -> None:
-    """What stdout did not take must not be tried again when the interpreter ends."""
+    """Send further output to /dev/null, so that Python does not retry at exit what stdout refused."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
-# ---- what the commands do
+# ---- the actions of the commands
 
 
 def _connect(arguments: argparse.Namespace, ttl: float | None = None) -> multilock.Client:
@@ -60,7 +60,7 @@ def _connect(arguments: argparse.Namespace, ttl: float | None = None) -> multilo
 
 def _connect_shared(arguments: argparse.Namespace) -> multilock.Client:
     if resolve(arguments.url, profile=arguments.profile, config=arguments.config).scheme == "memory":
-        raise ConfigurationError("memory:// is one process's own: choose a backend that several can reach")
+        raise ConfigurationError("memory:// is one process's own: choose a backend that several processes can reach")
     return _connect(arguments, arguments.ttl)
 
 
@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _lock(client: multilock.Client, arguments: argparse.Namespace) -> multilock.DistributedLock:
     name, rest, permits = arguments.name, arguments.hold_at_least, arguments.permits
     if arguments.shared and (rest or permits is not None):
-        raise ConfigurationError("--shared goes neither with --permits nor with --hold-at-least: leave one out")
+        raise ConfigurationError("--shared cannot be combined with --permits or --hold-at-least: leave one out")
     if arguments.shared:
         return client.read_write_lock(name).reader()
     if permits is not None:
@@ -105,13 +105,13 @@ def _force_release(arguments: argparse.Namespace) -> int:
         holder = client.inspect(name)
         who = "nobody" if holder is None else _holders(holder)
         if not arguments.yes:
-            held = f"{name!r} is held by {who}, who may still be at work" if holder else f"nobody holds {name!r} now"
-            say(f"{held}: add --yes to take it away")
+            held = f"{name!r} is held by {who}, which may still be at work" if holder else f"nobody holds {name!r} now"
+            say(f"{held}: add --yes to take the lock away")
             return USAGE
         if client.force_release(name):
             print(f"{name} was taken from {who}")
             return 0
-        print(f"{name} was held by nobody")
+        print(f"nobody held {name}")
         return NOT_HELD
 
 
@@ -144,7 +144,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     return compare(wanted)
 
 
-# ---- their arguments
+# ---- the arguments of the commands
 
 
 class _Parser(argparse.ArgumentParser):
@@ -159,7 +159,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         raise SystemExit(USAGE)
     if words[0] not in WITH_CMD:
         return top.parse_args(words)
-    # Whatever is after -- is CMD's, further dashes too.
+    # Everything after -- belongs to CMD, including further dashes.
     end = words.index("--") if "--" in words else len(words)
     parser = commands[words[0]]
     arguments, unknown = parser.parse_known_intermixed_args(words[1:end])
@@ -189,71 +189,75 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         parser.set_defaults(act=act)
         return parser
 
-    run = command("run", _run, "NAME -- CMD...", "run CMD while the lock NAME is held; end CMD if it is lost",
-                  f"{EXITS}, 75 not obtained.")  # fmt: skip
+    run = command("run", _run, "NAME -- CMD...", "run CMD while holding the lock NAME; end CMD if the lock is lost",
+                  f"{EXITS}; 75 NAME not obtained.")  # fmt: skip
     _add_command(run)
-    run.add_argument("--timeout", metavar="S", type=float, help="seconds to wait; 0: one try (default: for ever)")
+    run.add_argument("--timeout", metavar="S", type=float, help="seconds to wait; 0 tries once (default: no limit)")
     run.add_argument("--hold-at-least", metavar="S", type=float, default=0.0,
-                     help="keep NAME taken for S seconds, if CMD ends before")  # fmt: skip
-    run.add_argument("--shared", action="store_true", help="hold NAME as a reader, together with others")
-    run.add_argument("--permits", metavar="N", type=int, help="hold NAME as one of at most N")
-    run.add_argument("--quiet", "-q", action="store_true", help="do not report waiting, or that NAME was not obtained")
+                     help="keep NAME taken for at least S seconds, even if CMD ends earlier")  # fmt: skip
+    run.add_argument("--shared", action="store_true", help="hold NAME as a reader, together with other readers")
+    run.add_argument("--permits", metavar="N", type=int, help="hold NAME as one of at most N holders")
+    run.add_argument("--quiet", "-q", action="store_true", help="do not say that NAME is awaited or was not obtained")
     run.add_argument("--conflict-exit-code", "-E", metavar="CODE", dest="taken", type=int, default=TAKEN,
                      help="exit code if NAME is not obtained (default: 75)")  # fmt: skip
-    elect = command("elect", _elect, "NAME -- CMD...", "run CMD whenever this node leads; when CMD ends, resign",
-                    f"{EXITS}. After a loss the node stands again; 76 only if CMD cannot be ended.")  # fmt: skip
+    elect = command("elect", _elect, "NAME -- CMD...", "run CMD while this node is the leader; resign when CMD ends",
+                    f"{EXITS}. After a loss the node is a candidate again; 76 if CMD cannot be ended.")  # fmt: skip
     _add_command(elect)
-    elect.add_argument("--identity", metavar="ID", help="this node, as others see it (default: host and pid)")
+    elect.add_argument("--identity", metavar="ID", help="the name of this node (default: host and pid)")
     elect.add_argument(
-        "--grace", metavar="S", type=float, help="seconds CMD has to end after SIGTERM (default: the ttl)"
+        "--grace", metavar="S", type=float, help="seconds for CMD to end after SIGTERM (default: the ttl)"
     )
     for holding in (run, elect):
         holding.add_argument(
-            "--ttl", metavar="S", type=float, help="seconds the lock outlives a dead holder (default: 30)"
+            "--ttl", metavar="S", type=float, help="seconds for which the lock outlives a dead holder (default: 30)"
         )
 
-    status = command("status", _status, "[PREFIX]", "show who holds what")
-    status.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="show only names that begin with it")
+    status = command("status", _status, "[PREFIX]", "list the held locks and their holders")
+    status.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin with PREFIX")
     status.add_argument("--json", action="store_true", help="print JSON, for programs")
-    status.add_argument("--watch", action="store_true", help="keep the display up to date until interrupted")
+    status.add_argument("--watch", action="store_true", help="update the list until interrupted")
 
-    force = command("force-release", _force_release, "NAME", "take the lock NAME away from its holder, who is told",
-                    "Exit code: 0 taken away, 1 nobody held it, 69 unreachable, 64 usage.")  # fmt: skip
+    force = command("force-release", _force_release, "NAME", "take the lock NAME away from its holder, and notify it",
+                    "Exit code: 0 taken away, 1 nobody held it, 69 backend unreachable, 64 usage error.")  # fmt: skip
     force.add_argument("name", metavar="NAME", help="the lock's name")
-    force.add_argument("--yes", action="store_true", help="required: confirm that its holder loses it")
+    force.add_argument("--yes", action="store_true", help="required: confirm that the holder loses the lock")
 
-    doctor = command("doctor", _doctor, "", "show what is installed, and what the backend promises",
-                     "Exit code: 0 sound, 1 a finding of level error, 69 unreachable, 64 usage.")  # fmt: skip
+    doctor = command("doctor", _doctor, "", "check the installation and the backend, and show its promises",
+                     "Exit code: 0 no problem, 1 a finding of level error, 69 unreachable, 64 usage.")  # fmt: skip
     doctor.add_argument("--json", action="store_true", help="print JSON, for programs")
-    doctor.add_argument("--strict", action="store_true", help="exit with 1 for a finding of level warning too")
+    doctor.add_argument("--strict", action="store_true", help="also exit with 1 for a finding of level warning")
 
-    demo = command("demo", _demo, "", "show a leader being elected, killed and replaced")
-    demo.add_argument("--nodes", metavar="N", type=_nodes, default=3, help="number of processes, 2 to 20 (default: 3)")
+    demo = command("demo", _demo, "", "watch a leader being elected, killed and replaced")
+    demo.add_argument(
+        "--nodes", metavar="N", type=_nodes, default=3, help="number of processes, from 2 to 20 (default: 3)"
+    )
 
-    compare = command("compare", _compare, "URL...", "show what each backend does when things break",
-                      "Exit code: 0 nothing broken, 1 a promise broken (--verify: other verdicts), 3 void, "
-                      "69 unreachable, 64 usage, 130 interrupted.")  # fmt: skip
-    compare.add_argument("urls", metavar="URL", nargs="*", help="servers that may be used for locks named compare-...")
-    compare.add_argument("--quick", action="store_true", help="two cycles of each, in about two minutes")
-    compare.add_argument("--scenarios", metavar="A,B", help="only these faults (default: all that apply)")
-    compare.add_argument("--cycles", metavar="N", type=int, help="cycles of each fault and backend (default: 20)")
-    compare.add_argument("--control-cycles", metavar="N", type=int, help="... and control (default: as many)")
-    compare.add_argument("--minutes", metavar="M", type=float, help="begin no more cycles after so long")
-    compare.add_argument("--ttl", metavar="S", type=float, default=2.0, help="ttl of the locks (default: 2)")
-    compare.add_argument("--seed", metavar="N", type=int, help="for the same order and the same dice again")
+    compare = command("compare", _compare, "URL...", "cause faults, and show how each backend behaves",
+                      "Exit code: 0 no promise broken, 1 a promise broken, 3 void: it proves nothing, "
+                      "69 unreachable, 64 usage error, 130 interrupted. --verify: 1 if a verdict differs.")  # fmt: skip
+    compare.add_argument("urls", metavar="URL", nargs="*", help="servers to test, with locks named compare-...")
+    compare.add_argument("--quick", action="store_true", help="two cycles of each fault, in about two minutes")
+    compare.add_argument("--scenarios", metavar="A,B", help="only these faults (default: all that are possible)")
+    compare.add_argument("--cycles", metavar="N", type=int, help="cycles for each fault and backend (default: 20)")
+    compare.add_argument(
+        "--control-cycles", metavar="N", type=int, help="cycles for each control (default: as --cycles)"
+    )
+    compare.add_argument("--minutes", metavar="M", type=float, help="start no further cycle after M minutes")
+    compare.add_argument("--ttl", metavar="S", type=float, default=2.0, help="ttl of the locks in seconds (default: 2)")
+    compare.add_argument("--seed", metavar="N", type=int, help="repeat the order and random choices of an earlier run")
     compare.add_argument("--adapter", metavar="M:N=URL", dest="adapters", action="append", default=[],
-                         help="a lock of yours too: package.module:Name=URL (repeatable)")  # fmt: skip
-    compare.add_argument("--scale", action="store_true", help="10,000 held locks instead of 1,000")
+                         help="also test your own lock: package.module:Name=URL (repeatable)")  # fmt: skip
+    compare.add_argument("--scale", action="store_true", help="measure with 10,000 held locks, not 1,000")
     compare.add_argument("--server-pid", metavar="URL=PID", dest="server_pids", action="append", default=[],
-                         help="this process may be stopped (SIGSTOP) for a while (repeatable)")  # fmt: skip
+                         help="process PID may be paused with SIGSTOP (repeatable)")  # fmt: skip
     compare.add_argument("--server-container", metavar="URL=NAME", dest="server_containers", action="append",
                          default=[], help="this container may be paused, killed, restarted (repeatable)")  # fmt: skip
-    compare.add_argument("--out", metavar="DIR", help="keep the history, the report and its page there")
-    compare.add_argument("--resume", action="store_true", help="go on with the run that ended early in --out")
-    compare.add_argument("--card", metavar="FILE", help="draw the grid and the worst cycles: an SVG of 1200 x 630")
-    compare.add_argument("--against", metavar="FILE", help="an older report.json: show what changed")
-    compare.add_argument("--verify", metavar="DIR", help="judge the history of that folder again, and run nothing")
-    compare.add_argument("--page", metavar="DIR", help="write report.html of that folder again, and run nothing")
+    compare.add_argument("--out", metavar="DIR", help="write the history and the report to DIR")
+    compare.add_argument("--resume", action="store_true", help="continue the run in --out that ended early")
+    compare.add_argument("--card", metavar="FILE", help="draw the results as an SVG of 1200 x 630")
+    compare.add_argument("--against", metavar="FILE", help="show what changed since this older report.json")
+    compare.add_argument("--verify", metavar="DIR", help="judge the history in DIR again; run nothing")
+    compare.add_argument("--page", metavar="DIR", help="write report.html in DIR again; run nothing")
     compare.add_argument("--json", dest="as_json", action="store_true", help="print report.json, for programs")
 
     for parser in (run, elect, status, force, doctor, demo):

@@ -1,4 +1,4 @@
-"""CMD: a process group of its own, in the foreground of the terminal if there is one, that dies with multilock."""
+"""CMD: a process group that dies with multilock, in the foreground of the terminal if there is one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from multilock.kernel.runtime import now
 
 __all__ = ["CannotStart", "Child"]
 
-# CMD gets what the caller opened for it (`3>file`, `<(…)`, a systemd socket). This list is made before a client opens
-# anything, so that no connection of ours is in it.
+# CMD inherits what the caller opened for it (`3>file`, `<(…)`, a systemd socket). This list is made before a client
+# opens anything, so that it has no connection of ours.
 INHERITED = frozenset(inheritable_descriptors())
 LAUNCH = str(Path(__file__).with_name("launch.py"))
-LOOK_EVERY = 0.02  # seconds between looks at a group that is being ended; there is nothing to wait on
-DYING = 5.0  # seconds for the kernel to end what was killed; one that sits in a system call may never end
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as a shell has it
+LOOK_EVERY = 0.02  # seconds between checks of a group that is being ended, which sends no event
+DYING = 5.0  # seconds for the kernel to end a killed process; one inside a system call may never end
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in a shell
 
 
 class CannotStart(Exception):
-    """CMD could not be run; ``code`` is the exit code a shell would give."""
+    """CMD could not be run. ``code`` is the exit code that a shell would give."""
 
     def __init__(self, command: str, number: int) -> None:
         super().__init__(f"{command}: {os.strerror(number)}")
@@ -36,27 +36,27 @@ class CannotStart(Exception):
 
 
 class _Left(Enum):
-    """What is left of a group."""
+    """The processes left in a group."""
 
     NOTHING = auto()
     OURS = auto()
-    FORBIDDEN = auto()  # processes of another user, and no others
+    FORBIDDEN = auto()  # only processes of another user
 
 
 class Child:
-    """One run of CMD. Made and waited for by the main thread; any thread may signal or end it."""
+    """One run of CMD. The main thread makes it and waits for it; any thread may signal or end it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it. Raises CannotStart."""
+        """Start CMD. Raises CannotStart."""
         self._terminal = _in_foreground()
-        self._lock = system.RLock()  # a signal handler may interrupt the main thread in one of its sections
-        self._over = False  # its group's number may belong to somebody else
+        self._lock = system.RLock()  # reentrant: a signal handler may interrupt the main thread while it has the lock
+        self._over = False  # True when the number of the group may belong to somebody else
         self._reaped = system.Event()
         self._ending = False
         report, report_end = os.pipe()
         self._watch_end: int | None
-        watch, self._watch_end = os.pipe()  # ends with this process, by whatever cause
-        # With `cmd | less` on a terminal the rest of the pipeline needs the foreground; CMD gets it when it asks.
+        watch, self._watch_end = os.pipe()  # closes when this process ends, whatever the cause
+        # In `cmd | less` on a terminal, the rest of the pipeline needs the foreground. CMD gets it when it asks.
         foreground = self._terminal and os.isatty(1)
         arguments = [str(os.getpid()), str(report_end), str(watch), str(int(foreground)), *command]
         with open(report, "rb") as told:
@@ -71,14 +71,14 @@ class Child:
                 os.close(report_end)
                 os.close(watch)
             self.group = self._process.pid
-            failed = told.read()  # ends when CMD begins
+            failed = told.read()  # returns when CMD has started, or could not
         if failed:
             self.wait()
             self.close()
             raise CannotStart(command[0], int(failed))
 
     def signal(self, signum: int) -> bool:
-        """Send ``signum`` to the whole group. False: there is one, but all of it is another user's, as with sudo."""
+        """Send ``signum`` to the whole group. Returns False if all its processes are another user's, as with sudo."""
         with self._lock:
             try:
                 if not self._over:
@@ -90,11 +90,11 @@ class Child:
         return True
 
     def wait(self, pause: Callable[[], None] | None = None) -> int:
-        """Wait for CMD itself; its exit code, or 128 + the signal that ended it.
+        """Wait for CMD itself. Returns its exit code, or 128 + the signal that ended it.
 
-        ``pause()`` returns when a signal has come, also SIGCHLD. Without it, nobody passes on signals meanwhile.
+        ``pause()`` waits until a signal has come, also SIGCHLD. Without it, no signal is passed on meanwhile.
 
-        CMD cannot be suspended from the terminal: it would keep the lock, and nobody would be told.
+        CMD cannot be suspended from the terminal: it would keep the lock, and nobody would notice.
         """
         while True:
             pid, status = os.waitpid(self._process.pid, os.WUNTRACED | (os.WNOHANG if pause else 0))
@@ -104,8 +104,8 @@ class Child:
             if not os.WIFSTOPPED(status):
                 break
             self._stopped(os.WSTOPSIG(status))
-        self._process.returncode = os.waitstatus_to_exitcode(status)  # waited for here: Popen must not wait again
-        if not self._ending:  # what is left of the group is not ours to end
+        self._process.returncode = os.waitstatus_to_exitcode(status)  # so that Popen does not wait again
+        if not self._ending:  # CMD ended by itself: the rest of its group may live on
             self._dismiss_watcher()
         self._reaped.set()
         self.leave_terminal()
@@ -116,20 +116,20 @@ class Child:
         if self._terminal and by in (signal.SIGTTIN, signal.SIGTTOU):
             _put_in_foreground(self.group)
         elif not (self._terminal and by == signal.SIGTSTP):
-            return  # somebody's kill -STOP is respected
+            return  # somebody stopped it with kill -STOP: leave it stopped
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """SIGTERM to the group."""
+        """Send SIGTERM to the group."""
         self._ending = True
         self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)  # a stopped process hears nothing before
+        self.signal(signal.SIGCONT)  # a stopped process does not receive it before
 
     def kill(self, kill_at: float, give_up_at: float, forbidden: Callable[[], None]) -> bool:
-        """SIGKILL at ``kill_at`` (on the clock `multilock.now()`) to what is left of the group.
+        """Send SIGKILL at ``kill_at`` (on the clock `multilock.now()`) to the processes left in the group.
 
-        False: something lives on at ``give_up_at`` that we may not kill, or the kernel does not end CMD.
-        ``forbidden`` is called as soon as only processes are left that we may not kill.
+        Returns False if processes that we may not kill are still alive at ``give_up_at``, or if the kernel does not end
+        CMD. ``forbidden`` is called as soon as only such processes are left.
         """
         told = False
         killed = False
@@ -141,7 +141,7 @@ class Child:
                 killed = True
                 self.signal(signal.SIGKILL)
             if killed and left is _Left.OURS and self._reaped.is_set():
-                return True  # what nobody has asked for yet are zombies
+                return True  # only zombies are left, which nobody has waited for
             limit = give_up_at if left is _Left.FORBIDDEN else max(give_up_at, kill_at) + DYING
             if killed and now() >= limit:
                 return False
@@ -149,7 +149,7 @@ class Child:
         return True
 
     def _left(self) -> _Left:
-        if self._reaped.is_set():  # CMD's orphans are ours if we are process 1
+        if self._reaped.is_set():  # as process 1 we must wait for CMD's orphans
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-self.group, os.WNOHANG)[0]:
                     pass
@@ -162,26 +162,27 @@ class Child:
         return _Left.OURS
 
     def close(self) -> None:
-        """No signal is sent any more; call it once CMD has been waited for."""
+        """Send no further signal. Call it once CMD has been waited for."""
         with self._lock:
             self._over = True
         self._dismiss_watcher()
 
     def leave_terminal(self) -> None:
+        """Take the foreground of the terminal back."""
         if self._terminal:
             _put_in_foreground(os.getpgrp())
 
     def _dismiss_watcher(self) -> None:
         with self._lock:
             if self._watch_end is not None:
-                with contextlib.suppress(OSError):  # it was killed
+                with contextlib.suppress(OSError):  # the watcher was killed
                     os.write(self._watch_end, b".")
                 os.close(self._watch_end)
                 self._watch_end = None
 
 
 def _in_foreground() -> bool:
-    """Whether stdin is a terminal and ours to hand on."""
+    """Return whether stdin is a terminal in whose foreground we are."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -189,5 +190,5 @@ def _in_foreground() -> bool:
 
 
 def _put_in_foreground(group: int) -> None:
-    with contextlib.suppress(OSError):  # somebody has hung up
+    with contextlib.suppress(OSError):  # the terminal is gone
         os.tcsetpgrp(0, group)

@@ -1,4 +1,4 @@
-"""``multilock compare``: faults on the reader's own servers, and what each lock did."""
+"""``multilock compare``: cause faults on the user's own servers, and report what each lock did."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ __all__ = ["Wanted", "compare", "show", "verify"]
 
 STYLES = {"kept": "green", "broken": "bold red", "undecided": "yellow", "": "dim"}
 WIDTH = 100
-SPINNER = 4  # columns before a line of progress, and behind it
-PLAIN_EVERY = 10.0  # seconds between two lines where there is no terminal
+SPINNER = 4  # columns of the spinner before a line of progress, and of the margin behind it
+PLAIN_EVERY = 10.0  # seconds between two lines of progress if stdout is not a terminal
 CYCLES = 20
-QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6  # the last for each core: most of a cycle is waiting
+# Cycles, seconds, and cycles at once for each core: most of a cycle is waiting.
+QUICK_CYCLES, QUICK_WITHIN, QUICK_AT_ONCE = 2, 60.0, 6
 LOCKS, MANY_LOCKS = 1_000, 10_000
 INTERRUPTED = 130
 PAGE = "report.html"
@@ -40,7 +41,7 @@ DIFFERENT = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for on the command line."""
+    """The arguments of the command line."""
 
     urls: Sequence[str]
     adapters: Sequence[str]
@@ -62,9 +63,9 @@ class Wanted:
 
 
 def compare(wanted: Wanted) -> int:
-    """Run it, show it, and keep it where ``out`` says. The exit code is the report's; 130 if it was interrupted."""
-    sys.path.insert(0, os.getcwd())  # for adapters, as `python -m` does
-    logging.getLogger("kazoo").addHandler(logging.NullHandler())  # it tells of each server that we stop
+    """Run the comparison, show it, and write it to ``out``. Returns the report's exit code, or 130 if interrupted."""
+    sys.path.insert(0, os.getcwd())  # adapters are imported from the working directory, as with `python -m`
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())  # it logs each server that we stop
     older = comparison.read_report(Path(wanted.against)) if wanted.against else None
     draw = _drawing(wanted.card, must=bool(wanted.card))
     console = Console(stderr=wanted.as_json)
@@ -122,7 +123,7 @@ def _scenarios(wanted: Wanted) -> list[str] | None:
 
 
 def verify(folder: str) -> int:
-    """Judge a report again by its history: 0 the same verdicts, 1 others."""
+    """Judge a report again from its history. Returns 0 if the verdicts are the same, else 1."""
     differences = comparison.verify(Path(folder))
     for line in differences:
         say(line)
@@ -134,7 +135,7 @@ def verify(folder: str) -> int:
 
 
 def show(folder: str, card: str | None) -> int:
-    """Draw a report that was kept, and its card where ``card`` says."""
+    """Write the page of a report again, and its card if ``card`` names a file."""
     draw = _drawing(card, must=True)
     draw(Path(folder), comparison.read_report(Path(folder)))
     print(Path(folder) / PAGE)
@@ -142,8 +143,11 @@ def show(folder: str, card: str | None) -> int:
 
 
 def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
-    """What draws the page of a folder, and the card. Raises ConfigurationError, before anything runs, where that cannot
-    be; if it need not be (``must``) and jinja2 is missing, it says so instead of drawing."""
+    """Return the function that draws the page of a folder, and the card.
+
+    If that is impossible (jinja2 is missing, the card cannot be written), it raises ConfigurationError, before anything
+    runs. If only jinja2 is missing and ``must`` is False, the returned function says so instead of drawing.
+    """
     try:
         from multilock.testing.compare import card as cards
         from multilock.testing.compare import evidence, page
@@ -172,12 +176,12 @@ def _drawing(card: str | None, *, must: bool) -> Callable[[Path, Report], None]:
 
 @dataclass(slots=True)
 class _Progress:
-    """What is said of a run while it goes on."""
+    """The text of the progress line during a run."""
 
-    before: int | None = None  # cycles of earlier pieces, which took none of the time that has elapsed
+    before: int | None = None  # cycles of earlier pieces, which took no time of this run
 
     def line(self, at: Progress, width: int) -> str:
-        """How far it is, when it may end, and what runs now as far as there is room."""
+        """Return how far the run is, the time that is left, and the faults that run now, as far as ``width`` allows."""
         words, runs = self._words(at), self._runs(at)
         return f"{words}  {runs[: max(0, width - len(words) - 2)]}".rstrip()
 
@@ -243,7 +247,7 @@ def _show(console: Console, report: Report) -> None:
 
 
 def _that_fit(names: list[str], rows: list[tuple[str, list[summary.Mark]]], width: int) -> list[list[int]]:
-    """The columns, by number, in as many tables as it takes."""
+    """Return the columns, by number, divided into tables that fit the width."""
     tables: list[list[int]] = []
     left = 0
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""``multilock demo``: processes elect a leader, the leader is killed, another takes over. What is shown is checked."""
+"""``multilock demo``: processes elect a leader, it is killed, another takes over. Each step shown is checked."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["demo"]
 
-TTL = 2.0  # seconds: even where only the ttl ends a dead leader's term, nobody waits long
-PAUSE = 1.0  # seconds in which a reader can follow
-SLACK = 10.0  # seconds on top of what the backend promises: machines are busy, and interpreters start slowly
+TTL = 2.0  # seconds: short, since on some backends only the ttl ends a dead leader's term
+PAUSE = 1.0  # seconds between two steps, so that a reader can follow
+SLACK = 10.0  # seconds more than the backend promises: the machine may be busy, and interpreters start slowly
 FAILED = 1
 
 
 def demo(url: str | None, profile: str | None, config: str | None, count: int) -> int:
-    """The exit code is 0 only if everything that was shown is true."""
+    """Run the demo. Returns the exit code, which is 0 only if everything that was shown is true."""
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         try:
@@ -43,7 +43,9 @@ def demo(url: str | None, profile: str | None, config: str | None, count: int) -
             url = f"sqlite:///{folder}/demo.db"
             place = resolve(url)
         if place.scheme == "memory":
-            raise ConfigurationError("memory:// is one process's own: choose a backend that several can reach")
+            raise ConfigurationError(
+                "memory:// is one process's own: choose a backend that several processes can reach"
+            )
         client = stack.enter_context(multilock.connect(url, profile=profile, config=config, ttl=TTL))
         try:
             with signals.end_the_wait():
@@ -62,7 +64,7 @@ def demo(url: str | None, profile: str | None, config: str | None, count: int) -
 def _play(client: multilock.Client, name: str, order: Mapping[str, object], place: str, count: int) -> None:
     show = _Show()
     with _Nodes(order, count, client.capabilities.takeover_bound + SLACK) as nodes:
-        show(f"{count} processes stand for the election {name!r} at {place}")
+        show(f"{count} processes are candidates of the election {name!r} at {place}")
         with show.waiting("waiting for a leader"):
             first = nodes.next_leader()
         show(f"{first.node.name} (pid {first.node.pid}) leads, term {first.term}", "green")
@@ -78,7 +80,7 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
 
         terms = [first.term, second.term]
         if count > 2:
-            show(f"{second.node.name} is asked to stop, so it resigns")
+            show(f"{second.node.name} is asked to stop, and so resigns")
             asked_at = multilock.now()
             nodes.stop(second.node)
             third = nodes.next_leader(second)
@@ -92,15 +94,15 @@ def _play(client: multilock.Client, name: str, order: Mapping[str, object], plac
 
 
 class _Failed(Exception):
-    """Something is not as the demo claims."""
+    """Something is not as the demo says."""
 
 
 class _Show:
-    """Prints what happens, with the seconds since the beginning."""
+    """Print what happens, with the seconds since the start."""
 
     def __init__(self) -> None:
         self._console: Console | None = None
-        with contextlib.suppress(ModuleNotFoundError):  # plain lines do as well
+        with contextlib.suppress(ModuleNotFoundError):  # without rich, plain lines do
             from rich import console
 
             self._console = console.Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -127,7 +129,7 @@ class _Elected:
 
 
 class _Nodes:
-    """The processes; all of them have ended when it is left."""
+    """The processes. All of them have ended when the context does."""
 
     def __init__(self, order: Mapping[str, object], count: int, patience: float) -> None:
         self._patience = patience  # seconds for one step
@@ -142,7 +144,7 @@ class _Nodes:
             node.kill()
 
     def next_leader(self, last: _Elected | None = None) -> _Elected:
-        """Wait until one is elected, and make sure that its term is greater than that of the ``last``."""
+        """Wait until a node is elected. Raises _Failed unless its term is greater than that of ``last``."""
         elected = next(self._elections())
         if last is not None and not elected.term > last.term:
             raise _Failed(f"term {elected.term} of {elected.node.name} does not follow term {last.term}")
@@ -176,7 +178,7 @@ class _Nodes:
 
 
 class _Node:
-    """One process that stands for election (see node.py), and the thread that listens to it."""
+    """One process that is a candidate (see node.py), and the thread that reads its reports."""
 
     def __init__(
         self, name: str, order: Mapping[str, object], heard: system.Queue[tuple[_Node, dict[str, float]]]
@@ -187,11 +189,11 @@ class _Node:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            process_group=0,  # Ctrl-C reaches the demo alone, which then ends them
+            process_group=0,  # so that Ctrl-C reaches only the demo, which then ends the nodes
         )
         self.pid = self._process.pid
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already; _listen says so
+        with contextlib.suppress(BrokenPipeError):  # the process has ended already; _listen reports it
             self._process.stdin.write(json.dumps({**order, "identity": name}) + "\n")
             self._process.stdin.flush()
         self._listener = start_worker(lambda: self._listen(heard), "multilock-demo", once=True)
@@ -209,13 +211,13 @@ class _Node:
         self.wait(None)
 
     def stop(self) -> None:
-        """The end of its stdin asks it to resign and to end."""
+        """Close its stdin, which asks it to resign and to end."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def wait(self, timeout: float | None) -> int:
-        """Its exit code."""
+        """Wait for its end and return its exit code."""
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""``multilock doctor``: what is installed, and what the chosen backend promises and lacks."""
+"""``multilock doctor``: check the installation and the chosen backend, and show its promises and problems."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["doctor"]
 class _Installed:
     scheme: str
     installed: bool
-    library: str | None  #: the client library it needs, with its version
-    install: str | None  #: what to type where it is missing
+    library: str | None  #: the client library that the backend needs, with its version
+    install: str | None  #: the command that installs a missing library
 
 
 @dataclass(slots=True)
@@ -38,8 +38,11 @@ class _Report:
 
 
 def doctor(url: str | None, profile: str | None, config: str | None, as_json: bool, strict: bool) -> int:
-    """Show what can be said, and only then raise what is wrong with the configuration. 69: the backend is silent; 1: it
-    has a finding of level error, or, if that is ``strict``, of level warning."""
+    """Print what could be found out, then raise the error if the configuration is wrong.
+
+    Returns the exit code: 69 if the backend does not reply, 1 if it has a finding of level error (with ``strict`` also
+    of level warning), else 0.
+    """
     report = _Report([_installed(scheme) for scheme in schemes()])
     try:
         code = _examine(report, url, profile, config)
@@ -66,16 +69,16 @@ def _examine(report: _Report, url: str | None, profile: str | None, config: str 
 
 
 def _try_a_lock(report: _Report, client: Client) -> int:
-    """Take and give back a lock that nobody else wants: a server may answer everything but that."""
+    """Acquire and release a lock that nobody else uses: a server may answer everything except that."""
     name = f"doctor-{secrets.token_hex(4)}"
     try:
         lease = client.lock(name).try_acquire()
         if lease is not None and lease.release():
             return 0
-        wrong, code = f"{name!r} was taken, or taken away, though nobody else uses it", 0
+        wrong, code = f"{name!r} was taken, or was taken away, although nobody else uses it", 0
     except MultilockError as error:
         wrong, code = str(error), UNREACHABLE if isinstance(error, BackendUnavailable) else 0
-    remedy = "check the server, and what these credentials may do: a lock needs more rights than a look"
+    remedy = "check the server and the permissions of these credentials: a lock needs more of them than a read"
     report.findings = [Finding("no-lock", "error", f"no lock can be taken: {wrong}", remedy), *report.findings]
     return code
 
@@ -89,12 +92,12 @@ def _installed(scheme: str) -> _Installed:
         return _Installed(scheme, True, None, None)
     if find_spec(ours.library) is None:
         return _Installed(scheme, False, ours.library, f"pip install 'multilock[{ours.extra}]'")
-    names = packages_distributions().get(ours.library, [])  # none: it is on the path without being installed
+    names = packages_distributions().get(ours.library, [])  # empty if it is on the path without being installed
     return _Installed(scheme, True, " ".join([ours.library, *map(version, names[:1])]), None)
 
 
 def _print(report: _Report) -> None:
-    """Print findings first: they are what an operator must act on."""
+    """Print findings first: an operator must act on them."""
     if report.url is not None:
         _print_wrapped(report.url)
     for finding in report.findings:
@@ -102,7 +105,7 @@ def _print(report: _Report) -> None:
         _print_wrapped(finding.remedy, "  ")
     if report.capabilities is not None:
         if not report.findings:
-            print("nothing found that weakens the lock")
+            print("found nothing that weakens the lock")
         _print_columns(_capabilities(report.capabilities))
     print("backends")
     how = {b.scheme: b.library or "ready" if b.installed else f"missing: {b.install}" for b in report.backends}
@@ -110,7 +113,7 @@ def _print(report: _Report) -> None:
 
 
 def _capabilities(capabilities: Capabilities) -> dict[str, str]:
-    """A bound that the backend does not have is none of its promises."""
+    """Return the capabilities as text, without the bounds that the backend does not have."""
     return {name: _shown(value) for name, value in dataclasses.asdict(capabilities).items() if value is not None}
 
 
@@ -121,7 +124,7 @@ def _print_columns(rows: Mapping[str, str]) -> None:
 
 
 def _print_wrapped(text: str, first: str = "", rest: str = "  ") -> None:
-    """Wrap at the width of a terminal; what a program reads stays on one line."""
+    """Wrap at the width of a terminal. Output for a program stays on one line."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     print(textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False))
 

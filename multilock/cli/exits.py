@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line on stderr instead of a traceback."""
+"""The end of a command: its exit code, and one line on stderr instead of a traceback."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from multilock.kernel.worker import start_worker
 
 __all__ = ["LOST", "TAKEN", "UNREACHABLE", "USAGE", "code_of", "leave", "say", "show_warnings"]
 
-USAGE, UNREACHABLE, INTERNAL, TAKEN, LOST = 64, 69, 70, 75, 76  # sysexits.h where it has one
+USAGE, UNREACHABLE, INTERNAL, TAKEN, LOST = 64, 69, 70, 75, 76  # those of sysexits.h, as far as it has one
 
 
-BACKLOG = 100  # lines that wait for a stderr that is full; there is no room for more
-LAST_WORDS = 10  # … looks at the end whether they have been read, with
-LAST_WORD = 0.05  # seconds between them
+BACKLOG = 100  # lines kept while stderr is full; further lines are dropped
+LAST_WORDS = 10  # at the end, so many checks whether the lines were read
+LAST_WORD = 0.05  # seconds between these checks
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code for an error that ended a command; says it on stderr."""
+    """Return the exit code for an error that ended a command, and print the error on stderr."""
     match error:
         case KeyboardInterrupt():
             return 130
-        case ModuleNotFoundError(name="rich"):  # a mistake of ours must not read "pip install"
-            say("this command shows its results with rich: pip install 'multilock[cli]'")
+        case ModuleNotFoundError(name="rich"):  # another missing module is our mistake, not the user's
+            say("this command needs rich to show its results: pip install 'multilock[cli]'")
             return USAGE
         case LockTimeout():
             code = TAKEN
@@ -51,7 +51,7 @@ def code_of(error: BaseException) -> int:
         case MultilockError() | OSError():
             code = INTERNAL
         case _:
-            say(f"internal error, please report it: {type(error).__name__}: {error}")
+            say(f"internal error, please report it: {error!r}")
             return INTERNAL
     say(str(error))
     return code
@@ -60,8 +60,8 @@ def code_of(error: BaseException) -> int:
 class _Voice:
     """stderr, written by a thread of its own.
 
-    Nobody may read it (``2>&1 | less``, Ctrl-S), and then a write never returns: whoever has something to say must be
-    able to go on, and to end CMD.
+    If nobody reads stderr (``2>&1 | less``, Ctrl-S), a write never returns. The thread that prints a message must be
+    able to continue nevertheless, and to end CMD.
     """
 
     def __init__(self) -> None:
@@ -77,11 +77,14 @@ class _Voice:
             self._lost += 1
 
     def finish(self) -> None:
-        """Wait for what is unsaid, but not for a reader who does not read. The library's own lines come by its log."""
+        """Wait for the lines that are not written yet, but not for a reader that does not read.
+
+        The library's own lines arrive here through its log.
+        """
         telling.flush(LAST_WORDS * LAST_WORD)
         said = system.Event()
         self._lines.put(said)
-        for _ in range(LAST_WORDS):  # in steps: when the machine stood still, the thread comes first all the same
+        for _ in range(LAST_WORDS):  # in steps: if the machine stood still, the thread still gets its turn first
             if said.wait(LAST_WORD):
                 return
 
@@ -94,17 +97,17 @@ class _Voice:
             _write(line)
             if self._lost:
                 lost, self._lost = self._lost, 0
-                _write(f"{lost} more messages found no room")
+                _write(f"{lost} more messages were dropped, because stderr was not read")
 
 
 def _write(line: str) -> None:
-    # Not sys.stderr: its lock, held by a write that never returns, would abort the interpreter at its end.
+    # sys.stderr is not used: its lock, held by a write that never returns, would abort the interpreter at exit.
     left = f"multilock: {line}\n".encode(getattr(sys.stderr, "encoding", None) or "utf-8", "backslashreplace")
-    with suppress(OSError):  # closed, or its reader has gone: CMD matters more
+    with suppress(OSError):  # stderr is closed, or its reader is gone: CMD matters more
         while left:
             try:
                 left = left[os.write(2, left) :]
-            except BlockingIOError:  # CMD has the same stderr, and has made it non-blocking
+            except BlockingIOError:  # CMD has the same stderr, and made it non-blocking
                 wait = system.poll()
                 wait.register(2, system.POLLOUT)
                 wait.poll()
@@ -114,7 +117,7 @@ _voice: _Voice | None = None
 
 
 def say(message: str) -> None:
-    """One line on stderr, at once if it is read; this never waits for its reader."""
+    """Print one line on stderr without waiting for its reader."""
     global _voice
     if _voice is None:
         _voice = _Voice()
@@ -122,7 +125,7 @@ def say(message: str) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, whatever its threads wait for."""
+    """End this process now, even if its threads wait for something."""
     if _voice is not None:
         _voice.finish()
     os._exit(code)
@@ -134,7 +137,7 @@ class _Say(logging.Handler):
 
 
 def show_warnings() -> None:
-    """What the library warns of, a silent backend first of all, is said at once."""
+    """Print the library's warnings on stderr at once, above all that the backend does not reply."""
     global _voice
     _voice = _voice or _Voice()
     logger = logging.getLogger("multilock")

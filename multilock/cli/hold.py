@@ -1,4 +1,4 @@
-"""``run`` and ``elect``: CMD runs while a lease is held, and ends with it."""
+"""``run`` and ``elect``: run CMD while a lease is held, and end it with the lease."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from multilock.kernel.worker import start_worker
 
 __all__ = ["elect", "run"]
 
-KILL_SHARE = 1 / 50  # of the ttl: so long before the validity ends CMD is dead, whatever it does with SIGTERM
+KILL_SHARE = 1 / 50  # of the ttl: CMD is killed so long before the lease ends, even if it ignores SIGTERM
 
 
 def run(
     client: Client, lock: DistributedLock, command: Sequence[str], timeout: float | None, taken: int, quiet: bool
 ) -> int:
-    """``command`` under ``lock``; the exit code, ``taken`` if the lock was not obtained in time."""
+    """Run ``command`` under ``lock``. Returns its exit code, or ``taken`` if the lock was not obtained in time."""
     if not 0 <= taken <= 255:
-        raise ConfigurationError(f"-E {taken}: an exit code is 0 to 255")
+        raise ConfigurationError(f"-E {taken}: give an exit code from 0 to 255")
     _check_command(command)
     if not quiet:
         _tell_waiting(client)
@@ -44,7 +44,10 @@ def run(
 
 
 def elect(client: Client, name: str, command: Sequence[str], identity: str | None, grace: float | None) -> int:
-    """``command`` whenever this node leads; the exit code of the one that ended by itself, or by SIGTERM."""
+    """Run ``command`` each time this node is the leader.
+
+    Returns the exit code of the run that ended by itself, or by SIGTERM.
+    """
     _check_command(command)
     election = client.election(name, identity=identity, grace=grace)
     _tell_waiting(client)
@@ -58,9 +61,9 @@ def elect(client: Client, name: str, command: Sequence[str], identity: str | Non
             code = _hold(leadership, command, signals, leadership.ttl if grace is None else grace)
             if code is not None:
                 return code
-            if signals.passed_on is not None:  # CMD could not obey it: it was being ended anyway
+            if signals.passed_on is not None:  # CMD was being ended already, so it could not obey the signal
                 return 128 + signals.passed_on
-            say(f"stands again for {name!r}")
+            say(f"is a candidate for {name!r} again")
 
 
 def _check_command(command: Sequence[str]) -> None:
@@ -69,7 +72,7 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _tell_waiting(client: Client) -> None:
-    """For a user who wonders; a program has no use for it."""
+    """Print a line when the lock is awaited, if a person reads stderr."""
 
     if not sys.stderr.isatty():
         return
@@ -83,7 +86,10 @@ def _tell_waiting(client: Client) -> None:
 
 
 class _Ending:
-    """Of a CMD that is sent SIGTERM: the lease is kept until its group has ended, which is killed after the grace."""
+    """Signals for a CMD with a grace time. After SIGTERM the lease is kept until CMD's whole group has ended.
+
+    After the grace time the rest of the group is killed.
+    """
 
     def __init__(self, child: Child, what: str, grace: float) -> None:
         self._child = child
@@ -101,7 +107,7 @@ class _Ending:
         return sent
 
     def wait(self) -> None:
-        """Once CMD itself has ended."""
+        """Wait for the rest of the group. Call it once CMD itself has ended."""
         self._told.ring()
         self._worker.join()
 
@@ -113,13 +119,14 @@ class _Ending:
         ended = self._child.kill(kill_at, kill_at, lambda: None)
         if now() >= kill_at:
             what_then = "was killed" if ended else "may run on: it cannot be killed"
-            say(f"{self._what} had not ended {self._grace:g} s after SIGTERM, and {what_then}")
+            say(f"{self._what} had not ended {self._grace:g} s after SIGTERM and {what_then}")
 
 
 def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float | None = None) -> int | None:
-    """Run ``command`` while ``lease`` is held, then give it back; the exit code, or None if it was lost.
+    """Run ``command`` while ``lease`` is held, then release it. Returns the exit code, or None if the lease was lost.
 
-    ``grace``: seconds after SIGTERM for which what CMD started is waited for; None: only for CMD itself, for ever.
+    ``grace`` is how many seconds after SIGTERM to wait for all processes that CMD started. None means to wait for CMD
+    itself only, without a limit.
     """
     environment = {
         "MULTILOCK_NAME": lease.name,
@@ -135,16 +142,16 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
     ended = system.Event()
 
     def forbidden() -> None:
-        say(f"{command[0]} cannot be ended: what is left of it belongs to another user, and may outlive the lock")
+        say(f"{command[0]} cannot be ended: its last processes belong to another user, and may outlive the lock")
 
     def end(loss: Loss) -> None:
         child.terminate()
-        say(f"ending {command[0]}")  # why is logged by the library
+        say(f"ending {command[0]}")  # the library logs the reason
         share = lease.ttl * KILL_SHARE
         if not child.kill(loss.valid_until - share, loss.valid_until - share / 2, forbidden):
-            say(f"{command[0]} runs on without the lock")
+            say(f"{command[0]} still runs, without the lock: end it by hand")
             child.leave_terminal()
-            leave(LOST)  # the main thread waits for CMD, and whoever has started us must hear of it
+            leave(LOST)  # the main thread waits for CMD, but our parent must learn of the loss now
         ended.set()
 
     ending = None if grace is None else _Ending(child, command[0], grace)
@@ -154,7 +161,7 @@ def _hold(lease: Lease, command: Sequence[str], signals: Signals, grace: float |
         if ending:
             ending.wait()
         ours = lease.release()
-        if not ours:  # lost while it ran: what is left of its group is being ended
+        if not ours:  # lost while CMD ran: the rest of its group is being ended
             ended.wait(lease.ttl)
         child.close()
     return code if ours else None

@@ -1,8 +1,8 @@
-"""What happens in the child before it becomes CMD.
+"""The work that must be done in the child before it becomes CMD.
 
-multilock has threads, and a child forked from a threaded process cannot safely run Python. So this file is run as a
-program by a fresh interpreter, which then turns into CMD: ``launch.py PARENT REPORT WATCH FOREGROUND CMD…``.
-It imports nothing but the standard library.
+multilock has threads, and a child forked from a threaded process cannot safely run Python. So a fresh interpreter runs
+this file as a program, which then becomes CMD: ``launch.py PARENT REPORT WATCH FOREGROUND CMD…``. It imports only the
+standard library.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Linux: SIGKILL for this process when ``parent`` dies, kept across exec (but not by a set-user-id program).
+    """Linux: have the kernel send SIGKILL to this process when ``parent`` dies.
 
-    The kernel watches the thread that forked, so that must be the parent's main thread.
+    That survives exec, except of a set-user-id program. The kernel watches the thread that forked, so that must be the
+    parent's main thread.
     """
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was asked to watch it
+    if os.getppid() != parent:  # the parent died before the kernel watched it
         os._exit(128 + signal.SIGKILL)
 
 
 def leave_watcher(pipe: int) -> None:
-    """A process that kills this whole group when multilock dies, which is when ``pipe`` ends without a byte.
+    """Start a process that kills this whole group when multilock dies: then ``pipe`` ends without a byte.
 
-    It is no child of CMD, which would not know it, and has a session of its own, where no signal to the group and none
-    of the terminal reaches it. Nothing else stays open in it: the reader of CMD's output must see its end.
+    The watcher is not a child of CMD, which would not expect one. It has its own session, so that no signal to the
+    group or from the terminal reaches it. It keeps nothing else open: the reader of CMD's output must see its end.
     """
     group = os.getpgrp()
     if child := os.fork():
@@ -53,10 +54,10 @@ def leave_watcher(pipe: int) -> None:
 
 
 def open_descriptors() -> list[int]:
-    """Return the numbers of all open file descriptors, and of some that are not open."""
+    """Return the numbers of all open file descriptors, possibly with some that are not open."""
     try:
         return [int(number) for number in os.listdir("/dev/fd")]
-    except OSError:  # a bare chroot
+    except OSError:  # /dev/fd is missing, as in a bare chroot
         return list(range(256))
 
 
@@ -71,15 +72,15 @@ def inheritable_descriptors() -> list[int]:
 
 
 def take_terminal() -> None:
-    """Here, not in the parent: CMD must not read before it may."""
-    with contextlib.suppress(OSError):  # somebody has hung up
+    """Take the foreground here, not in the parent: CMD must not read from the terminal before it has it."""
+    with contextlib.suppress(OSError):  # the terminal is gone
         os.tcsetpgrp(0, os.getpgrp())
 
 
 def main(parent: str, report: str, watch: str, foreground: str, *command: str) -> None:
-    """Become ``command``, in the foreground of the terminal on stdin if asked to.
+    """Become ``command``, in the foreground of the terminal on stdin if ``foreground`` is "1".
 
-    If that fails, its errno is written to the file descriptor ``report``; success closes it.
+    If that fails, write the errno to the file descriptor ``report``. Success closes the descriptor.
     """
     die_with(int(parent))
     leave_watcher(int(watch))
@@ -89,7 +90,7 @@ def main(parent: str, report: str, watch: str, foreground: str, *command: str) -
         take_terminal()
     for signum in (signal.SIGTTOU, signal.SIGTSTP, signal.SIGPIPE, signal.SIGXFSZ):  # ignored by multilock or Python
         signal.signal(signum, signal.SIG_DFL)
-    if os.environ.get("LISTEN_PID") == parent:  # systemd's sockets are for the process of this number
+    if os.environ.get("LISTEN_PID") == parent:  # systemd's sockets belong to the process with this number
         os.environ["LISTEN_PID"] = str(os.getpid())
     try:
         os.execvp(command[0], command)

@@ -1,4 +1,4 @@
-"""One process of ``multilock demo``: stands for election until its stdin ends, and reports on stdout in JSON lines."""
+"""One process of ``multilock demo``: a candidate until its stdin ends, which reports on stdout in JSON lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The first line of stdin says where and as whom; the end of stdin is the order to stop."""
+    """Read the arguments from the first line of stdin, and be a candidate until stdin ends."""
     show_warnings()
     order = json.loads(sys.stdin.readline())
 

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT, SIGHUP and SIGQUIT: they end the wait for a lock, and once CMD runs they are its own affair."""
+"""SIGTERM, SIGINT, SIGHUP and SIGQUIT: they end the wait for a lock. Once CMD runs, they are passed on to it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from multilock.cli.exits import say
 __all__ = ["Signalled", "Signals"]
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-# A suspended multilock renews nothing, and its CMD, in another group, would run on.
+# A suspended multilock renews nothing, and CMD, which has its own group, would run on.
 IGNORED = (signal.SIGTSTP, signal.SIGTTOU)
 
 
 class Signalled(BaseException):
-    """A signal ended the wait. No Exception: nothing on the way may take it for a failure."""
+    """A signal ended the wait. It is not an Exception, so that no handler on the way treats it as a failure."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -28,18 +28,24 @@ class Signalled(BaseException):
 
 
 class Target(Protocol):
-    def signal(self, signum: int) -> bool: ...
+    """Something that receives the signals: CMD, or what ends it."""
+
+    def signal(self, signum: int) -> bool:
+        """Pass the signal on. Returns False if that is not permitted."""
 
 
 class Signals:
-    """Installed while entered, in the main thread. A signal that was ignored before stays ignored (nohup)."""
+    """Signal handlers, installed in the main thread while the context is entered.
+
+    A signal that was ignored before stays ignored (nohup).
+    """
 
     def __init__(self) -> None:
         self._former: dict[int, Any] = {}
         self._waiting = False
         self._target: Target | None = None
         self._pending: list[int] = []
-        self.passed_on: int | None = None  #: the last one that CMD was sent
+        self.passed_on: int | None = None  #: the last signal passed on to CMD
 
     def __enter__(self) -> Signals:
         self._came, self._wakeup = os.pipe()
@@ -77,7 +83,7 @@ class Signals:
         if self._target is not None:
             self.passed_on = signum
             if not self._target.signal(signum):
-                say(f"{signal.Signals(signum).name} cannot be passed on to processes of another user")
+                say(f"{signal.Signals(signum).name} cannot be passed on to CMD, whose processes belong to another user")
         elif self._waiting:
             raise Signalled(signum)
         else:
@@ -85,7 +91,7 @@ class Signals:
 
     @contextlib.contextmanager
     def end_the_wait(self) -> Iterator[None]:
-        """Inside, a signal raises Signalled; one that came before does so at once."""
+        """Have a signal raise Signalled inside this context. One that came earlier raises it at once."""
         self._waiting = True
         try:
             if self._pending:
@@ -96,7 +102,7 @@ class Signals:
 
     @contextlib.contextmanager
     def go_to(self, target: Target) -> Iterator[None]:
-        """Inside, a signal is passed on to ``target``, and so are those that came while it was being made."""
+        """Pass signals on to ``target`` inside this context, and those that came while the target was being made."""
         self._target = target
         try:
             while self._pending:

@@ -1,4 +1,4 @@
-"""``multilock status``: who holds what."""
+"""``multilock status``: list the held locks and their holders."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["show", "watch"]
 
-EVERY = 1.0  # seconds between two looks of --watch; each is a walk through all keys of the prefix
+EVERY = 1.0  # seconds between two updates of --watch; each reads all keys with the prefix
 
 
 def show(client: Client, prefix: str, as_json: bool) -> None:
-    """Once: a table on a terminal, tab-separated lines or JSON elsewhere."""
+    """List the locks once: as a table on a terminal, elsewhere as tab-separated lines or JSON."""
     locks = _held(client, prefix)
     if as_json:
         print(_json(locks, indent=2))
@@ -35,7 +35,7 @@ def show(client: Client, prefix: str, as_json: bool) -> None:
 
 
 def watch(client: Client, prefix: str, as_json: bool) -> None:
-    """Until interrupted: a table that stays in place on a terminal; elsewhere one line for each change."""
+    """List the locks until interrupted: as a table that stays in place on a terminal, elsewhere one line per change."""
     looks = _looks(client, prefix)
     if as_json:
         _watch_json(looks)
@@ -51,7 +51,7 @@ def watch(client: Client, prefix: str, as_json: bool) -> None:
 
 
 def _tables() -> bool:
-    """Whether stdout is a terminal, and what draws tables is installed."""
+    """Return whether stdout is a terminal and rich is installed."""
     if not sys.stdout.isatty():
         return False
     try:
@@ -71,7 +71,7 @@ def _watch_json(looks: Iterator[list[LockInfo]]) -> None:
 
 
 def _watch_lines(looks: Iterator[list[LockInfo]]) -> None:
-    """``+`` for a new holding, ``-`` for one that ended; both where more or fewer hold a name together."""
+    """Print ``+`` for a new holder and ``-`` for one that ended. If the number of holders changed, print both."""
     shown: dict[object, LockInfo] = {}
     for locks in looks:
         present = {_holding(info): info for info in locks}
@@ -83,19 +83,22 @@ def _watch_lines(looks: Iterator[list[LockInfo]]) -> None:
 
 
 def _holding(info: LockInfo) -> object:
-    """What is told as a change when it differs."""
+    """Return the fields whose change is reported."""
     return info.name, info.kind, info.holders, info.permits, _without_example(info).owner
 
 
 def _without_example(info: LockInfo) -> LockInfo:
-    """Of several holders the backend shows one; on Redis each renewal may change which."""
+    """Return ``info`` without the fields of one holder if there are several.
+
+    The backend shows any one of them, and on Redis each renewal may change which.
+    """
     if info.holders is None:
         return info
     return dataclasses.replace(info, owner=None, identity=None, host=None, pid=None, token=None, ttl=None, since=None)
 
 
 def _looks(client: Client, prefix: str) -> Iterator[list[LockInfo]]:
-    """One look after another; a silent backend is said once and asked again."""
+    """Yield the held locks again and again. If the backend does not reply, say so once and keep trying."""
     silent = False
     while True:
         try:
@@ -149,7 +152,7 @@ def _table(locks: Sequence[LockInfo]) -> Table:
 
 
 def _kind(info: LockInfo) -> str | None:
-    """And how many hold it, where several can: ``read ×12``, ``permit 2 of 3``."""
+    """Return the kind, and how many hold the name if several can: ``read ×12``, ``permit 2 of 3``."""
     if info.holders is None:
         return info.kind
     return f"{info.kind} {info.holders} of {info.permits}" if info.permits else f"{info.kind} ×{info.holders}"
@@ -169,7 +172,7 @@ def _seconds(span: timedelta) -> str:
 
 
 def _shown(field: object) -> str:
-    """What another program stored may hold anything, and this goes to a terminal."""
+    """Return the text of a field for a terminal: another program may have stored control characters in it."""
     if field is None:
         return "-"
     text = f"{field:g}" if isinstance(field, float) else str(field)

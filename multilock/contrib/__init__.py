@@ -1,4 +1,4 @@
-"""multilock in the company of other libraries; nothing here is imported unless you do."""
+"""Integrations with other libraries. None is imported unless the program imports it."""
 
 from __future__ import annotations
 

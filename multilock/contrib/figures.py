@@ -1,4 +1,4 @@
-"""What Prometheus and OpenTelemetry are told alike: the buckets, the label of a name, and what is true just now."""
+"""The common part of the metrics for Prometheus and OpenTelemetry: buckets, the label of a name, current values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["HELD", "REASONS", "SLACK", "WAITS", "Clients", "NameLabel"]
 
 REASONS = tuple(reason.value for reason in LossReason)
 
-# A lock on the same host takes 50 µs; who waits for another waits for as long as that one works.
+# A lock on the same host takes 50 µs. A waiter waits for as long as the holder works.
 # fmt: off
 WAITS = (
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 )
 # fmt: on
 HELD = (0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
-# Of the ttl, since ttls differ: a healthy client renews with about two thirds of it left.
+# Shares of the ttl, since ttls differ: a healthy client renews when about two thirds of it are left.
 SLACK = (0.0, 0.05, 0.1, 0.2, 0.3, 0.333, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 NameLabel = bool | Callable[[str], str]
@@ -34,25 +34,28 @@ Label = Callable[[str], str]
 
 
 def _labeller(name_label: NameLabel) -> Label:
-    """What stands for a lock's name; ``""`` for none."""
+    """Return the function that turns a lock's name into its label. ``""`` means no label."""
     if not callable(name_label):
         return str if name_label else lambda name: ""
 
     def label(name: str) -> str:
         try:
             return str(name_label(name))
-        except Exception:  # the user's function: a metric that is missing would be worse than one with this label
+        except Exception:  # the user's function failed: a missing metric would be worse than one with this label
             return "error"
 
     return label
 
 
 class Clients:
-    """Those whose figures somebody wants. What they tell goes to ``hear``, with the backend and the label of the name;
-    what is true just now comes from the clock and not from a flag. ``begin`` gets each backend and label once, before
-    anything is heard of them: a series that is born at 1 never grew.
+    """The instrumented clients.
 
-    There is no lock: a thread that a fork leaves behind in a scrape would keep it for ever."""
+    Each event of theirs is passed to ``hear``, with the backend and the label of the name. Current values come from the
+    clock, not from a flag. ``begin`` is called once for each backend and label, before the first event of it: a series
+    that starts at 1 shows no increase.
+
+    No lock is used here: a thread that does not survive a fork could hold it during a scrape, forever.
+    """
 
     def __init__(self, hear: Callable[[str, str, events.Event], None], begin: Callable[[str, str], None]) -> None:
         self._hear = hear
@@ -61,7 +64,7 @@ class Clients:
         self._all: dict[weakref.ref[Client | AsyncClient], _Instrumented] = {}
 
     def add(self, client: Client | AsyncClient, name_label: NameLabel) -> Callable[[], None]:
-        """Until the function returned is called; a client that was added before is asked as it is said now."""
+        """Add a client until the returned function is called. A second call for a client replaces the first."""
         key: weakref.ref[Client | AsyncClient] = weakref.ref(client, lambda gone: self._all.pop(gone, None))
         if before := self._all.get(key):
             before.unsubscribe()
@@ -76,31 +79,33 @@ class Clients:
         return remove
 
     def begin(self, backend: str, label: str) -> None:
+        """Announce a backend and label, unless that was done before."""
         if (backend, label) not in self._begun:
             self._begin(backend, label)
             self._begun.add((backend, label))
 
     def tell(self, backend: str, label: str, event: events.Event) -> None:
+        """Pass an event on."""
         self.begin(backend, label)
         self._hear(backend, label, event)
 
     def held(self) -> Tally[tuple[str, str]]:
-        """Leases, by backend and label."""
+        """Return the number of leases, by backend and label."""
         return self._tally(Kernel.held_names)
 
     def waiting(self) -> Tally[tuple[str, str]]:
-        """Calls of acquire() that wait, by backend and label."""
+        """Return the number of acquire() calls that wait, by backend and label."""
         return self._tally(Kernel.waiting_names)
 
     def late(self) -> dict[str, float]:
-        """Seconds by which who renews is behind, by backend."""
+        """Return by how many seconds the thread that renews is late, by backend."""
         late: dict[str, float] = {}
         for kernel, _ in self._kernels():
             late[kernel.scheme] = max(late.get(kernel.scheme, 0.0), kernel.watchdog_late())
         return late
 
     def leads(self) -> dict[tuple[str, str], bool]:
-        """By the prefix and the name of each election that is stood for."""
+        """Return whether this process leads, by the prefix and name of each election in which it is a candidate."""
         leads: dict[tuple[str, str], bool] = {}
         for kernel, _ in self._kernels():
             for name, leading in kernel.candidacies():
@@ -112,7 +117,7 @@ class Clients:
         tally: Tally[tuple[str, str]] = Tally()
         for kernel, label in self._kernels():
             tally.update((kernel.scheme, label(name)) for name in names(kernel))
-            tally[kernel.scheme, ""] += 0  # so that a graph shows a zero, and no gap
+            tally[kernel.scheme, ""] += 0  # so that a graph shows a zero instead of a gap
         return tally
 
     def _kernels(self) -> list[tuple[Kernel, Label]]:
@@ -121,7 +126,7 @@ class Clients:
 
 
 class _Instrumented:
-    """One client."""
+    """One instrumented client."""
 
     def __init__(
         self, hear: Callable[[str, str, events.Event], None], client: Client | AsyncClient, name_label: NameLabel

@@ -1,8 +1,8 @@
 """Metrics of locks and elections for OpenTelemetry: ``pip install 'multilock[opentelemetry]'``.
 
-The same figures as `multilock.contrib.prometheus` has, with the names that an exporter to Prometheus turns into those
-(``multilock.acquire.wait`` in seconds → ``multilock_acquire_wait_seconds``), so that its alerts and dashboard fit.
-Counters and histograms are fed by `Client.events`, on its callback thread (asyncio: on the loop). Gauges are read from
+It has the same metrics as `multilock.contrib.prometheus`. An exporter to Prometheus turns the names here into the names
+there (``multilock.acquire.wait`` in seconds → ``multilock_acquire_wait_seconds``), so its alerts and dashboard fit.
+`Client.events` feeds the counters and histograms, on its callback thread (asyncio: in the loop). Gauges are read from
 the clients when the SDK collects.
 """
 
@@ -34,16 +34,19 @@ __all__ = ["instrument"]
 def instrument(
     client: Client | AsyncClient, *, meter_provider: MeterProvider | None = None, name_label: NameLabel = False
 ) -> Callable[[], None]:
-    """Count and measure what ``client`` does, until the function returned is called.
+    """Count and measure what ``client`` does, until the returned function is called.
 
-    ``meter_provider``: default is the global one, which may be set before or after.
+    ``meter_provider``: by default the global one, which the program may set before or after this call.
 
-    ``name_label``: what the attribute ``name`` holds, except that of ``leader_election_master_status``, which is always
-    the election's name. False: there is none, one series per metric and backend. True: the lock's name, so as many
-    series as you have names. A function: what it makes of the name (``invoices/42`` → ``invoices``); it must be quick,
-    and where it raises, the attribute says ``error``.
+    ``name_label`` decides the attribute ``name`` of all metrics except ``leader_election_master_status``, where it is
+    always the name of the election. With False there is no such attribute, and one series for each metric and backend.
+    With True it is the name of the lock, so there are as many series as names. With a function it is the function's
+    result for the name (``invoices/42`` → ``invoices``). The function must be quick. If it raises, the attribute is
+    ``error``.
 
-    Several clients may share a provider: their figures are added. Instrumenting a client a second time for one provider
+    Several clients may share a provider: their figures are added. If a client is instrumented again for the same
+    provider, the new call replaces the earlier one. The buckets of the histograms are only advice, which your view may
+    override.
     replaces what was asked first. The buckets of the histograms are an advice, which a view of yours may overrule.
     """
     return _metrics_of(meter_provider).clients.add(client, name_label)
@@ -84,20 +87,20 @@ class _Metrics:
             "multilock.losses", "{lease}", "Leases that ended without being released, by reason."
         )
         self.renew_failures = meter.create_counter(
-            "multilock.renew.failures", "{renewal}", "Renewals that were not answered, or refused."
+            "multilock.renew.failures", "{renewal}", "Renewals that had no reply, or were refused."
         )
         self.wait = histogram("multilock.acquire.wait", "s", "From the call of acquire() to the grant.", WAITS)
-        # Not multilock.held in seconds: that is the name of a gauge.
+        # Not "multilock.held" with the unit s: that is the name of a gauge.
         self.held = histogram("multilock.held.seconds", "s", "From the grant to the release, or to the loss.", HELD)
-        self.renew = histogram("multilock.renew", "s", "From the send of a renewal to its answer.", WAITS)
+        self.renew = histogram("multilock.renew", "s", "From the request of a renewal to its reply.", WAITS)
         self.slack = histogram(
             "multilock.renew.slack.ratio",
             "1",
-            "What was left of a lease when its renewal was acknowledged, as a share of its ttl. 0: it was nearly lost.",
+            "Share of the ttl that was left when a renewal was acknowledged. 0 means that the lease was nearly lost.",
             SLACK,
         )
         meter.create_observable_up_down_counter(
-            "multilock.held", [self._held], "{lease}", "Leases held, and proven to be, by this process."
+            "multilock.held", [self._held], "{lease}", "Leases that this process holds, as proven by the clock."
         )
         meter.create_observable_up_down_counter(
             "multilock.waiting", [self._waiting], "{call}", "Calls of acquire() that wait."
@@ -106,13 +109,13 @@ class _Metrics:
             "multilock.watchdog.late",
             [self._late],
             "s",
-            "By how much the thread that renews is behind its time. Infinite: it died, and every lease with it.",
+            "How late the thread that renews is. Infinite means that it died, and every lease with it.",
         )
         meter.create_observable_gauge(
             "leader_election_master_status",
             [self._status],
             "{election}",
-            "Whether this process leads the election (1) or stands for it (0).",
+            "1 if this process leads the election, 0 if it is only a candidate.",
         )
 
     def _held(self, options: CallbackOptions) -> Iterable[Observation]:

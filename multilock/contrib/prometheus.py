@@ -1,7 +1,7 @@
 """Metrics of locks and elections for Prometheus: ``pip install 'multilock[prometheus]'``.
 
-Counters and histograms are fed by `Client.events`, on its callback thread (asyncio: on the loop). Gauges are read from
-the clients when Prometheus scrapes, so that, as ``is_held()``, they come from the clock and not from a flag.
+`Client.events` feeds the counters and histograms, on its callback thread (asyncio: in the loop). Gauges are read from
+the clients when Prometheus scrapes: like ``is_held()``, they come from the clock and not from a flag.
 ``leader_election_master_status`` has the name and the meaning that Kubernetes' client-go gives it, so that its
 dashboards and alerts fit.
 """
@@ -37,16 +37,17 @@ LABELS = ("backend", "name")
 def instrument(
     client: Client | AsyncClient, *, registry: CollectorRegistry = REGISTRY, name_label: NameLabel = False
 ) -> Callable[[], None]:
-    """Count and measure what ``client`` does, until the function returned is called.
+    """Count and measure what ``client`` does, until the returned function is called.
 
-    ``name_label``: what the label ``name`` holds, except that of ``leader_election_master_status``, which is always the
-    election's name. False: nothing, one series per metric and backend. True: the lock's name, so as many series as you
-    have names, which a server pays for in memory. A function: what it makes of the name (``invoices/42`` →
-    ``invoices``); it must be quick, and where it raises, the label says ``error``.
+    ``name_label`` decides the label ``name`` of all metrics except ``leader_election_master_status``, where it is
+    always the name of the election. With False it is empty, and there is one series for each metric and backend. With
+    True it is the name of the lock, so there are as many series as names, which a server pays for in memory. With a
+    function it is the function's result for the name (``invoices/42`` → ``invoices``). The function must be quick. If
+    it raises, the label is ``error``.
 
-    Several clients may share a registry: their figures are added. Instrumenting a client a second time in one registry
-    replaces what was asked first. It costs, on the callback thread, about as much CPU as an acquire and a
-    release of ``memory://`` do; in ``acquire()`` itself only the making of an event.
+    Several clients may share a registry: their figures are added. If a client is instrumented again in the same
+    registry, the new call replaces the earlier one. On the callback thread it costs about as much CPU as an acquire and
+    a release of ``memory://``. ``acquire()`` itself pays only for the making of an event.
     """
     return _metrics_of(registry).clients.add(client, name_label)
 
@@ -79,13 +80,13 @@ class _Metrics:
             "multilock_acquires", "Calls of acquire() and try_acquire() that ended, by their result.", "result"
         )
         self.losses = counter("multilock_losses", "Leases that ended without being released, by reason.", "reason")
-        self.renew_failures = counter("multilock_renew_failures", "Renewals that were not answered, or refused.")
+        self.renew_failures = counter("multilock_renew_failures", "Renewals that had no reply, or were refused.")
         self.wait = histogram("multilock_acquire_wait_seconds", "From the call of acquire() to the grant.", WAITS)
         self.held = histogram("multilock_held_seconds", "From the grant to the release, or to the loss.", HELD)
-        self.renew = histogram("multilock_renew_seconds", "From the send of a renewal to its answer.", WAITS)
+        self.renew = histogram("multilock_renew_seconds", "From the request of a renewal to its reply.", WAITS)
         self.slack = histogram(
             "multilock_renew_slack_ratio",
-            "What was left of a lease when its renewal was acknowledged, as a share of its ttl. 0: it was nearly lost.",
+            "Share of the ttl that was left when a renewal was acknowledged. 0 means that the lease was nearly lost.",
             SLACK,
         )
         registry.register(_Gauges(self.clients))
@@ -115,13 +116,13 @@ class _Metrics:
 
 
 class _Gauges:
-    """What is true at the moment of a scrape."""
+    """The gauges, computed at the moment of a scrape."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
     def describe(self) -> list[Metric]:
-        """What `collect` gives, without values: a registry asks when this is registered."""
+        """Return what `collect` returns, but without values. A registry asks for it when this is registered."""
         return [family() for family in (_held, _waiting, _late, _status)]
 
     def collect(self) -> list[Metric]:
@@ -133,18 +134,20 @@ class _Gauges:
         ]
 
 
-_held = partial(GaugeMetricFamily, "multilock_held", "Leases held, and proven to be, by this process.", labels=LABELS)
+_held = partial(
+    GaugeMetricFamily, "multilock_held", "Leases that this process holds, as proven by the clock.", labels=LABELS
+)
 _waiting = partial(GaugeMetricFamily, "multilock_waiting", "Calls of acquire() that wait.", labels=LABELS)
 _late = partial(
     GaugeMetricFamily,
     "multilock_watchdog_late_seconds",
-    "By how much the thread that renews is behind its time. +Inf: it died, and every lease with it.",
+    "How late the thread that renews is. +Inf means that it died, and every lease with it.",
     labels=("backend",),
 )
 _status = partial(
     GaugeMetricFamily,
     "leader_election_master_status",
-    "Whether this process leads the election (1) or stands for it (0).",
+    "1 if this process leads the election, 0 if it is only a candidate.",
     labels=("prefix", "name"),
 )
 

@@ -1,6 +1,6 @@
-"""The kit for tests: the conformance suite, a pytest plugin, a fault proxy, helper processes, a clock driven by hand.
+"""The test kit: a conformance suite, a pytest plugin, a fault proxy, helper processes, a clock that the test moves.
 
-`multilock.testing.conformance` needs pytest; the rest needs nothing.
+Only `multilock.testing.conformance` and the plugin need pytest.
 """
 
 from multilock.testing.hand import HandRuntime

@@ -1,13 +1,13 @@
-"""A server of each kind in a container of its own, on any Docker engine. Needs ``multilock[docker]``.
+"""One server of each kind in its own container, on any Docker engine. Needs ``multilock[docker]``.
 
     with container("etcd") as server, multilock.connect(server.url) as client:
         ...
 
-Several of ``redis`` make a ``redlock://``, with ``restart_guard=0`` since they have just been started. Sentinels and a
-Redis Cluster are in compose/cluster.yaml: their servers have to know each other.
+Several ``redis`` containers make a ``redlock://``, with ``restart_guard=0`` because they have just been started.
+Sentinels and a Redis Cluster are in compose/cluster.yaml, since their servers must know each other.
 
-In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are
-such servers, each started once in a run, when a test first asks for it.
+In pytest the fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` give
+such servers. Each is started once in a run, when a test first uses it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ __all__ = ["LABEL", "SERVERS", "ContainerError", "Kind", "Server", "ServerContai
 
 Kind = Literal["redis", "etcd", "zookeeper", "consul"]
 
-LABEL = "multilock.testing.pid"  # on each container: the process that started it, for whoever finds one left behind
-START_WITHIN = 60.0  # seconds; a ZooKeeper answers after 2 on an idle machine
+LABEL = "multilock.testing.pid"  # on each container: the process that started it, so that a leftover can be traced
+START_WITHIN = 60.0  # seconds; a ZooKeeper replies after 2 on an idle machine
 REQUEST_WITHIN = 2.0
 ENGINE_WITHIN = 30  # seconds for one request to the engine
 
 
 class ContainerError(RuntimeError):
-    """There is no such server, and the message says why and what to do: no engine, no image, or it does not answer."""
+    """The container cannot be used: no engine, no image, or no reply. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How a server of one kind is started: image and settings are those of compose/compose.yaml."""
+    """How to start a server of one kind. Image and settings are those of compose/compose.yaml."""
 
     image: str
     port: int
     memory: str
-    command: Sequence[str] | None = None  #: None: the image's own
+    command: Sequence[str] | None = None  #: None means the image's own command
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -92,7 +92,7 @@ SERVERS: Mapping[str, Server] = MappingProxyType(
 
 
 class ServerContainer:
-    """A server that runs; `container` makes it."""
+    """A running server, as `container` yields it."""
 
     def __init__(self, kind: Kind, handle: Any, port: int) -> None:
         self.kind = kind
@@ -101,13 +101,13 @@ class ServerContainer:
 
     @property
     def id(self) -> str:
-        """The engine's name for it."""
+        """The container's id at the engine."""
         identity: str = self._handle.id
         return identity
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Frozen inside this block: connections are accepted, and nothing is answered."""
+        """Freeze the server inside this context: it accepts connections, but sends no reply."""
         self._handle.pause()
         try:
             yield
@@ -120,11 +120,11 @@ class ServerContainer:
 
 @contextlib.contextmanager
 def container(kind: Kind) -> Iterator[ServerContainer]:
-    """A fresh server in a container, from when it answers a request of multilock's until the end of the block.
+    """Yield a fresh server in a container, once it replies to requests of multilock.
 
-    It listens on a free port of 127.0.0.1, so the engine must be on this machine: the one of ``DOCKER_HOST``, or the
-    default socket. Nothing is downloaded: the image must be there. The container and its data are removed at the end,
-    also after an error, and nothing else is; a process that is killed leaves it behind, with its pid as `LABEL`.
+    It listens on a free port of 127.0.0.1, so the engine must be on this machine: that of ``DOCKER_HOST``, or of the
+    default socket. Nothing is downloaded: pull the image before. At the end, also after an error, the container and its
+    data are removed, and nothing else. If the process is killed, the container stays; its `LABEL` is the pid.
     Raises ContainerError.
     """
     if kind not in SERVERS:
@@ -139,7 +139,7 @@ def container(kind: Kind) -> Iterator[ServerContainer]:
 @contextlib.contextmanager
 def _engine() -> Iterator[Any]:
     try:
-        import docker  # here, so that the settings above can be read without it
+        import docker  # imported late, so that the settings above can be read without it
     except ModuleNotFoundError as missing:
         if missing.name != "docker":
             raise
@@ -149,7 +149,7 @@ def _engine() -> Iterator[Any]:
     except docker.errors.DockerException as error:
         where = os.environ.get("DOCKER_HOST", "the default socket")
         raise ContainerError(
-            f"no Docker engine answers at {where}: start one, or name it in DOCKER_HOST ({error})"
+            f"no Docker engine answers at {where}: start one, or give its address in DOCKER_HOST ({error})"
         ) from error
     with contextlib.closing(engine):
         yield engine
@@ -169,18 +169,20 @@ def _created(engine: Any, server: Server) -> Iterator[Any]:
             ports={f"{server.port}/tcp": ("127.0.0.1", None)},
         )
     except docker.errors.ImageNotFound as error:
-        raise ContainerError(f"the engine has no image {server.image}: docker pull {server.image}") from error
+        raise ContainerError(
+            f"the engine does not have the image {server.image}: run docker pull {server.image}"
+        ) from error
     try:
         yield handle
     finally:
-        with contextlib.suppress(docker.errors.NotFound):  # somebody removed it
+        with contextlib.suppress(docker.errors.NotFound):  # it was removed by hand
             handle.remove(force=True, v=True)
 
 
 def _published_port(kind: Kind, handle: Any) -> int:
     handle.reload()
     bindings = handle.ports.get(f"{SERVERS[kind].port}/tcp")
-    if not bindings:  # it ended as soon as it was started
+    if not bindings:  # the server ended as soon as it was started
         raise _silent(kind, handle)
     return int(bindings[0]["HostPort"])
 
@@ -201,4 +203,4 @@ def _wait_until_it_answers(server: ServerContainer, handle: Any) -> None:
 
 def _silent(kind: Kind, handle: Any) -> ContainerError:
     said = handle.logs(tail=20).decode(errors="replace")
-    return ContainerError(f"{kind} does not answer; it is {handle.status}: {said}")
+    return ContainerError(f"{kind} does not answer (container {handle.status}). Its last output: {said}")

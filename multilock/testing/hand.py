@@ -1,7 +1,7 @@
-"""A clock that stands still until a test moves it, and threads that run when the test says so.
+"""A clock that moves only when the test moves it, and threads that run only when the test runs them.
 
-It drives what takes a `multilock.kernel.runtime.Runtime`: the kernel, in multilock's own tests. The kernel is no public
-interface, and a client of `connect` always lives in real time::
+It drives everything that takes a `multilock.kernel.runtime.Runtime`: the kernel, in multilock's own tests. The kernel
+is not a public interface, and a client of `connect` always uses the real clock::
 
     from multilock.config import settings_for
     from multilock.kernel.acquire import acquire
@@ -16,9 +16,9 @@ interface, and a client of `connect` always lives in real time::
     backend = open_backend("memory://by-hand", {})
     kernel = Kernel(backend, settings_for(backend.scheme, {"ttl": 30}), runtime, BlockingFace)
     lease = run(acquire(kernel, want(kernel, "orders/42", HeldLease), timeout=0))
-    runtime.advance(100)          # the watchdog renews on the way, at its exact times
+    runtime.advance(100)          # on the way the watchdog renews, at its exact times
     assert lease.is_held()
-    runtime.jump(30)              # as after SIGSTOP
+    runtime.jump(30)              # the process did not run meanwhile, as after SIGSTOP
     assert not lease.is_held()
 """
 
@@ -36,21 +36,21 @@ from multilock.kernel.runtime import Event, ThreadBell, Ticker, Workers
 
 __all__ = ["HandRuntime", "HandWorkers"]
 
-STEPS_AT_ONCE = 10_000  # steps without time passing after which a ticker is taken to spin
-REAL_LIMIT = 10.0  # real seconds a thread waits for a hand that does not come
+STEPS_AT_ONCE = 10_000  # if a ticker makes so many steps at one time, it is considered to spin
+REAL_LIMIT = 10.0  # real seconds for which a thread waits for the test to move the clock
 
 
 class HandRuntime:
-    """A `multilock.kernel.runtime.Runtime` driven by hand. What it does is the same for the same ``seed``.
+    """A `multilock.kernel.runtime.Runtime` driven by the test. It behaves the same each time for the same ``seed``.
 
-    *Time* moves by `advance`, or, in the thread that drives the clock, by waiting: ``event.wait(5)`` moves it until the
-    event is set or five seconds have passed, running what is due on the way. A wait without a limit for an event that
-    nothing can set any more raises RuntimeError instead of hanging.
+    *Time* moves when the test calls `advance`, or waits in the thread that drives the clock: ``event.wait(5)`` moves it
+    until the event is set or five seconds have passed. Whatever is due on the way runs. A wait without a limit for an
+    event that nothing can set raises RuntimeError instead of hanging.
 
-    *Threads*: ``spawn`` and workers run their jobs in the calling thread, where they were submitted; inside a step of a
-    ticker, right after that step. `hold_jobs` keeps the workers' jobs back, as a slow server would. With
-    ``threads=True`` what is spawned runs in real threads; their waits end when the clock is moved past them, and raise
-    after ten real seconds in which nobody did.
+    *Threads*: ``spawn`` and workers run a job in the calling thread, at once. Inside a step of a ticker the job runs
+    right after that step. `hold_jobs` delays the workers' jobs, as a slow server would. With ``threads=True`` spawned
+    jobs run in real threads. Their waits end when the clock is moved past them, and raise after ten real seconds
+    without a move.
     """
 
     def __init__(self, *, start: float = 1000.0, seed: int = 0, threads: bool = False) -> None:
@@ -60,88 +60,100 @@ class HandRuntime:
         self._driver = threading.current_thread()
         self._tickers: list[_HandTicker] = []
         self._killers: list[_HandKiller] = []
-        self._spawned: deque[Callable[[], None]] = deque()  # what waits for the end of a step: threads of their own …
-        self._deferred: deque[Callable[[], None]] = deque()  # … before the jobs of workers, which may take time
+        # Both run after the present step: spawned threads first, since the jobs of workers may take time.
+        self._spawned: deque[Callable[[], None]] = deque()
+        self._deferred: deque[Callable[[], None]] = deque()
         self._held: deque[Callable[[], None]] | None = None
-        self._inside = 0  # steps that run now, one in another's wait
+        self._inside = 0  # how many steps run now: a step may run inside the wait of another
         self._moved = threading.Condition()
 
-    # The runtime
+    # The methods of a Runtime
 
     def now(self) -> float:
+        """Return the seconds on the clock."""
         return self._now
 
     def wall(self) -> int:
+        """Return the same in microseconds."""
         return round(self._now * 1_000_000)
 
     def uniform(self, low: float, high: float) -> float:
+        """Return a random number, which depends only on ``seed`` and the calls before."""
         return self._random.uniform(low, high)
 
     def event(self) -> Event:
+        """Return an event whose waits use this clock."""
         return _HandEvent(self)
 
     def bell(self) -> ThreadBell:
+        """Return a bell whose waits use this clock."""
         return _HandBell(self)
 
     def spawn(self, run: Callable[[], None], name: str) -> None:
+        """Run a job as a thread would: a real one with ``threads=True``, else in this thread."""
         if self._threads:
             threading.Thread(target=run, name=name, daemon=True).start()
         else:
             self._run_soon(run, self._spawned)
 
     def workers(self, name: str, limit: int) -> Workers:
+        """Return workers that run their jobs in the calling thread."""
         return HandWorkers(self)
 
     def killer(self) -> Killer:
+        """Return a killer that only records its time: see `kills_at`."""
         self._killers.append(killer := _HandKiller())
         return killer
 
     def ticker(self, step: Callable[[], float], died: Callable[[BaseException], None], name: str) -> Ticker:
+        """Return a ticker whose steps run when the clock reaches their time."""
         ticker = _HandTicker(self, step, died)
         self._tickers.append(ticker)
         return ticker
 
-    # The hand
+    # What the test does
 
     @property
     def kills_at(self) -> float:
-        """When ``hard_fence`` would end the process, unless it is told otherwise before; ``math.inf``: never."""
+        """When ``hard_fence`` will end the process, as planned now. ``math.inf`` means never."""
         return min((killer.when for killer in self._killers), default=math.inf)
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass; every step that comes due runs at its exact time, in order."""
+        """Let ``seconds`` pass. Each step that becomes due runs at its exact time, in order."""
         self.advance_to(self._now + seconds)
 
     def advance_to(self, when: float) -> None:
+        """Let time pass until ``when``, as `advance` does."""
         while self._next() <= when:
             self._run_next()
         self._move(when)
 
     def jump(self, seconds: float) -> None:
-        """Let ``seconds`` pass in which nothing of this process ran, as after SIGSTOP; `settle` runs what is late."""
+        """Let ``seconds`` pass in which nothing of this process runs, as after SIGSTOP. `settle` runs what is late."""
         self._move(self._now + seconds)
 
     def settle(self) -> None:
-        """Run what is due now."""
+        """Run everything that is due now."""
         self.advance(0.0)
 
     def hold_jobs(self) -> None:
-        """From now on jobs given to workers wait for `release_jobs`."""
+        """Keep all further jobs of workers back until `release_jobs`."""
         self._held = self._held if self._held is not None else deque()
 
     @property
     def held_jobs(self) -> int:
+        """How many jobs are kept back."""
         return len(self._held or ())
 
     def release_jobs(self, count: int | None = None) -> None:
-        """Run the oldest ``count`` jobs held back; without a number all of them, and hold none from now on."""
+        """Run the oldest ``count`` jobs that were kept back. Without ``count`` run all and stop keeping jobs back."""
         held = self._held or deque()
         if count is None:
             self._held = None
         for _ in range(len(held) if count is None else count):
             held.popleft()()
 
-    # Inside
+    # Internal
 
     def _move(self, when: float) -> None:
         with self._moved:
@@ -164,7 +176,7 @@ class HandRuntime:
                 waiting.popleft()()
 
     def _run_soon(self, job: Callable[[], None], waiting: deque[Callable[[], None]]) -> None:
-        # A step may hold a lock that the job needs.
+        # Not inside a step: the step may hold a lock that the job needs.
         if self._inside:
             waiting.append(job)
         else:
@@ -183,7 +195,7 @@ class HandRuntime:
         while not event.is_set():
             following = min(self._next(), until)
             if following == math.inf:
-                raise RuntimeError("this wait would never end: nothing is due that could set the event")
+                raise RuntimeError("this wait would never end: no step is due that could set the event")
             if following == until and self._next() > until:
                 self._move(until)
                 break
@@ -241,17 +253,19 @@ class _HandBell:
 
 
 class HandWorkers:
-    """Jobs run when they are submitted, or when the test releases them; none after close()."""
+    """Workers whose jobs run when they are submitted, or when the test releases them. After close() none runs."""
 
     def __init__(self, runtime: HandRuntime) -> None:
         self._runtime = runtime
         self._closed = False
 
     def submit(self, job: Callable[[], None]) -> None:
+        """Run the job, or keep it back."""
         if not self._closed:
             self._runtime._submit(job)
 
     def close(self) -> None:
+        """Ignore all further jobs."""
         self._closed = True
 
 
@@ -262,7 +276,7 @@ class _HandTicker:
         self._died = died
         self._poked = False
         self._dead = False
-        self._at = (-math.inf, 0)  # when the last step ran, and how many did at that moment
+        self._at = (-math.inf, 0)  # the time of the last step, and how many steps ran at that time
         self.due = math.inf
         self.running = False
 
@@ -286,7 +300,7 @@ class _HandTicker:
         now = self._runtime.now()
         self._at = (now, self._at[1] + 1 if self._at[0] == now else 1)
         if self._at[1] > STEPS_AT_ONCE:
-            raise RuntimeError("a ticker spins: its steps let no time pass")
+            raise RuntimeError("a ticker spins: each of its steps asks for another one at once")
         self.running, self._poked, self.due = True, False, -math.inf
         try:
             at = self._step()

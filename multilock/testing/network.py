@@ -1,4 +1,4 @@
-"""A network of its own between one client and its servers: a fault proxy before each host of a URL."""
+"""Faults between one client and its servers: a fault proxy in front of each host of a URL."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from multilock.testing.proxy import LOCAL, PORTS, Direction, Fault, FaultProxy, 
 
 __all__ = ["Network", "has_network", "why_no_network"]
 
-# Where a client goes on to addresses that the first server it asks tells it, past every proxy before that.
+# Here the first server gives the client other addresses, so that it bypasses every proxy.
 TOLD = ("redis+sentinel", "redis+cluster")
 
 
 def has_network(url: str) -> bool:
-    """Whether what this URL names is reached over TCP."""
+    """Return whether the servers of this URL are reached over TCP."""
     return urlsplit(url).scheme not in LOCAL
 
 
 def why_no_network(url: str) -> str:
-    """Why no `Network` can stand before this URL; empty: it can."""
+    """Return why `Network` cannot be used with this URL, or an empty text if it can."""
     scheme = urlsplit(url).scheme
     if scheme in LOCAL:
-        return f"{scheme}:// has no network that could fail"
+        return f"{scheme}:// does not use a network"
     if scheme in TOLD:
-        return f"{scheme}:// tells its clients other addresses, past every proxy"
+        return f"{scheme}:// gives its clients other addresses, so they bypass every proxy"
     return ""
 
 
 class Network:
-    """All hosts of ``url``, each behind a `FaultProxy`; `url` leads through them. What is done is done to all.
+    """All hosts of ``url``, each behind a `FaultProxy`. Its own ``url`` leads through them. A fault applies to all.
 
     A server with TLS needs a certificate that covers 127.0.0.1.
     """
@@ -48,36 +48,36 @@ class Network:
         self.url = urlunsplit(parts._replace(netloc=f"{login}{at}{through}"))
 
     def black_hole(self, direction: Direction = "both") -> None:
-        """Let nothing through, and say nothing; `heal` delivers what waited."""
+        """Let nothing pass in this direction. `heal` delivers what was held back."""
         for proxy in self.proxies:
             proxy.black_hole(direction)
 
     def delay(self, seconds: float, direction: Direction = "both") -> None:
-        """Everything arrives ``seconds`` later, in order."""
+        """Deliver everything ``seconds`` later, in order."""
         for proxy in self.proxies:
             proxy.delay(seconds, direction)
 
     def half_open(self) -> None:
-        """The servers are gone from every present connection, and the client never hears of it."""
+        """Make the servers vanish from every present connection without notifying the client."""
         for proxy in self.proxies:
             proxy.half_open()
 
     def cut(self) -> None:
-        """Reset every connection; new ones are served."""
+        """Reset every connection. New ones are accepted."""
         for proxy in self.proxies:
             proxy.cut()
 
     def refuse(self) -> None:
-        """New connections are refused until `heal`; the present ones stay."""
+        """Refuse new connections until `heal`. The present ones stay."""
         for proxy in self.proxies:
             proxy.refuse()
 
     def drop_reply_after(self, requests: int = 0, containing: bytes = b"") -> Fault:
-        """Answer so many more requests; the one after them is executed, its reply is lost, its connection cut.
+        """Let ``requests`` requests pass. The next one is executed, but its reply is lost and its connection is cut.
 
-        Only requests that contain these bytes count. A request is what arrives in one piece: etcd's and ZooKeeper's
-        clients also send what nobody asked them to, so say there which one is meant. Once, whichever host it meets;
-        ``wait(seconds)`` of what is returned waits for it.
+        Only requests that contain these bytes count. A request is what arrives in one piece. The clients of etcd and
+        ZooKeeper also send requests of their own, so use ``containing`` to choose the right one. It happens once, at
+        whichever host the request arrives. Call ``wait(seconds)`` of the returned fault to wait for it.
         """
         first, *others = self.proxies
         fault = first.drop_reply(containing, nth=requests + 1)
@@ -86,16 +86,16 @@ class Network:
         return fault
 
     def heal(self) -> None:
-        """End all of it, but for what was cut."""
+        """End all faults. Connections that were cut stay cut."""
         for proxy in self.proxies:
             proxy.heal()
 
     def connections(self) -> int:
-        """How many there are now."""
+        """Return how many connections there are now."""
         return sum(len(proxy.connections) for proxy in self.proxies)
 
     def traffic(self) -> Traffic:
-        """What has passed so far, over all of them."""
+        """Return how much has passed so far, over all hosts."""
         total = Traffic()
         for each in [proxy.traffic for proxy in self.proxies]:
             total.up_in += each.up_in
@@ -106,7 +106,7 @@ class Network:
         return total
 
     def close(self) -> None:
-        """Cut everything. Twice is harmless."""
+        """Cut everything. A second call has no effect."""
         for proxy in self.proxies:
             proxy.close()
 
@@ -115,5 +115,5 @@ def _host(text: str, usual: int | None) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     port = parts.port or usual
     if port is None:
-        raise ValueError(f"no usual port is known for {text!r}: name it in the URL")
+        raise ValueError(f"the default port for {text!r} is not known: give one in the URL")
     return parts.hostname or "127.0.0.1", port

@@ -1,10 +1,10 @@
-"""Freeze and kill processes: of the test, of a service, of anybody whom this user may signal.
+"""Freeze and kill processes: helpers of the test, services, any process that this user may signal.
 
-    with pause(worker):                  # it stands still inside this block
+    with pause(worker):                  # the worker is frozen inside this block
         assert lock.try_acquire(timeout=10)
-    kill(worker)                         # it is dead when this returns
+    kill(worker)                         # the worker is dead when this returns
 
-What was frozen, and when, is kept: a process that stood still believed nothing meanwhile
+The module records which process was frozen when: a frozen process believes nothing meanwhile
 (`multilock.testing.beliefs`).
 """
 
@@ -24,24 +24,25 @@ from multilock.kernel.runtime import now
 
 __all__ = ["Killed", "Paused", "Process", "end", "go_on", "kill", "pause", "resume_all", "spans", "stand_still"]
 
-TAKES_EFFECT_WITHIN = 5.0  # seconds; a signal needs some, where the machine is busy
+TAKES_EFFECT_WITHIN = 5.0  # seconds; on a busy machine a signal takes a while
 LOOK_EVERY = 0.002
 
 
 class Process(Protocol):
-    """`multilock.testing.Helper`, ``subprocess.Popen``, ``multiprocessing.Process``, asyncio's, psutil's."""
+    """Any object with a ``pid``: of `multilock.testing.Helper`, subprocess, multiprocessing, asyncio or psutil."""
 
     @property
-    def pid(self) -> int | None: ...
+    def pid(self) -> int | None:
+        """The number of the process, or None if it was not started."""
 
 
-_since: dict[int, float] = {}  # by pid, of what stands still now
+_since: dict[int, float] = {}  # by pid: since when a process is frozen
 _spans: list[tuple[int, float, float]] = []
 _lock = threading.Lock()
 
 
 def spans(pid: int) -> list[tuple[float, float]]:
-    """From and to (inf: for good, or still), on the clock of `multilock.now()`: when this process was kept frozen."""
+    """Return when this process was frozen, as (from, to) on the clock of `multilock.now()`. A ``to`` of inf is open."""
     with _lock:
         return [(start, until) for each, start, until in _spans if each == pid] + (
             [(_since[pid], math.inf)] if pid in _since else []
@@ -49,13 +50,13 @@ def spans(pid: int) -> list[tuple[float, float]]:
 
 
 class Paused:
-    """A process that stands still, until `resume` or the end of ``with``."""
+    """A frozen process, until `resume` or the end of ``with``."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
     def resume(self) -> None:
-        """Let it go on; harmless if it has ended."""
+        """Let the process continue. Without effect if it has ended."""
         go_on(self.pid)
 
     def __enter__(self) -> Self:
@@ -68,7 +69,7 @@ class Paused:
 
 
 class Killed:
-    """A process that is dead; for ``with``, at whose end nothing happens."""
+    """A dead process. It can be used with ``with``, at whose end nothing happens."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -83,10 +84,10 @@ class Killed:
 
 
 def pause(process: Process | int) -> Paused:
-    """Freeze it (SIGSTOP), as a machine without time or a debugger does. All its threads stand still when this returns.
+    """Freeze a process with SIGSTOP, like an overloaded machine or a debugger. When this returns, no thread of it runs.
 
-    ``with pause(process):`` lets it go on at the end; so does the pytest plugin at the end of the test. Raises
-    ProcessLookupError if it has ended, TimeoutError if it does not stand still in 5 s.
+    The end of ``with pause(process):`` lets it continue, and so does the pytest plugin at the end of the test. Raises
+    ProcessLookupError if the process has ended, and TimeoutError if it is not frozen within 5 s.
     """
     pid = _pid(process)
     if _ended(process):
@@ -96,9 +97,11 @@ def pause(process: Process | int) -> Paused:
 
 
 def kill(process: Process | int) -> Killed:
-    """End it at once (SIGKILL), as a power cut does, paused or not; where it leads a process group of its own, its
-    children in it too. It is dead when this returns, and whoever started it can still ask for its exit code. Harmless
-    if it has ended."""
+    """End a process at once with SIGKILL, like a power cut. It may be frozen.
+
+    If it leads a process group, its children in the group are killed too. When this returns the process is dead, and
+    its parent can still ask for the exit code. Without effect if it has ended.
+    """
     pid = _pid(process)
     if not _ended(process):
         end(pid)
@@ -106,19 +109,19 @@ def kill(process: Process | int) -> Killed:
 
 
 def stand_still(pid: int) -> None:
-    """`pause`, of a process that has not been waited for."""
+    """Freeze a process as `pause` does. The caller must know that its pid is not reused."""
     os.kill(pid, signal.SIGSTOP)
     until = time.monotonic() + TAKES_EFFECT_WITHIN
     while not _stands(pid):
         if time.monotonic() > until:
-            raise TimeoutError(f"process {pid} does not stand still")
+            raise TimeoutError(f"process {pid} is not frozen {TAKES_EFFECT_WITHIN:g} s after SIGSTOP")
         time.sleep(LOOK_EVERY)
     with _lock:
         _since.setdefault(pid, now())
 
 
 def go_on(pid: int) -> None:
-    """Let it go on; harmless if it was not paused, or has ended."""
+    """Let a process continue. Without effect if it is not frozen, or has ended."""
     with _lock:
         if (since := _since.pop(pid, None)) is not None:
             _spans.append((pid, since, now()))
@@ -127,7 +130,7 @@ def go_on(pid: int) -> None:
 
 
 def resume_all() -> None:
-    """Let everything go on that was paused, and forget when: the plugin does it after each test."""
+    """Let every frozen process continue, and forget the records. The plugin does this after each test."""
     for pid in list(_since):
         go_on(pid)
     with _lock:
@@ -135,9 +138,9 @@ def resume_all() -> None:
 
 
 def end(pid: int) -> None:
-    """`kill`, of a process that has not been waited for."""
+    """Kill a process as `kill` does. The caller must know that its pid is not reused."""
     with contextlib.suppress(ProcessLookupError, TimeoutError):
-        stand_still(pid)  # so that it is known since when it has done nothing
+        stand_still(pid)  # records since when the process has done nothing
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(pid) == pid != os.getpgrp():
             os.killpg(pid, signal.SIGKILL)
@@ -146,7 +149,7 @@ def end(pid: int) -> None:
     until = time.monotonic() + TAKES_EFFECT_WITHIN
     while not _is_dead(pid):
         if time.monotonic() > until:
-            raise TimeoutError(f"process {pid} was sent SIGKILL and does not end")
+            raise TimeoutError(f"process {pid} was sent SIGKILL, but does not end")
         time.sleep(LOOK_EVERY)
     with _lock:
         if (since := _since.pop(pid, None)) is not None:
@@ -156,16 +159,16 @@ def end(pid: int) -> None:
 def _pid(process: Process | int) -> int:
     pid: object = process if isinstance(process, int) else getattr(process, "pid", process)
     if pid is None:
-        raise ValueError(f"{process!r} was not started: it has no pid")
+        raise ValueError(f"{process!r} has no pid: start it first")
     if isinstance(pid, bool) or not isinstance(pid, int):
-        raise TypeError(f"give a process, or the number of one, not {process!r}")
-    if pid <= 1 or pid == os.getpid():  # 0 and less are groups
-        raise ValueError(f"{pid} is not a process that a test may stop")
+        raise TypeError(f"give a process or its pid, not {process!r}")
+    if pid <= 1 or pid == os.getpid():  # 0 and less are process groups
+        raise ValueError(f"{pid} is not a process that a test may freeze or kill")
     return pid
 
 
 def _ended(process: Any) -> bool:
-    """Whether whoever started it has seen it end: its number may be another one's by now."""
+    """Return whether its parent has noticed its end. Another process may have its number then."""
     if isinstance(process, int):
         return False
     if callable(poll := getattr(process, "poll", None)):
@@ -174,13 +177,13 @@ def _ended(process: Any) -> bool:
 
 
 def _stands(pid: int) -> bool:
-    """Whether all its threads do. Raises ProcessLookupError if it has ended."""
+    """Return whether all its threads are frozen. Raises ProcessLookupError if it has ended."""
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     if _is_dead(pid):
         raise ProcessLookupError(f"process {pid} has ended: it cannot be paused")
-    tasks = Path(f"/proc/{pid}/task")  # it is not ours to wait for
-    if not tasks.exists():  # nobody to ask; the signal takes effect before the process runs again
+    tasks = Path(f"/proc/{pid}/task")  # it is not our child, so waitid() does not apply
+    if not tasks.exists():  # no /proc, but the signal takes effect before the process runs again
         return True
     return all(_state(task) in "TtZX" for task in tasks.iterdir())
 
@@ -192,7 +195,7 @@ def _is_dead(pid: int) -> bool:
         return True
     except PermissionError:
         return False
-    with contextlib.suppress(ChildProcessError):  # ours, and nobody has waited for it: it can be asked for again
+    with contextlib.suppress(ChildProcessError):  # our child, not waited for: WNOWAIT leaves its exit code
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     return Path("/proc/self").exists() and _state(Path(f"/proc/{pid}")) in "ZX"
 
@@ -200,5 +203,5 @@ def _is_dead(pid: int) -> bool:
 def _state(task: Path) -> str:
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return "X"

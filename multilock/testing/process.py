@@ -1,11 +1,11 @@
-"""Helper processes: one that holds a lock, to be paused, resumed and killed by a test.
+"""Helper processes: a process that holds a lock, which a test can freeze, resume and kill.
 
-The test names a function; it runs in a process of its own, and the two talk in lines::
+The test names a function, which runs in its own process. The two exchange lines::
 
     def holder(url: str) -> None:                     # in an importable module
         with multilock.connect(url).lock("n") as lease:
             say("held", lease.token)
-            hear()                                    # until the test says something
+            hear()                                    # waits for a line from the test
 
     with Helper("tests.helpers:holder", url) as helper:
         helper.wait_for("held", within=10)
@@ -34,13 +34,13 @@ BOOT = "import sys; from multilock.testing.process import run_helper; run_helper
 
 
 def say(*words: object) -> None:
-    """In the helper: one line to the test, whole whatever other threads say."""
+    """In the helper: send one line to the test. Lines of several threads are not mixed."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
 def hear() -> str | None:
-    """In the helper: the next line from the test, or None when the test has ended. Blocks without limit."""
+    """In the helper: return the next line from the test, or None if the test has ended. Waits without limit."""
     line = sys.stdin.readline()
     return line.removesuffix("\n") if line else None
 
@@ -48,8 +48,8 @@ def hear() -> str | None:
 class Helper:
     """A Python process that calls ``function`` (``"package.module:function"``) with text arguments.
 
-    It sees the same import path as the test. It is killed at the end of ``with``, and (Linux) when the process of the
-    test dies, if the main thread made it.
+    It has the same import path as the test. The end of ``with`` kills it. On Linux it also dies with the process of the
+    test, if the main thread made it.
     """
 
     def __init__(self, function: str, *arguments: object, env: dict[str, str] | None = None) -> None:
@@ -57,7 +57,7 @@ class Helper:
             raise ValueError(f"give the function as 'package.module:function', not {function!r}")
         self.function = function
         self.lines: list[str] = []
-        self._seen: dict[str, int] = {}  # by word: lines that wait_for has looked at
+        self._seen: dict[str, int] = {}  # by word: how many lines wait_for has examined
         self._errors: list[str] = []
         self._ended = 0
         self._changed = threading.Condition()
@@ -69,7 +69,7 @@ class Helper:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
-            start_new_session=True,  # Ctrl-C is the test's
+            start_new_session=True,  # so that Ctrl-C reaches only the test
         )
         self._readers = [
             threading.Thread(target=self._read, args=args, name="helper-reader", daemon=True)
@@ -80,22 +80,23 @@ class Helper:
 
     @property
     def pid(self) -> int:
+        """The number of the process."""
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """The exit code, negative if a signal ended it, or None while it runs."""
         return self._process.poll()
 
     @property
     def errors(self) -> str:
-        """What it wrote to stderr so far."""
+        """Its output on stderr so far."""
         return "".join(f"{line}\n" for line in self._errors)
 
     def wait_for(self, word: str, within: float) -> list[str]:
-        """The words of its next line that begins with ``word``, whatever else it said before or after.
+        """Wait for its next line that begins with ``word`` and return the words of that line. Other lines are ignored.
 
-        Raises AssertionError, with what it wrote, if it ends before, or after ``within`` seconds.
+        Raises AssertionError, with all its output, if it ends before, or after ``within`` seconds.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._find(word) is not None or self._ended == 2, within)
@@ -108,7 +109,7 @@ class Helper:
         )
 
     def tell(self, *words: object) -> None:
-        """One line to the helper. Raises RuntimeError if it has ended."""
+        """Send one line to the helper. Raises RuntimeError if it has ended."""
         stdin = self._process.stdin
         assert stdin is not None
         if stdin.closed:
@@ -117,12 +118,12 @@ class Helper:
             stdin.write(" ".join(map(str, words)) + "\n")
             stdin.flush()
         except BrokenPipeError:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes are closed before it counts as ended
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its pipes close before its exit can be seen
                 self._process.wait(END_WITHIN)
             raise self._gone() from None
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP); back when all its threads stand still. Raises RuntimeError if it has ended."""
+        """Freeze it with SIGSTOP. When this returns, no thread of it runs. Raises RuntimeError if it has ended."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 stand_still(self.pid)
@@ -131,13 +132,13 @@ class Helper:
         raise self._gone()
 
     def resume(self) -> None:
-        """Let it go on; harmless if it was not paused, or has ended."""
+        """Let it continue. Without effect if it is not frozen, or has ended."""
         if self.returncode is None:
             go_on(self.pid)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Frozen inside this block, in which it may also be killed."""
+        """Freeze it inside this context, in which it may also be killed."""
         self.pause()
         try:
             yield
@@ -145,11 +146,11 @@ class Helper:
             self.resume()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; harmless if it has ended."""
+        """Send it a signal. Without effect if it has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and its own children at once (SIGKILL), paused or not, and wait until it is gone."""
+        """Kill it and its children with SIGKILL, even if frozen, and wait until it is gone."""
         if self.returncode is None:
             end(self.pid)
         else:
@@ -158,15 +159,16 @@ class Helper:
         self._process.wait()
 
     def wait(self, within: float) -> int:
-        """Its exit code; subprocess.TimeoutExpired if it still runs after ``within`` seconds."""
+        """Wait for its exit code. Raises subprocess.TimeoutExpired if it still runs after ``within`` seconds."""
         return self._process.wait(within)
 
     def close(self) -> None:
+        """Kill it and close its pipes."""
         self.kill()
         for reader in self._readers:
             reader.join(END_WITHIN)
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            with contextlib.suppress(OSError):  # what was told to a dead helper
+            with contextlib.suppress(OSError):  # a line to a dead helper may still be in the buffer
                 assert stream is not None
                 stream.close()
 
@@ -177,7 +179,7 @@ class Helper:
         self.close()
 
     def _take(self, within: float) -> list[str]:
-        """What it said since this was asked before, and is kept no longer; waits so long if it is nothing yet."""
+        """Return its lines since the last call, and forget them. If there are none, wait for ``within`` seconds."""
         with self._changed:
             if within and not self.lines:
                 self._changed.wait(within)
@@ -206,10 +208,10 @@ class Helper:
 
 
 def run_helper(parent: str, function: str, *arguments: str) -> None:
-    """In the helper: call ``function``; ``parent`` is the process it must not outlive, 0 for none."""
+    """In the helper: call ``function``. The helper must not outlive the process ``parent``; 0 means no such process."""
     if int(parent) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):  # it died before prctl
+        if os.getppid() != int(parent):  # the parent died before prctl()
             sys.exit(1)
     module, _, name = function.partition(":")
     getattr(importlib.import_module(module), name)(*arguments)

@@ -1,10 +1,10 @@
-"""A TCP proxy between a client and a server that goes wrong on request.
+"""A TCP proxy between a client and a server, which causes faults on request.
 
     with FaultProxy.before("redis://127.0.0.1:6379/0") as proxy, multilock.connect(proxy.url) as client:
         lost = proxy.drop_reply(b"EVALSHA")
         ...
 
-What TCP promises is kept: bytes held back arrive later, in order, or never and then nothing after them.
+It never breaks TCP's promises: bytes arrive in order, if late. If some bytes never arrive, none after them do.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from multilock.kernel.runtime import now
 __all__ = ["Connection", "Direction", "Fault", "FaultProxy", "Traffic", "Which"]
 
 Direction = Literal["up", "down", "both"]
-"""To the server, to the client, both."""
+"""Which bytes: those to the server, those to the client, or both."""
 
 Which = Literal["all", "present", "new"]
-"""Connections: all of them, those that exist, those that will be made."""
+"""Which connections: all, those that exist now, or future ones."""
 
 Side = Literal["server", "client"]
 Then = Literal["cut", "hold"]
 
 T = TypeVar("T")
 CHUNK = 65536
-BACKLOG_BYTES = 4_000_000  # held back for one direction before reading stops, as a network would
+BACKLOG_BYTES = 4_000_000  # bytes held back in one direction before the proxy stops reading, as a network would
 CONNECT_WITHIN = 5.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER 0: close() sends RST
 
-PORTS = {  # where the backends find a server whose URL names no port
+PORTS = {  # the backends' default ports
     "redis": 6379,
     "rediss": 6379,
     "redlock": 6379,
@@ -58,44 +58,44 @@ LOCAL = ("memory", "sqlite", "unix")
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes that came to the proxy, and that went on from it, since it was made: what is missing was held back, or is
-    lost."""
+    """Bytes that arrived at the proxy and that left it, since it was made. The difference was held back or lost."""
 
     up_in: int = 0
-    up_pieces: int = 0  #: in which they came: what is sent in one go is one
+    up_pieces: int = 0  #: the number of pieces in which they arrived; what is sent at once is one piece
     up_out: int = 0
     down_in: int = 0
     down_out: int = 0
 
 
 class Fault:
-    """One request that is to go wrong. It happens once."""
+    """A fault of one request. It happens once."""
 
     def __init__(self, proxy: FaultProxy, kind: str, request: bytes, nth: int, then: str) -> None:
         if not isinstance(request, bytes):
-            raise TypeError(f"a request is told by bytes that it contains, not by {request!r:.60}")
+            raise TypeError(f"give bytes that the request contains, not {request!r:.60}")
         if nth < 1:
             raise ValueError(f"nth is {nth}: the next request is number 1")
         self._proxy = proxy
         self._request = request
         self._left = nth
         self._pipe: _Pipe | None = None
-        self._counting = threading.Lock()  # it may be shared by several proxies
+        self._counting = threading.Lock()  # several proxies may share the fault
         self._happened = threading.Event()
         self.kind = kind
         self.then = then
 
     @property
     def happened(self) -> bool:
+        """Whether the request was held, or its reply was dropped."""
         return self._happened.is_set()
 
     def wait(self, within: float) -> None:
-        """Until the request was held, or its reply was dropped; TimeoutError after ``within`` seconds."""
+        """Wait until the request was held or its reply was dropped. Raises TimeoutError after ``within`` seconds."""
         if not self._happened.wait(within):
-            raise TimeoutError(f"no request that contains {self._request!r} went wrong in {within:g} s")
+            raise TimeoutError(f"no fault within {within:g} s: too few requests contained {self._request!r}")
 
     def release(self) -> None:
-        """Let a held request go on to the server, even if its client has given up and closed the connection."""
+        """Forward a held request to the server, even if its client has closed the connection meanwhile."""
         self._proxy._do(self._release)
 
     def _release(self) -> None:
@@ -109,7 +109,7 @@ class Fault:
 
 
 class _Pipe:
-    """One direction of one connection: what came in, and when each piece may go out."""
+    """One direction of one connection: the bytes that arrived, and when each piece may leave."""
 
     def __init__(
         self, source: socket.socket, sink: socket.socket, held: bool, delay: float, count_out: Callable[[int], None]
@@ -119,10 +119,10 @@ class _Pipe:
         self.sink = sink
         self.held = held
         self.delay = delay
-        self.fault: Fault | None = None  # up: holds the request; down: swallows the reply
-        self.swallow = False  # nothing that comes in goes out any more
+        self.fault: Fault | None = None  # up: hold the request; down: drop the reply
+        self.swallow = False  # drop everything that arrives
         self.ended = False  # the source sent its last byte
-        self.done = False  # … and the sink was told
+        self.done = False  # the end was passed on to the sink
         self._chunks: deque[tuple[float, bytes]] = deque()
         self._bytes = 0
 
@@ -133,7 +133,7 @@ class _Pipe:
         return self.due_at() <= at and bool(self._chunks)
 
     def due_at(self) -> float:
-        """When something is to be sent, or the end is to be passed on; inf: not before something changes."""
+        """Return when the next piece, or the end, must be passed on. inf means not before something changes."""
         if self.held or self.done or (self.fault is not None and self.fault.kind == "hold"):
             return math.inf
         if self._chunks:
@@ -175,7 +175,7 @@ class _Pipe:
 
 
 class Connection:
-    """One client's connection through the proxy."""
+    """One connection of a client through the proxy."""
 
     def __init__(self, proxy: FaultProxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
@@ -185,20 +185,21 @@ class Connection:
         self.down = _Pipe(server, client, proxy._new_down.held, proxy._new_down.delay, proxy._count_down_out)
 
     def cut(self) -> None:
-        """Reset both sides; what was held back is gone."""
+        """Reset both sides. All held back bytes are lost."""
         self._proxy._do(self._cut)
 
     def black_hole(self, direction: Direction = "both") -> None:
-        """Let nothing through, and say nothing; `heal` delivers what was held back."""
+        """Let nothing pass in this direction. `heal` delivers what was held back."""
         _check("direction", direction, Direction)
         self._proxy._do(lambda: self._set(direction, held=True))
 
     def half_open(self, dead: Side = "server") -> None:
-        """That side is gone and the other never hears of it: its bytes go nowhere."""
+        """Make one side vanish without notifying the other, whose bytes are then lost."""
         _check("dead", dead, Side)
         self._proxy._do(lambda: self._half_open(dead))
 
     def heal(self) -> None:
+        """Deliver what was held back, and everything after it without delay."""
         self._proxy._do(lambda: self._set("both", held=False, delay=0.0))
 
     def _pipes(self, direction: Direction = "both") -> list[_Pipe]:
@@ -213,7 +214,7 @@ class Connection:
         gone, silent = (self.up, self.down) if dead == "server" else (self.down, self.up)
         gone.discard()
         silent.discard()
-        silent.ended = silent.done = True  # the end is never told
+        silent.ended = silent.done = True  # the end is not passed on
         with contextlib.suppress(OSError):
             gone.sink.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._proxy._forget(gone.sink)
@@ -233,17 +234,17 @@ class Connection:
 
 
 class _Defaults:
-    """What the next connection starts with, in one direction."""
+    """The faults of a new connection, in one direction."""
 
     held = False
     delay = 0.0
 
 
 class FaultProxy:
-    """Listens on a free port of 127.0.0.1 and forwards to ``host:port``, faithfully until told otherwise.
+    """A proxy that listens on a free port of 127.0.0.1 and forwards to ``host:port``, without a fault at first.
 
-    Every method has taken effect when it returns; after `close` it raises RuntimeError. One background thread serves
-    all connections.
+    When a method returns, its fault is in effect. After `close` each method raises RuntimeError. One background thread
+    serves all connections.
     """
 
     def __init__(self, host: str, port: int, url: str | None = None) -> None:
@@ -265,60 +266,60 @@ class FaultProxy:
 
     @classmethod
     def before(cls, url: str, port: int | None = None) -> FaultProxy:
-        """In front of the server of ``url``; `url` then leads through the proxy.
+        """Return a proxy in front of the server of ``url``. The proxy's own ``url`` leads through it.
 
-        ``port`` (default: the backend's own) counts where the URL names none. Raises ValueError for a URL of several
-        hosts, and for one that leads to no port.
+        ``port`` (default: the backend's default port) is used if the URL has none. Raises ValueError if the URL has
+        several hosts, or does not lead to a port.
         """
         parts = urlsplit(url)
         if parts.scheme in LOCAL:
-            raise ValueError(f"{parts.scheme}:// makes no TCP connection that a proxy could stand in")
+            raise ValueError(f"{parts.scheme}:// does not use TCP: a proxy cannot be put in front of it")
         if "," in parts.netloc.rpartition("@")[2]:
-            raise ValueError("the URL names several hosts, and one proxy stands before one host: make one for each")
+            raise ValueError("the URL has several hosts, but one proxy serves one host: make one proxy for each")
         port = parts.port or port or PORTS.get(parts.scheme)
         if port is None:
-            raise ValueError(f"{parts.scheme}:// has no usual port known here: name the port in the URL")
+            raise ValueError(f"{parts.scheme}:// has no known default port: give one in the URL")
         return cls(parts.hostname or "127.0.0.1", port, url)
 
     @property
     def url(self) -> str:
-        """The URL given to `before`, with the proxy's address in it."""
+        """The URL given to `before`, with the address of the proxy."""
         if self._url is None:
-            raise ValueError("this proxy was made for an address: use .host and .port")
+            raise ValueError("this proxy was made from a host and a port, not from a URL: use .host and .port")
         parts = urlsplit(self._url)
         login, at, _ = parts.netloc.rpartition("@")
         return urlunsplit(parts._replace(netloc=f"{login}{at}{self.host}:{self.port}"))
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that exist now."""
+        """The connections that exist now."""
         return self._do(lambda: list(self._connections))
 
     @property
     def traffic(self) -> Traffic:
-        """What has passed so far: whether a fault met anything can be told by it."""
+        """How much has passed so far. It shows whether a fault affected any bytes."""
         return self._do(lambda: replace(self._traffic))
 
     def cut(self) -> None:
-        """Reset every connection; new ones are served."""
+        """Reset every connection. New ones are accepted."""
         self._do(self._cut)
 
     def refuse(self) -> None:
-        """New connections are refused; the present ones stay."""
+        """Refuse new connections. The present ones stay."""
         self._do(self._stop_listening)
 
     def accept(self) -> None:
-        """Take connections again, on the same port."""
+        """Accept connections again, on the same port."""
         self._do(self._start_listening)
 
     def black_hole(self, direction: Direction = "both", which: Which = "all") -> None:
-        """Let nothing through, and say nothing: connects succeed, bytes wait. `heal` delivers them."""
+        """Let no byte pass in this direction, though connections are accepted. `heal` delivers the bytes."""
         _check("direction", direction, Direction)
         _check("which", which, Which)
         self._do(lambda: self._set(direction, which, held=True))
 
     def delay(self, seconds: float, direction: Direction = "both", which: Which = "all") -> None:
-        """Everything arrives ``seconds`` later, in order."""
+        """Deliver everything ``seconds`` later, in order."""
         if not seconds >= 0:  # NaN is not
             raise ValueError(f"the delay is {seconds}: give seconds, 0 for none")
         _check("direction", direction, Direction)
@@ -326,35 +327,40 @@ class FaultProxy:
         self._do(lambda: self._set(direction, which, delay=seconds))
 
     def half_open(self, dead: Side = "server") -> None:
-        """One side of every present connection is gone, and the other never hears of it."""
+        """Make one side of every present connection vanish without notifying the other."""
         _check("dead", dead, Side)
         self._do(lambda: self._half_open(dead))
 
     def heal(self) -> None:
-        """End every black hole and delay, accept again, forget faults that have not happened; a cut stays cut."""
+        """End every black hole and delay, accept again, forget planned faults. Connections that were cut stay cut."""
         self._do(self._heal)
 
     def drop_reply(self, request: bytes = b"", *, nth: int = 1, then: Then = "cut") -> Fault:
-        """Forward the ``nth`` request from now on that contains ``request``, and swallow the reply: it was executed,
-        and nobody is told. Then the connection is cut, or stays open and silent for ever.
+        """Forward the ``nth`` further request that contains ``request``, and drop its reply.
 
-        A request is what arrives in one piece, and the connection must be one of request and reply in turn.
+        So the request is executed, but the client does not learn of it. Then the connection is cut, or with
+        ``then="hold"`` stays open and silent forever. A request is what arrives in one piece, and the client must wait
+        for each reply before its next request.
         """
         _check("then", then, Then)
         return self._plan("drop", request, nth, then)
 
     def share(self, fault: Fault) -> None:
-        """Requests of this proxy count for a fault of another one too: it happens once, where the last of them comes.
-        Not for `hold_request`."""
+        """Count the requests of this proxy too for a fault of another one.
+
+        The fault happens once, at the proxy where the last request to be counted arrives. Not for `hold_request`.
+        """
         self._do(lambda: self._faults.append(fault))
 
     def hold_request(self, request: bytes = b"", *, nth: int = 1) -> Fault:
-        """Keep the ``nth`` request that contains ``request``, and all after it on that connection, until
-        `Fault.release`: it is executed then, whatever its client did meanwhile."""
+        """Hold back the ``nth`` request that contains ``request``, and all later bytes of that connection.
+
+        `Fault.release` forwards it. It is then executed even if its client has given up meanwhile.
+        """
         return self._plan("hold", request, nth, "")
 
     def close(self) -> None:
-        """Cut everything and end the thread. Twice is harmless."""
+        """Cut everything and end the thread. A second call has no effect."""
         if not self._closed:
             self._do(self._shut)
             self._thread.join()
@@ -377,7 +383,7 @@ class FaultProxy:
         return fault
 
     def _do(self, job: Callable[[], T]) -> T:
-        """Run ``job`` on the serving thread, which alone touches sockets, and wait for it."""
+        """Run ``job`` on the serving thread, since only that thread uses the sockets, and wait for its result."""
         if self._closed:
             raise RuntimeError("this proxy is closed: make a new one")
         answer: Future[T] = Future()
@@ -417,7 +423,7 @@ class FaultProxy:
         return [pipe for connection in self._connections for pipe in connection._pipes()]
 
     def _register(self) -> None:
-        """Tell the selector what each pipe waits for: bytes from its source, or room in its sink."""
+        """Register at the selector what each pipe waits for: bytes from its source, or room in its sink."""
         at = now()
         for connection in self._connections:
             for pipe, other in ((connection.up, connection.down), (connection.down, connection.up)):
@@ -447,7 +453,7 @@ class FaultProxy:
             return
         try:
             server = socket.create_connection(self._target, CONNECT_WITHIN)
-        except OSError:  # the server is down: the client is reset, which is the nearest thing to a refusal
+        except OSError:  # the server is down; a reset of the client is the nearest thing to a refusal
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             client.close()
             return
@@ -497,7 +503,7 @@ class FaultProxy:
 
     def _drop(self, connection: Connection, fault: Fault) -> None:
         connection.down.discard()
-        fault._happened.set()  # before the client can see it
+        fault._happened.set()  # before the client can notice
         if fault.then == "cut":
             connection._cut()
 
@@ -553,6 +559,6 @@ class FaultProxy:
 
 
 def _check(what: str, value: object, known: object) -> None:
-    """Raise ValueError for a ``value`` that the Literal type ``known`` does not have."""
+    """Raise ValueError if ``value`` is not one of the Literal type ``known``."""
     if value not in get_args(known):
         raise ValueError(f"{what} must be one of {', '.join(get_args(known))}, not {value!r}")

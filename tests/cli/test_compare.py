@@ -174,7 +174,7 @@ def test_verify_judges_the_history_again(report: tuple[Path, str], tmp_path: Pat
     (tmp_path / "history.jsonl").write_bytes((folder / "history.jsonl").read_bytes())
     found = multilock("--verify", tmp_path)
     assert found.returncode == 1
-    assert "decided is 1 by the history, and the report says 300" in found.stderr
+    assert "decided is 1 by the history, but 300 in the report" in found.stderr
 
 
 def test_a_report_of_before_there_was_a_figure_is_judged_by_those_it_has(
@@ -189,7 +189,7 @@ def test_a_report_of_before_there_was_a_figure_is_judged_by_those_it_has(
     assert compare.verify(tmp_path) == []
     del data["cells"][0]["broken"]
     (tmp_path / "report.json").write_text(json.dumps(data))
-    assert compare.verify(tmp_path) == ["sqlite, pause: broken is 0 by the history, and the report says None"]
+    assert compare.verify(tmp_path) == ["sqlite, pause: broken is 0 by the history, but None in the report"]
 
 
 @pytest.mark.parametrize(

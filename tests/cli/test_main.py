@@ -52,7 +52,7 @@ def _without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_missing_library_is_said_in_one_line_with_the_install_line(sqlite_url: str) -> None:
     ended = _without("rich", "compare", sqlite_url)
     assert ended.returncode == 64
-    assert ended.stderr == "multilock: this command shows its results with rich: pip install 'multilock[cli]'\n"
+    assert ended.stderr == "multilock: this command needs rich to show its results: pip install 'multilock[cli]'\n"
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["demo"], ["status"]])

@@ -453,7 +453,7 @@ def test_a_command_that_we_may_not_kill_is_told_at_once_and_ends_multilock_befor
             assert multilock.now() - forced_at < ttl / 2 + pulse.stopped()
             assert process.wait(WITHIN) == 76
             assert multilock.now() - forced_at < ttl + pulse.stopped()
-        while "runs on without the lock" not in process.stderr.readline():
+        while "still runs, without the lock" not in process.stderr.readline():
             pass  # why it was lost
         assert not gone(pid)
     finally:

@@ -21,7 +21,7 @@ def test_commands_that_read_run_together_and_exclude_one_that_does_not(start: St
     line = run("status", "--url", sqlite_url).stdout
     assert line.split("\t")[:2] == ["job", "read ×2"]
     asked = run("force-release", "job", "--url", sqlite_url)
-    assert "and 1 more, who may still be at work" in asked.stderr
+    assert "and 1 more, which may still be at work" in asked.stderr
     for reader in readers:
         reader.terminate()
         assert reader.wait(WITHIN) == 0

@@ -97,11 +97,11 @@ def test_force_release_without_yes_takes_nothing_and_says_who_holds_it(
 
 def test_force_release_of_a_free_lock_says_so(run: Run, url: str) -> None:
     ended = run("force-release", "job", "--yes", "--url", url)
-    assert (ended.returncode, ended.stdout) == (1, "job was held by nobody\n")
+    assert (ended.returncode, ended.stdout) == (1, "nobody held job\n")
     ended = run("force-release", "job", "--url", url)
     assert (ended.returncode, ended.stderr) == (
         64,
-        "multilock: nobody holds 'job' now: add --yes to take it away\n",
+        "multilock: nobody holds 'job' now: add --yes to take the lock away\n",
     )
 
 

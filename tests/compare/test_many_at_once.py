@@ -165,7 +165,7 @@ def test_controls_have_as_many_cycles_as_was_said_from_the_first_round_to_the_la
     assert [sum(low < number <= low + 22 for number in rounds) for low in (0, 22, 44)] == [2, 2, 2]
     blocking = Counter(plan.adapter.rpartition(":")[2] for _, plan in runner._plans if plan.contestant == "sqlite")
     assert blocking == {"Blocking": 30, "Asyncio": 30}
-    with pytest.raises(ConfigurationError, match="0 of controls"):
+    with pytest.raises(ConfigurationError, match="0 for controls"):
         compare.run(["memory://"], control_cycles=0)
 
 

@@ -45,7 +45,7 @@ def test_what_is_left_is_run_and_the_report_is_of_all_pieces(folder: Path, tmp_p
     assert compare.verify(tmp_path) == []
     report.data["pieces"].pop()
     report.write(tmp_path)
-    assert compare.verify(tmp_path) == ["report: its pieces have 2 cycles, and the history has 3"]
+    assert compare.verify(tmp_path) == ["the report has 2 cycles in its pieces, but the history has 3"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_left_is_run_and_the_report_is_of_all_pieces(folder: Path, tmp_p
         ({"ttl": 2.0}, "ttl was 1.0"),
         ({"scenarios": ["pause", "cost"]}, "taken"),
         ({"scenarios": ["taken"]}, "cost"),
-        ({"out": None}, "name it"),
+        ({"out": None}, "give the folder"),
         ({"out": Path("/nowhere")}, "cannot read"),
     ],
 )
@@ -74,9 +74,9 @@ def test_another_run_is_refused_before_anything_is_written(folder: Path, other: 
         (lambda lines: lines[:-1], "ends within cycle"),
         (
             lambda lines: [*lines[:-1], json.dumps({**json.loads(lines[-1]), "at": 1e12}) + "\n"],
-            "has been started since",
+            "was restarted since",
         ),
-        (lambda lines: [*lines, '{"cycle":'], "is no history"),
+        (lambda lines: [*lines, '{"cycle":'], "is not a history"),
     ],
 )
 def test_a_history_that_cannot_be_gone_on_with_is_refused(folder: Path, tmp_path: Path, what: Any, why: str) -> None:

@@ -1,19 +1,19 @@
-"""What processes believe about a lock, on one clock: written down by each, judged from outside.
+"""Record what processes believe about a lock, on one clock, and judge the records from outside.
 
-Contenders `note` what they ask and what they are told (`witness` lists the lines). A `Record` of those lines answers
-the oracles; what it calls a violation is certain:
+Each contender writes down its requests and their results with `note` (see `witness` for the lines). A `Record` of these
+lines answers the checks below, called oracles. If an oracle finds a violation, it is certain:
 
 | | | |
 | --- | --- | --- |
-| O1 | `Record.overlaps` | two never believe in one name at the same time |
+| O1 | `Record.overlaps` | two processes never believe that they hold a name at the same time |
 | O2 | `LedgerServer.lost` | a fenced read-modify-write loses nothing |
 | O3 | `Record.token_regressions` | a later holder has a greater token |
-| O4 | `Record.late_callbacks` | a callback begins in time, and before the next holder |
-| O5 | `Record.slow_takeovers` | a free name has a holder within the bound |
+| O4 | `Record.late_callbacks` | a callback starts in time, and before the next holder |
+| O5 | `Record.slow_takeovers` | a free name gets a holder within the bound |
 | O6 | `Record.miscounted_callbacks` | one callback for a loss, none after a release |
 
-`judge` tells *kept* from *undecided* besides, for those who count cases. `Believers` does all of it for a test: it
-writes down what clients hold, in every process, and judges. Leftovers (O7) are for whoever knows the server.
+For counting cases, `judge` also distinguishes *kept* from *undecided*. `Believers` does all of it for a test: it
+records what clients hold, in every process, and judges. Leftovers at the server (O7) are checked elsewhere.
 """
 
 from multilock.testing.beliefs.believers import Believers, Verdict

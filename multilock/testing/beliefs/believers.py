@@ -1,7 +1,7 @@
-"""Everybody who believes to hold a lock, in all threads and processes of one test.
+"""Record which clients believe that they hold a lock, in all threads and processes of one test, and judge it.
 
     believers = Believers()                       # in the test; the fixture multilock_believers is one
-    believers.watch(client)                       # whatever this client holds from now on
+    believers.watch(client)                       # records everything that this client holds
     Helper("tests.helpers:hold", url, believers.path)
 
     def hold(url, path):                          # in the other process
@@ -12,8 +12,8 @@
     verdict = believers.judge()
     assert not verdict.broken and not verdict.undecided
 
-A belief begins with the grant. It ends when ``release()`` is called, when ``is_held()`` says no, or when its process
-is dead. Who was frozen by `multilock.testing.pause` believed nothing meanwhile.
+A belief begins with the grant. It ends when ``release()`` is called, when ``is_held()`` becomes False, or when the
+process dies. While a process is frozen by `multilock.testing.pause`, it believes nothing.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = ["Believers", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the promise.
+    """The result of a judgement.
 
-    ``broken``: two who certainly believed in one name at once, or a token that is not greater than those before.
-    ``undecided``: pairs of which nobody can tell. ``kept``: how many pairs were certainly apart.
+    ``broken``: pairs of holders that certainly believed in one name at once, and tokens that are not greater than
+    earlier ones. ``undecided``: pairs about which that is not certain. ``kept``: how many pairs were certainly apart.
     """
 
     broken: tuple[str, ...]
@@ -56,15 +56,16 @@ class Verdict:
 
 
 class Believers:
-    """The folder ``path``, with a file of each process. Without ``path`` it is made, and removed by `close`.
+    """Records in the folder ``path``, one file for each process. Without ``path`` the folder is made here.
 
-    Given to another process as an argument (``multiprocessing``, pickle), it is one with the same folder there.
+    `close` then removes it. If an object is passed to another process (``multiprocessing``, pickle), both use the same
+    folder.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._made_by = os.getpid() if path is None else None
         self.path = tempfile.mkdtemp(prefix="multilock-beliefs-") if path is None else os.fspath(path)
-        self._dead: dict[int, float] = {}  # by pid, when that was seen
+        self._dead: dict[int, float] = {}  # by pid: when the death was noticed
         self._closed = False
         self._record()
 
@@ -72,21 +73,21 @@ class Believers:
         return Believers, (self.path,)
 
     def watch(self, client: Client | AsyncClient) -> None:
-        """Write down whatever this client holds from now on, also in a child that it forks. Twice is harmless."""
+        """Record everything that this client holds from now on, also in a child that it forks. May be repeated."""
         events = client._kernel.events
         if not isinstance(events.tell, Overhears) or events.tell.recorder != self._recorder:
-            client.events.subscribe(_ignore)  # as long as somebody listens, all is told
+            client.events.subscribe(_ignore)  # the client emits events only if it has a subscriber
             events.tell = Overhears(client, self._recorder)
 
     def judge(self) -> Verdict:
-        """Of all that was believed until now. Ask again when more has happened."""
+        """Judge everything that was recorded until now. It can be called again later."""
         self._record().look(now())
         record, said = self._read()
         broken = [*record.overlaps(), *record.token_regressions()]
         undecided, kept = list[str](), 0
         for one, other in _pairs(record):
-            # The second one's belief is written down before anybody can act on it: when its process stood still does
-            # not matter.
+            # The belief of the second one is recorded before any code can act on it. So it does not matter when the
+            # second process was frozen.
             frozen = self._frozen(one.pid, said[one.pid])
             told = judge(one, other, frozen=frozen, killed=self._dead.get(one.pid, math.inf))
             kept += told.outcome is Outcome.KEPT
@@ -95,7 +96,10 @@ class Believers:
         return Verdict(tuple(map(unquote, broken)), tuple(map(unquote, undecided)), kept, len(record.beliefs))
 
     def close(self) -> None:
-        """Write down nothing more, where it was made: elsewhere the end of the process does that. Twice is harmless."""
+        """Record nothing more in the process that made the folder. May be repeated.
+
+        Other processes stop recording when they end.
+        """
         if self._made_by == os.getpid():
             self._record().close()
             shutil.rmtree(self.path, ignore_errors=True)
@@ -106,8 +110,8 @@ class Believers:
         return recorder_of(self.path, self._look_for_the_dead if self._made_by == os.getpid() else None)
 
     def _recorder(self) -> Recorder | None:
-        """Who hears what a client tells, which may go on when the test is over."""
-        with contextlib.suppress(OSError):  # in a child that was forked late, the folder is gone
+        """Return the recorder of this process, or None. A client may still send events when the test is over."""
+        with contextlib.suppress(OSError):  # in a child that was forked late, the folder is gone already
             return None if self._closed else self._record()
         return None
 
@@ -118,18 +122,18 @@ class Believers:
                 self._dead[pid] = now()
 
     def _read(self) -> tuple[Record, dict[int, float]]:
-        """And when each process said something last."""
+        """Return the record, and when each process wrote its last line."""
         record, said = Record(), dict[int, float]()
         for file in _files(self.path):
             pid = int(file.name)
             for line in file.read_text().splitlines(keepends=True):
-                if line.endswith("\n"):  # it may have died as it wrote
+                if line.endswith("\n"):  # an incomplete line is of a process that died while it wrote
                     record.feed(pid, line.rstrip("\n"))
                     said[pid] = max(said.get(pid, -math.inf), float(line.split(" ")[1]))
         return record, said
 
     def _frozen(self, pid: int, said: float) -> list[tuple[float, float]]:
-        """When it stood still, and then either said what it believed or never ran again."""
+        """Return when the process was frozen, if it then either wrote a line or never ran again."""
         return [(start, until) for start, until in spans(pid) if until == math.inf or until < said]
 
 
@@ -142,7 +146,7 @@ def _ignore(event: object) -> None:
 
 
 def _pairs(record: Record) -> Iterator[tuple[Belief, Belief]]:
-    """Each belief, and the next one of its name that may not be beside it."""
+    """Yield each belief with the next one of its name that may not be held together with it."""
     for _, beliefs in record.by_name():
         for number, one in enumerate(beliefs):
             other = next((other for other in beliefs[number + 1 :] if not one.fits(other)), None)

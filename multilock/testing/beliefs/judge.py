@@ -1,8 +1,7 @@
-"""Whether two holders of one name believed in it at the same time: yes, no, or *undecided*.
+"""Decide whether two holders of one name believed in it at the same time: yes, no, or *undecided*.
 
-`Record.overlaps` calls out what is certain, and is silent about all else. Whoever counts how often nothing happened has
-to know how often nothing could be seen: a process that did not run could not say what it believed meanwhile. Here
-silence is never taken for a no.
+`Record.overlaps` reports only what is certain. To count how often nothing happened, we must also know how often nothing
+could be seen: a process that does not run cannot report what it believes. Here silence never counts as a no.
 
 Nothing here reads a clock.
 """
@@ -19,11 +18,11 @@ from multilock.testing.beliefs.oracles import Belief
 __all__ = ["Apart", "Outcome", "judge"]
 
 Span = tuple[float, float]
-"""From and to, on the clock of the beliefs."""
+"""From and to, in seconds on the clock of the beliefs."""
 
 
 class Outcome(enum.StrEnum):
-    """What became of one promise in one case."""
+    """The result for one promise in one case."""
 
     KEPT = "kept"
     BROKEN = "broken"
@@ -32,9 +31,10 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """How two beliefs lie to each other.
+    """How far two beliefs are apart.
 
-    ``overlap``: seconds for which both were certainly believed in; negative: they were apart by so much, nan: unknown.
+    ``overlap`` is for how many seconds both were certainly believed. If it is negative, they were apart for so long;
+    nan means unknown.
     """
 
     outcome: Outcome
@@ -45,14 +45,14 @@ class Apart:
 def judge(
     one: Belief, other: Belief, *, frozen: Sequence[Span] = (), stalls: Iterable[Span] = (), killed: float = math.inf
 ) -> Apart:
-    """Did ``one`` end before ``other`` began?
+    """Return whether ``one`` ended before ``other`` began.
 
-    ``frozen``: when a fault kept the process of ``one`` from running, which therefore did nothing; what it believes
-    counts from when it runs again. ``stalls``: when the process of ``other`` did not run: it may have been given the
-    lock at the beginning of one, and have been unable to say so. ``killed``: when the process of ``one`` was.
+    ``frozen``: when a fault kept the process of ``one`` from running. It did nothing then; its belief counts from when
+    it runs again. ``stalls``: when the process of ``other`` did not run. It may have received the lock when a stall
+    began, without being able to record that. ``killed``: when the process of ``one`` was killed.
 
-    A belief of ``one`` ends for certain when its process was killed, called ``release()``, or was told no. One that
-    was never confirmed is nobody's.
+    The belief ``one`` ends for certain when its process is killed, calls ``release()``, or gets a no from
+    ``is_held()``. A belief that was never confirmed does not count.
     """
     if not (one.confirmed and other.confirmed):
         return Apart(Outcome.UNDECIDED, math.nan, "one of them never believed in it")

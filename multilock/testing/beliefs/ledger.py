@@ -1,8 +1,8 @@
-"""What the locks protect: a counter for each name, guarded by fencing tokens.
+"""The resource that the locks protect: a counter for each name, guarded by fencing tokens.
 
-It lives in the test, which is never frozen or killed. A read registers its token; after that every older token is
-refused. So a read-modify-write that is accepted has seen all before it, and the counter loses nothing: if the tokens
-of the lock keep their order.
+It runs in the test process, which is never frozen or killed. A read registers its token, and every older token is
+refused from then on. So an accepted read-modify-write has seen all earlier ones, and the counter loses nothing, if the
+tokens of the lock keep their order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _Counter:
 
 
 class LedgerServer(socketserver.ThreadingUnixStreamServer):
-    """``read NAME TOKEN`` and ``write NAME TOKEN VALUE``, each answered with a value or ``refused``.
+    """A server for ``read NAME TOKEN`` and ``write NAME TOKEN VALUE``. It answers with a value or ``refused``.
 
-    Serves on a Unix socket at ``path``, from threads of its own, until `close`.
+    It listens on a Unix socket at ``path``, in its own threads, until `close`.
     """
 
     daemon_threads = True
@@ -39,16 +39,16 @@ class LedgerServer(socketserver.ThreadingUnixStreamServer):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), _Session)
         self.path = path
-        self.accepted = 0  #: writes
-        self.refused = 0  #: reads and writes with a token older than one seen before
+        self.accepted = 0  #: how many writes were accepted
+        self.refused = 0  #: how many reads and writes had a token older than an earlier one
         self.lost: list[str] = []
-        """Writes that were accepted and had not seen the one before: O2 is broken."""
+        """Accepted writes that had not seen the write before: O2 is broken."""
         self._counters: dict[str, _Counter] = defaultdict(_Counter)
         self._lock = threading.Lock()
         threading.Thread(target=self.serve_forever, name="ledger", daemon=True).start()
 
     def answer(self, what: str, name: str, token: int, *value: int) -> str:
-        """What a contender is told; a test may ask directly."""
+        """Return the answer to a request. A test may also call it directly."""
         with self._lock:
             counter = self._counters[name]
             if token < counter.token:
@@ -63,6 +63,7 @@ class LedgerServer(socketserver.ThreadingUnixStreamServer):
             return str(counter.value)
 
     def close(self) -> None:
+        """End the server."""
         self.shutdown()
         self.server_close()
 
@@ -70,14 +71,14 @@ class LedgerServer(socketserver.ThreadingUnixStreamServer):
 class _Session(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, LedgerServer)
-        with contextlib.suppress(ConnectionError):  # it was killed
+        with contextlib.suppress(ConnectionError):  # the contender was killed
             for line in self.rfile:
                 what, name, *numbers = line.decode().split()
                 self.wfile.write(f"{self.server.answer(what, name, *map(int, numbers))}\n".encode())
 
 
 class Account:
-    """A contender's connection to the ledger at ``path``, for one thread at a time."""
+    """A contender's connection to the ledger at ``path``. One thread at a time may use it."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -85,14 +86,15 @@ class Account:
         self._file = self._socket.makefile("rw")
 
     def read(self, name: str, token: int) -> int | None:
-        """The counter of this name; None: refused."""
+        """Return the counter of this name, or None if the token was refused."""
         return self._ask(f"read {name} {token}")
 
     def write(self, name: str, token: int, value: int) -> int | None:
-        """Set it to ``value``, one more than was read. None: refused."""
+        """Set the counter to ``value``, which must be one more than was read. Returns None if refused."""
         return self._ask(f"write {name} {token} {value}")
 
     def close(self) -> None:
+        """Close the connection."""
         self._file.close()
         self._socket.close()
 

@@ -1,7 +1,7 @@
-"""Judges a run from what its contenders wrote down. Only what is certain is called a violation.
+"""Judge a run from what its contenders recorded. Only what is certain is called a violation.
 
-Nothing here reads a clock or talks to anybody: lines in, violations out. It may be asked again and again while lines
-still arrive; what it has called a violation stays one.
+Nothing here reads a clock or does I/O: lines in, violations out. It can judge again while lines still arrive. A
+violation that was found once remains one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import pairwise
 
 __all__ = ["Belief", "Fault", "Record", "within"]
 
-CALLBACK_SLACK = 0.05  # seconds by which a callback may start after lost_at
+CALLBACK_SLACK = 0.05  # seconds after lost_at within which a callback may still start
 
 
 @dataclass(slots=True)
 class Fault:
-    """Something that went wrong, to one process or (``pid`` None) to the server, from ``start`` to ``end``."""
+    """A fault of one process or (``pid`` None) of the server, from ``start`` to ``end``."""
 
     kind: str
     pid: int | None
@@ -30,50 +30,52 @@ class Fault:
 
 @dataclass(slots=True)
 class Belief:
-    """One lease, as the process that got it saw it."""
+    """One lease, as the process that acquired it saw it."""
 
     name: str
     id: str
-    token: int | None  #: None: this lock gives none
+    token: int | None  #: None if the lock has no tokens
     pid: int
-    began: float  #: the clock after acquire() returned; is_held() was asked after that
-    confirmed: bool  #: … and said yes
-    until: float  #: the last time at which is_held() was asked and said yes
-    over: float | None = None  #: is_held() was asked, and said no
-    over_by: float | None = None  #: … and had said it by then
-    release: float | None = None  #: release() was called
-    released: bool | None = None  #: what it returned
+    began: float  #: the clock after acquire() returned, and before is_held() was called
+    confirmed: bool  #: whether that is_held() returned True
+    until: float  #: the last time at which is_held() was called and returned True
+    over: float | None = None  #: when is_held() was called and returned False
+    over_by: float | None = None  #: when that call had returned
+    release: float | None = None  #: when release() was called
+    released: bool | None = None  #: the result of release()
     losses: list[tuple[float, str, float]] = field(default_factory=list)  #: callback began, reason, lost_at
-    mode: str = "x"  #: as of `multilock.model.Claim`: alone; "r" with other readers; "p3" as one of three
+    mode: str = "x"  #: as in `multilock.model.Claim`: "x" alone; "r" with other readers; "p3" as one of three
 
     @property
     def ended_well(self) -> bool:
+        """Whether release() returned True."""
         return self.released is True
 
     @property
     def alone(self) -> bool:
+        """Whether nobody else may hold the name."""
         return self.mode == "x"
 
     @property
     def most(self) -> float:
-        """How many of its mode may hold a name together."""
+        """How many may hold a name together in this mode."""
         return 1 if self.alone else int(self.mode[1:] or 0) or math.inf
 
     def fits(self, other: Belief) -> bool:
-        """Whether both may hold a name, if there is room."""
+        """Return whether both may hold a name at the same time, if there are enough permits."""
         return not self.alone and self.mode == other.mode
 
 
 class Record:
-    """What contenders wrote down, in the lines of `multilock.testing.beliefs.witness`."""
+    """The records of all contenders, as lines of `multilock.testing.beliefs.witness`."""
 
     def __init__(self, taken: Mapping[str, float] | None = None) -> None:
         self.taken = {} if taken is None else taken
-        """Sessions that an operator ended, and when. Who holds a lock in one and cannot hear of it goes on until its
-        deadline; that nobody gets in before is not promised (docs/guarantees.md), so nobody is blamed for it."""
+        """The sessions that an operator ended, with the time. A holder that cannot be notified of that goes on until
+        its deadline. It is not promised that nobody gets in before (docs/guarantees.md), so it is not a violation."""
         self.beliefs: dict[str, Belief] = {}
-        self.sessions: dict[str, str] = {}  #: by id of the lease that lives in it
-        self.renewals: dict[str, float] = {}  #: by id, when the next one was planned as the lease began
+        self.sessions: dict[str, str] = {}  #: by id of the lease: the session that keeps it alive
+        self.renewals: dict[str, float] = {}  #: by id: when the next renewal was planned as the lease began
         self.stalls: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self.ends: dict[int, tuple[str, int]] = {}
         self.habits: dict[int, set[str]] = defaultdict(set)
@@ -82,7 +84,7 @@ class Record:
         self._early_losses: dict[str, tuple[float, str, float]] = {}
 
     def feed(self, pid: int, line: str) -> None:
-        """One line of the process ``pid``; those that are not known are passed over."""
+        """Add one line of the process ``pid``. Unknown lines are ignored."""
         what, *words = line.split(" ")
         match what, words:
             case "got", [at, name, id, token, held, *mode]:
@@ -111,7 +113,7 @@ class Record:
                 loss = float(at), reason, float(lost_at)
                 if id in self.beliefs:
                     self.beliefs[id].losses.append(loss)
-                else:  # lost before the thread that got it could say so
+                else:  # lost before the thread that acquired it could record that
                     self._early_losses[id] = loss
             case "stall", [start, end]:
                 self.stalls[pid].append((float(start), float(end)))
@@ -123,11 +125,14 @@ class Record:
                 self.wrong.append(f"{pid}: {' '.join(words)}")
 
     def taken_at(self, belief: Belief) -> float:
+        """Return when an operator ended the session of this lease; inf if none did."""
         return self.taken.get(self.sessions.get(belief.id, ""), math.inf)
 
     def by_name(self) -> Iterator[tuple[str, list[Belief]]]:
-        """The leases that were certainly believed in, in the order in which they began: without those of which the
-        answer came when they had been taken away."""
+        """Yield each name with its confirmed leases, in the order in which they began.
+
+        A lease is left out if it was granted after an operator had ended its session.
+        """
         names: dict[str, list[Belief]] = defaultdict(list)
         for belief in self.beliefs.values():
             if belief.confirmed and belief.began < self.taken_at(belief):
@@ -136,7 +141,7 @@ class Record:
             yield name, sorted(beliefs, key=lambda belief: belief.began)
 
     def held_at(self, pid: int | None, at: float) -> list[Belief]:
-        """What this process (None: anybody) held for certain at that time."""
+        """Return what this process (None: any process) certainly held at that time."""
         return [
             belief
             for belief in self.beliefs.values()
@@ -146,11 +151,13 @@ class Record:
             and (belief.over or math.inf) > at
         ]
 
-    # ---- the oracles
+    # ---- the checks
 
     def overlaps(self) -> Iterator[str]:
-        """O1: of two holders of one name, the first never believes still when the second begins to; but readers hold it
-        together, and so many permits as there are."""
+        """O1: of two holders of one name, the first stops believing before the second begins to.
+
+        Exceptions are readers, which hold it together, and as many holders as there are permits.
+        """
         for name, beliefs in self.by_name():
             believed: list[tuple[float, Belief]] = []
             for belief in beliefs:
@@ -165,7 +172,7 @@ class Record:
                 believed.append((min(belief.until, self.taken_at(belief)), belief))
 
     def token_regressions(self) -> Iterator[str]:
-        """O3: a later holder has a greater token; of two that may hold together it says nothing."""
+        """O3: a later holder has a greater token. Holders that may hold together are not compared."""
         for name, beliefs in self.by_name():
             greatest = greatest_alone = -math.inf
             for belief in beliefs:
@@ -179,8 +186,10 @@ class Record:
                     greatest_alone = max(greatest_alone, belief.token)
 
     def late_callbacks(self, slack: float = CALLBACK_SLACK) -> Iterator[str]:
-        """O4: a callback starts at ``lost_at`` at the latest, and before the next holder that may not be beside it.
-        Time in which its process did not run does not count."""
+        """O4: a callback starts at ``lost_at`` at the latest, and before a next holder that excludes the lost one.
+
+        Time in which its process did not run does not count.
+        """
         self.judged_callbacks = 0
         holders = dict(self.by_name())
         for belief in self.beliefs.values():
@@ -199,8 +208,10 @@ class Record:
                     yield f"O4 {belief.name}: the callback came {at - following.began:.3f} s after the next holder"
 
     def miscounted_callbacks(self, ended: set[int]) -> Iterator[str]:
-        """O6: one callback for a loss, none for a release. Only of processes that came to their own end is it certain
-        that a callback is missing."""
+        """O6: one callback for a loss, none for a release.
+
+        A missing callback is certain only for processes that ended by themselves.
+        """
         for belief in self.beliefs.values():
             if belief.ended_well and belief.losses:
                 yield f"O6 {belief.name}: released, and lost too ({belief.losses[0][1]})"
@@ -210,12 +221,12 @@ class Record:
                 yield f"O6 {belief.name}: lost, and no callback (process {belief.pid})"
 
     def slow_takeovers(self, faults: Iterable[Fault], bound: float, ttl: float, until: float) -> Iterator[str]:
-        """O5: a name without a holder gets one within the bound, as long as somebody waits for each: ``until`` then.
+        """O5: a name without a holder gets one within the bound. Waiters for each name are needed until ``until``.
 
-        It counts anew as a fault begins and as it ends, also if that is after the last one began: a server that is away
-        as the calm begins gives no lock before it is back. Time in which the process that got it did not run does not
-        count, nor time for which the machine stopped another one: it may have been first in line. A process that held
-        the name last was not.
+        The time counts anew when a fault begins or ends, even after the last one began: a server that is still down
+        when the calm begins cannot grant a lock before it is back. Time in which the process of the next holder did
+        not run does not count. Nor does time in which the machine stopped another process, since that one may have been
+        first in line. This does not apply to the process that held the name last.
         """
         faults = list(faults)
         times = sorted(time for fault in faults for time in (fault.start, fault.end))
@@ -235,7 +246,7 @@ class Record:
                 stalls = [*self.stalls[other.pid], *(stall for pid, stall in machine if pid not in last)]
                 late = end - since - within(_union(stalls), since, end) - bound
                 if late > 0:
-                    yield f"O5 {name}: {bound + late:.2f} s without a holder, {late:.2f} s more than the bound"
+                    yield f"O5 {name}: no holder for {bound + late:.2f} s, {late:.2f} s more than the bound"
 
     def _stalls_without(self, faults: Iterable[Fault]) -> list[tuple[int, tuple[float, float]]]:
         """Return those of all processes that no fault explains, each with its process."""
@@ -263,5 +274,5 @@ def _union(stalls: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def within(stalls: Iterable[tuple[float, float]], begin: float, end: float) -> float:
-    """Seconds of these that are between the two."""
+    """Return how many seconds of these stalls are between the two times."""
     return sum(max(0.0, min(end, stopped) - max(begin, started)) for started, stopped in stalls)

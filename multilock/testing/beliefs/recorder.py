@@ -1,7 +1,7 @@
-"""Writes down, in one process, what its clients hold: lines of `multilock.testing.beliefs.witness` in a file.
+"""Record in a file, in one process, what its clients hold: lines of `multilock.testing.beliefs.witness`.
 
-It hears of each grant and release from the thread to which it happens, and asks in between. It asks without a trace:
-``is_held()`` of a lease that is over would have its loss told.
+The thread that acquires or releases a lease also records that. In between, a thread checks each lease. This check must
+not change anything: calling ``is_held()`` on a lease that is over would report its loss.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Overhears", "Recorder", "is_alive", "recorder_of"]
 
-ASK_EVERY = 0.005  # seconds between two questions whether a lease is still held
-NOTE_EVERY = 0.02  # … and between two lines that say so
+ASK_EVERY = 0.005  # seconds between two checks whether a lease is still held
+NOTE_EVERY = 0.02  # seconds between two lines about a lease that is still held
 STALLED = 0.025
 END_WITHIN = 1.0
-LOCKED = 1 << 40  # this byte of the file, far behind its end, is locked as long as the process lives
+LOCKED = 1 << 40  # the offset of a byte, far behind the end of the file, that is locked while the process lives
 
 
 _recorders: dict[tuple[int, str], Recorder] = {}
@@ -37,7 +37,7 @@ _making = threading.Lock()
 
 
 def recorder_of(folder: str, also: Callable[[], None] | None = None) -> Recorder:
-    """The one of this process, which a fork may just have made: it has one file in each folder."""
+    """Return the recorder of this process for this folder. After a fork a new one is made."""
     if (found := _recorders.get((os.getpid(), folder))) is not None:
         return found
     with _making:
@@ -46,17 +46,17 @@ def recorder_of(folder: str, also: Callable[[], None] | None = None) -> Recorder
 
 
 class Recorder:
-    """``also`` is called now and then, on the thread that asks."""
+    """The recorder of one process. ``also`` is called at each check, on the checking thread."""
 
     def __init__(self, folder: str, also: Callable[[], None] | None = None) -> None:
         self.pid = os.getpid()
         self._folder = folder
         self._also = also
-        self._lock = threading.RLock()  # a finalizer may release a lease while its thread is inside
-        self._active: dict[str, tuple[Holding, float, float]] = {}  # by id; last yes, and when one was noted
-        self._got: set[str] = set()  # ids that may be released still
+        self._lock = threading.RLock()  # reentrant: a finalizer may release a lease while its thread has the lock
+        self._active: dict[str, tuple[Holding, float, float]] = {}  # by id: times of the last yes and its last line
+        self._got: set[str] = set()  # ids of leases that may still be released
         self._end = threading.Event()
-        # Under its name only once it is locked: it must not be taken for that of a dead process.
+        # The file gets its name only once it is locked: otherwise it would look like that of a dead process.
         unlocked = Path(folder, f".{self.pid}")
         self._file = os.open(unlocked, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         fcntl.lockf(self._file, fcntl.LOCK_EX, 1, LOCKED)
@@ -65,7 +65,7 @@ class Recorder:
         self._thread.start()
 
     def acquired(self, lease: Holding) -> None:
-        """Called by the thread that was granted it, before anybody else has it."""
+        """Record a grant. Called by the thread that acquired, before any other code has the lease."""
         claim, kernel = lease._claim, lease._kernel
         at, yes = now(), _believes(lease)
         place = f"{kernel.scheme}:{getattr(kernel.settings, 'prefix', '')}{claim.name}"
@@ -75,24 +75,24 @@ class Recorder:
             self._got.add(claim.id)
             if yes:
                 self._active[claim.id] = lease, at, at
-        lease._at_end(partial(self.lost, lease))  # before anybody who waits for the loss goes on
+        lease._at_end(partial(self.lost, lease))  # runs before threads that wait for the loss continue
 
     def released(self, lease: Holding, at: float) -> None:
-        """… by the thread that gave it back, after ``release()`` was called at this time."""
+        """Record a release. Called by the thread that released, with the time at which it called ``release()``."""
         with self._lock:
             self._active.pop(lease._claim.id, None)
-            if lease._claim.id in self._got:  # it may have been seen to be over before: this is when it was
+            if lease._claim.id in self._got:  # a check may have found it over before; this time is more exact
                 self._got.remove(lease._claim.id)
                 self._note("release", at, lease._claim.id)
                 self._note("released", now(), lease._claim.id, 1)
 
     def lost(self, lease: Holding) -> None:
-        """… by the thread that noticed the loss."""
+        """Record a loss. Called by the thread that noticed it."""
         with self._lock:
             self._ask(lease._claim.id)
 
     def look(self, last: float) -> float:
-        """Ask about everything that is held; ``last`` is when that was done before. Returns when it was done."""
+        """Check everything that is held. ``last`` is the time of the previous check. Returns the time of this one."""
         with self._lock:
             if self._end.is_set():
                 return last
@@ -106,7 +106,7 @@ class Recorder:
         return now()
 
     def close(self) -> None:
-        """Write nothing more. Twice is harmless."""
+        """Write nothing more. May be repeated."""
         _recorders.pop((self.pid, self._folder), None)
         with self._lock:
             if not self._end.is_set():
@@ -120,7 +120,7 @@ class Recorder:
             last = self.look(last)
 
     def _ask(self, id: str) -> None:
-        """With the lock."""
+        """Check one lease. The caller has the lock."""
         lease, last, noted = self._active.get(id, (None, 0.0, 0.0))
         if lease is None:
             return
@@ -130,7 +130,7 @@ class Recorder:
                 self._note("held", asked, id)
                 noted = asked
             self._active[id] = lease, asked, noted
-        elif lease._state == RELEASING:  # `released` or `lost` will come, and knows more
+        elif lease._state == RELEASING:  # `released` or `lost` will record the end, more exactly
             return
         else:
             self._note("held", last, id)
@@ -143,30 +143,33 @@ class Recorder:
 
 
 class Overhears(Tell):
-    """What a client tells its subscribers is heard here by the thread to which it happens."""
+    """The events of a client, recorded by the thread in which they happen, then passed on."""
 
     def __init__(self, client: Client | AsyncClient, recorder: Callable[[], Recorder | None]) -> None:
         super().__init__(client._kernel.events, client._kernel.now)
-        self.recorder = recorder  # of this process: a client may be carried into a forked child
+        self.recorder = recorder  # asked each time: a client may be used in a forked child
 
     def acquired(self, lease: Holding, started: float) -> None:
+        """Record a grant."""
         if recorder := self.recorder():
             recorder.acquired(lease)
         super().acquired(lease, started)
 
     def released(self, lease: Holding, released_at: float) -> None:
+        """Record a release."""
         if recorder := self.recorder():
             recorder.released(lease, released_at)
         super().released(lease, released_at)
 
     def lost(self, lease: Holding, loss: Loss) -> None:
+        """Record a loss."""
         if recorder := self.recorder():
             recorder.lost(lease)
         super().lost(lease, loss)
 
 
 def is_alive(file: Path) -> bool:
-    """Whether the process that writes this file is: it has a part of it locked until it dies, however it does."""
+    """Return whether the process that writes this file is alive: it has a part of the file locked until it dies."""
     with file.open("rb+") as opened:
         try:
             fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, LOCKED)
@@ -176,5 +179,5 @@ def is_alive(file: Path) -> bool:
 
 
 def _believes(lease: Holding) -> bool:
-    """What ``is_held()`` says."""
+    """Return what ``is_held()`` would return, without its effects."""
     return lease._state == HELD and lease._kernel.now() < lease._lost_at

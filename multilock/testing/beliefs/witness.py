@@ -1,22 +1,22 @@
-"""What a contender writes down, and when: the lines that `Record.feed` reads.
+"""The lines that a contender writes, and when. `Record.feed` reads them.
 
-Each line leaves in one write to stdout, so that a killed process has said everything it knew. Times are those of
+Each line is one write to stdout, so that a killed process has written everything it knew. Times are those of
 `multilock.now()`, a clock that all processes of a machine share::
 
     got TIME NAME ID TOKEN HELD [MODE]
-                                     acquire() returned, and is_held() said HELD (1 or 0) after TIME; TOKEN may be "-";
-                                     without the MODE of its claim it is a mutex's
-    session ID SESSION               the lock which was just got lives in this session
-    renewal TIME ID                  … which is renewed next at TIME
-    held TIME ID                     is_held() was asked at TIME, and said yes
-    over TIME ID [ANSWERED]          it was asked at TIME, and had said no at ANSWERED
-    lost TIME ID REASON LOST_AT      the callback began, of a loss that is due at LOST_AT
+                                     acquire() returned; after TIME is_held() returned HELD (1 or 0); TOKEN may be "-";
+                                     without MODE, the mode of its claim, it is a mutex
+    session ID SESSION               the lock that was just acquired lives in this session
+    renewal TIME ID                  the lock that was just acquired will be renewed at TIME
+    held TIME ID                     is_held() was called at TIME, and returned True
+    over TIME ID [ANSWERED]          is_held() was called at TIME, and returned False by ANSWERED
+    lost TIME ID REASON LOST_AT      the callback began, for a loss at LOST_AT
     release TIME ID                  release() was called
-    released TIME ID OURS            … and returned OURS (1 or 0)
+    released TIME ID OURS            release() returned OURS (1 or 0)
     stall FROM TO                    this process did not run
-    wrong TEXT                       an exception nobody expected
+    wrong TEXT                       an unexpected exception
 
-No word holds a space, but for the last of ``wrong``.
+No word contains a space, except the TEXT of ``wrong``.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from multilock.kernel.runtime import now
 
 __all__ = ["note", "watch_pulse"]
 
-PULSE = 0.005  # seconds between two looks of the thread that finds out when the process does not run
+PULSE = 0.005  # seconds between two checks whether the process runs
 STALLED = 0.025
 
 
 def note(*words: object) -> None:
-    """Write one line down; from any thread."""
+    """Write one line. Any thread may call it."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 def watch_pulse(every: float = PULSE) -> None:
-    """From now on note when this process did not run for 25 ms or more: it was stopped, or the machine was busy.
-    ``every`` so many seconds it is looked for."""
+    """Start a thread that notes when this process did not run for 25 ms or more: frozen, or on a busy machine.
+
+    It checks once in ``every`` seconds.
+    """
     threading.Thread(target=_watch, args=(every,), name="pulse", daemon=True).start()
 
 

@@ -1,13 +1,13 @@
-"""Compare lock backends: what each does when things break.
+"""Compare lock backends: how each behaves when a fault happens.
 
     from multilock.testing import compare
 
     report = compare.run(["redis://localhost:6379"], scenarios=["pause", "partition"], cycles=20)
     assert report.exit_code == 0, report.violations + report.void
 
-In each cycle three contend, one fault happens, and beliefs are judged from what each wrote down. Controls that are
-known to be weak run beside ours: where they come out well, the report is void. Anybody's lock library takes part by
-an `Adapter`. Linux, or another system with SIGSTOP and one CLOCK_MONOTONIC for all processes.
+In each cycle three contenders compete, one fault happens, and the beliefs that they recorded are judged. Controls,
+which are known to be weak, run as well: if they do not fail, the report is void. Any lock library can take part through
+an `Adapter`. It needs Linux, or another system with SIGSTOP and one CLOCK_MONOTONIC for all processes.
 """
 
 from multilock.testing.compare.changes import against

@@ -1,4 +1,4 @@
-"""``--card FILE``: the grid and the worst cycles as one picture of 1200 × 630, to share. It needs nothing else."""
+"""``--card FILE``: the grid and the worst cycles as one picture of 1200 × 630, to share. The file is self-contained."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["card"]
 EDGE, TOP, HEAD, BOTTOM = 48.0, 118.0, 34.0, 438.0
 NAMES = 150.0  # width of the names of the faults
 WIDEST, HIGHEST = 112.0, 30.0
-LETTER = 0.62  # of the size of a letter is its width, roughly
+LETTER = 0.62  # the width of a letter, roughly, as a share of its size
 MARKS = {"kept": "✓", "broken": "✗", "undecided": "?", "": "–"}
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A cell on paper."""
+    """One cell of the grid, in the picture."""
 
     x: float
     y: float
@@ -32,7 +32,7 @@ class Box:
 
 
 def card(report: Report, evidence: Evidence) -> str:
-    """The picture, as SVG."""
+    """Return the picture, as SVG."""
     names, rows = summary.grid(report)
     controls = {column["name"] for column in report.data["columns"] if column["control"]}
     width = min(WIDEST, (1200 - 2 * EDGE - NAMES) / max(1, len(names)))
@@ -66,7 +66,10 @@ def card(report: Report, evidence: Evidence) -> str:
 
 
 def _cycles(report: Report, evidence: Evidence, controls: set[str]) -> list[Shown]:
-    """The worst of the contestants, and of the controls: of faults after which nobody may believe but the next one."""
+    """Return the worst cycle of our locks, and that of the controls.
+
+    Faults after which the holder cannot be notified in time are left out if there are others.
+    """
     found = []
     told = [each for each in evidence.worst.items() if SCENARIOS[each[0][1]].hears] or list(evidence.worst.items())
     for weak in (False, True):
@@ -77,7 +80,7 @@ def _cycles(report: Report, evidence: Evidence, controls: set[str]) -> list[Show
 
 
 def _room(text: str, kind: str, width: float) -> str:
-    """What stands beside the sign, where there is room for it."""
+    """Return the text beside the sign, as far as there is room for it."""
     if not kind or kind == "undecided":
         return ""
     short = text.partition(" ")[0]

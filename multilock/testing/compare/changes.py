@@ -1,4 +1,4 @@
-"""A report held against an older one: which verdicts differ, and by how much the figures do, briefly."""
+"""Compare a report with an older one: which verdicts differ, and how the figures changed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TO = "→"
 
 
 def against(old: Report, new: Report) -> list[str]:
-    """What is otherwise than in an older report: verdicts, cell by cell; then figures."""
+    """Return the differences from an older report: first the verdicts, cell by cell, then the figures."""
     return [*verdicts(old, new), *figures(old, new)]
 
 
 def verdicts(old: Report, new: Report) -> Iterator[str]:
-    """One line for each cell whose verdict is another, or that only one of them has."""
+    """Yield one line for each cell whose verdict differs, or that only one report has."""
     for key in sorted(old.cells.keys() | new.cells.keys()):
         before, after = old.cells.get(key), new.cells.get(key)
         where = ", ".join(key)
@@ -30,8 +30,11 @@ def verdicts(old: Report, new: Report) -> Iterator[str]:
 
 
 def figures(old: Report, new: Report) -> Iterator[str]:
-    """One line for each contestant of which a server, a library or what was found of it is another; for each cell whose
-    counts, worst overlap or latest notice differ as they are printed; for each cost whose median does."""
+    """Yield one line for each difference in the figures.
+
+    There is one for each contestant whose server, library or findings differ; for each cell whose printed counts, worst
+    overlap or latest notice differ; and for each cost whose printed median differs.
+    """
     for where, before, after in _pairs(_by_name(old), _by_name(new)):
         yield from _line(where, _of_column(before), _of_column(after))
     for where, before, after in _pairs(_cells(old), _cells(new)):
@@ -60,7 +63,7 @@ def _costs(report: Report) -> Rows:
 
 
 def _pairs(old: Rows, new: Rows) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """What both have."""
+    """Yield the rows that both have."""
     for where in (each for each in old if each in new):
         yield where, old[where], new[where]
 

@@ -1,7 +1,7 @@
-"""The geometry of the page's charts: numbers in, places on paper out. Markup and colours are the templates'.
+"""The geometry of the page's charts: numbers in, positions out. Markup and colours are in the templates.
 
-Plots are drawn on a canvas of fixed size that grows with its column. Timelines are in percent of their width, so that
-they can be stretched while their text stays as it is.
+A plot has a canvas of fixed size, which grows with its column. A timeline is in percent of its width, so that it can be
+stretched without its text.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ __all__ = ["HEIGHT", "WIDTH", "Band", "Mark", "Plot", "Series", "Tick", "ecdf", 
 
 WIDTH, HEIGHT = 360.0, 208.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 10.0, 34.0
-GRAIN, COARSE = 4, 2  # places on paper are rounded to so many parts of a pixel; what is painted twice is left out
+GRAIN, COARSE = 4, 2  # positions are rounded to this fraction of a pixel; points at the same position are drawn once
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
+    """A tick of an axis."""
+
     at: float
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A single thing on paper."""
+    """A point with a text."""
 
     x: float
     y: float
@@ -36,13 +38,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Band:
+    """A span of time behind the points."""
+
     x: float
     width: float
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """``path`` of a line (``kind`` line) or of many dots (dots); ``marks`` besides. ``look`` is its number."""
+    """A line (``kind`` line) or many dots (dots) as one ``path``, and single ``marks``. ``look`` is its colour."""
 
     look: int
     path: str = ""
@@ -52,7 +56,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One chart. ``says`` is its text for those who do not see it."""
+    """One chart. ``says`` is its text for readers who cannot see it."""
 
     title: str
     says: str
@@ -85,7 +89,7 @@ def _log(low: float, high: float, start: float, end: float) -> Scale:
 
 
 def _steps(high: float, most: int = 6) -> list[float]:
-    """Round numbers from 0 to at least ``high``."""
+    """Return round numbers from 0 to at least ``high``."""
     if not high > 0:
         return [0.0, 1.0]
     raw = high / most
@@ -95,7 +99,7 @@ def _steps(high: float, most: int = 6) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten around these, at least two."""
+    """Return the powers of ten around these values, at least two."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     return [10.0**power for power in range(first, max(last, first + 1) + 1)]
 
@@ -105,7 +109,7 @@ def _on_paper(value: float, grain: int = GRAIN) -> str:
 
 
 def _dots(points: Iterable[Point], x: Scale, y: Scale) -> str:
-    """As one path. Points of the same place are painted once."""
+    """Return all points as one path. Points at the same position are drawn once."""
     seen = {(_on_paper(x(a), COARSE), _on_paper(y(b), COARSE)): None for a, b in points}
     return "".join(f"M{a} {b}h0" for a, b in seen)
 
@@ -115,7 +119,7 @@ def _line(points: Iterable[Point], x: Scale, y: Scale) -> str:
 
 
 def ecdf(title: str, x_label: str, samples: Sequence[tuple[int, str, Sequence[float]]]) -> Plot:
-    """The share of cases that came to at most so much; each of ``samples`` is a look, a name and its values."""
+    """Return the chart of the share of cases up to each value. Each of ``samples`` is a look, a name and its values."""
     steps = _steps(max((max(values) for _, _, values in samples if values), default=1.0))
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     x, y = _linear(0, steps[-1], LEFT, right), _linear(0, 1, bottom, TOP)
@@ -150,8 +154,10 @@ def scatter(
     low: float,
     high: float,
 ) -> Plot:
-    """Every point over time, in milliseconds on a logarithmic axis from ``low`` to ``high`` seconds, that several plots
-    may have in common."""
+    """Return the chart of all points over time.
+
+    The values are in milliseconds, on a logarithmic axis from ``low`` to ``high`` seconds. Several plots can share it.
+    """
     decades, steps = _decades(low, high), _steps(end)
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     x, y = _linear(0, steps[-1], LEFT, right), _log(decades[0], decades[-1], bottom, TOP)
@@ -166,7 +172,7 @@ def scatter(
 
 
 def trend(title: str, y_label: str, samples: Sequence[tuple[int, str, Sequence[Point]]]) -> Plot:
-    """A value against the number of contenders, both logarithmic."""
+    """Return the chart of a value against the number of contenders. Both axes are logarithmic."""
     every = [point for _, _, points in samples for point in points]
     sizes = sorted({size for size, _ in every})
     values = [value for _, value in every if value > 0] or [1.0]
@@ -199,7 +205,7 @@ STRIP_WIDTH = 720.0
 
 
 def strip(points: Iterable[Point], end: float) -> str:
-    """Spans of time as one path of horizontal strokes, from 0 to ``end`` on `STRIP_WIDTH`; those that touch are one."""
+    """Return spans of time as one path of strokes, from 0 to ``end`` on `STRIP_WIDTH`. Touching spans merge."""
     x = _linear(0, end, 0, STRIP_WIDTH)
     return "".join(
         f"M{_on_paper(x(start))} 0H{_on_paper(max(x(until), x(start) + 1 / GRAIN))}" for start, until in _merged(points)
@@ -207,7 +213,7 @@ def strip(points: Iterable[Point], end: float) -> str:
 
 
 def _merged(spans: Iterable[Point]) -> list[Point]:
-    """Those that overlap are one."""
+    """Return the spans, with those that overlap merged."""
     merged: list[Point] = []
     for start, until in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -218,5 +224,5 @@ def _merged(spans: Iterable[Point]) -> list[Point]:
 
 
 def percent(value: float) -> str:
-    """A place on a timeline, from its share of the width; what is beyond its ends is put there."""
+    """Return a position on a timeline as a percentage. A share outside 0 to 1 is moved to the end."""
     return f"{min(1.0, max(0.0, value)) * 100:.3f}%"

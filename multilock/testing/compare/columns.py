@@ -1,4 +1,4 @@
-"""Who takes part: each URL, and the controls beside it, asked once before anything runs."""
+"""The contestants: each URL and the controls beside it. Each server is asked once before anything runs."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ __all__ = ["Column", "columns_for", "is_ours"]
 CONTROLS_MODULE = "multilock.testing.compare.controls"
 LIBRARIES = {"naive": "redis", "redis-py": "redis", "kazoo": "kazoo"}
 PROBE_WITHIN = 10.0
-BOUND_MAX = 300.0  # seconds: each cycle waits so long
+BOUND_MAX = 300.0  # seconds: each cycle may wait so long
 
 
 @dataclass
 class Column:
-    """A contestant at a URL. ``adapters``: of its faces, which take turns."""
+    """A contestant at a URL. ``adapters`` are those of its faces, which take turns."""
 
     name: str
     url: str
     adapters: list[str]
     ttl: float  #: seconds, as granted
-    bound: float = 0.0  #: seconds until another can have the lock of a holder that has gone
-    must_fail: frozenset[str] = frozenset()  #: of a control
+    bound: float = 0.0  #: seconds until another can have the lock of a holder that vanished
+    must_fail: frozenset[str] = frozenset()  #: the scenarios in which a control must fail
     control: bool = False
-    gone: str = ""  #: why it does not take part, or not any more
+    gone: str = ""  #: why it does not take part (any longer)
     facts: dict[str, Any] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
-    server: ServerProcess | None = None  #: where we were told
+    server: ServerProcess | None = None  #: None if the user did not name it
 
     def faces(self, scenario: Scenario) -> list[str]:
-        """The adapters that can go through this scenario; none: it is not applicable here."""
+        """Return the adapters that can go through this scenario. It is not applicable here if there are none."""
         return [path for path in self.adapters if scenario.needs <= self._has(path)]
 
     def _has(self, path: str) -> set[Need]:
         adapter = load(path)
         has: set[Need] = set()
-        if not self.url.startswith("memory:"):  # which is one process's own
+        if not self.url.startswith("memory:"):  # which belongs to one process
             has.add("processes")
         if not why_no_network(self.url):
             has.add("network")
@@ -59,7 +59,7 @@ class Column:
         if getattr(adapter, "loop", False):
             has.add("loop")
         sessions = getattr(adapter, "has_sessions", None)
-        with suppress(Exception):  # anybody's
+        with suppress(Exception):  # the adapter may be anybody's
             if callable(sessions) and sessions(self.url):
                 has.add("session")
         if self.server is not None:
@@ -69,13 +69,13 @@ class Column:
         return has
 
     def sweep(self, begin: str) -> list[str] | None:
-        """Remove what there still is of names that begin so, and say what is left; None: it does not know how."""
+        """Remove all names that begin like this, and return those that are left; None if the adapter cannot do it."""
         sweep = getattr(load(self.adapters[0]), "sweep", None)
         return None if sweep is None else sorted(map(str, sweep(self.url, begin)))
 
     @property
     def data(self) -> dict[str, Any]:
-        """For the report: without secrets."""
+        """The column for the report, without secrets."""
         return {
             "name": self.name, "url": redact(self.url), "adapters": self.adapters, "control": self.control,
             "must_fail": sorted(self.must_fail), "ttl": self.ttl, "bound": self.bound, "gone": self.gone or None,
@@ -89,9 +89,9 @@ class Column:
 def columns_for(
     urls: Sequence[str], adapters: Iterable[str], ttl: float, *, controls: bool = True, servers: Given | None = None
 ) -> list[Column]:
-    """Ours at each URL, with its controls, and those given as ``package.module:Name=URL``.
+    """Return the columns: our lock at each URL with its controls, and each adapter ``package.module:Name=URL``.
 
-    Raises ConfigurationError for what is misspelled. A server that does not answer is a column that says so.
+    Raises ConfigurationError for anything misspelled. If a server does not answer, its column says so.
     """
     columns: list[Column] = []
     for url in urls:
@@ -104,46 +104,48 @@ def columns_for(
     for given in adapters:
         path, equals, url = given.partition("=")
         if not equals:
-            raise ConfigurationError(f"--adapter is package.module:Name=URL, not {redact(given)!r}")
+            raise ConfigurationError(f"write --adapter package.module:Name=URL, not {redact(given)!r}")
         column = Column(_free_name(path.rpartition(":")[2], columns), url, [path], ttl)
         column.must_fail = frozenset(getattr(load(path), "control", ()))
         try:
             column.bound = _bound(path, url, ttl)
-        except Exception as error:  # anybody's
+        except Exception as error:  # the adapter may be anybody's
             column.gone = f"bound(): {type(error).__name__}: {error}"
         columns.append(column)
         scheme = _scheme(url)
         if controls and scheme not in ("", "memory") and not any(each.control and each.url == url for each in columns):
             columns += _controls(column, scheme, columns)
     if not columns:
-        raise ConfigurationError("there is nothing to compare: name a URL, such as redis://localhost:6379")
+        raise ConfigurationError("there is nothing to compare: give a URL, such as redis://localhost:6379")
     _assign(servers or {}, columns)
     return columns
 
 
 def _assign(servers: Given, columns: list[Column]) -> None:
-    """Each to all columns of its URL."""
+    """Assign each given server to all columns of its URL."""
     remote = dict.fromkeys(column.url for column in columns if has_network(column.url))
     for which, server in servers.items():
         url = next((column.url for column in columns if which in (column.name, column.url)), which)
         if not which:
             if len(remote) != 1:
-                raise ConfigurationError(f"whose is the {server}? Say URL={server.container or server.pid}")
+                raise ConfigurationError(
+                    f"which URL does the {server} serve? Write URL={server.container or server.pid}"
+                )
             url = next(iter(remote))
         if url not in remote:
-            raise ConfigurationError(f"{redact(which)!r} is not a server that is compared here")
+            raise ConfigurationError(f"{redact(which)!r} is not one of the compared servers")
         for column in columns:
             if column.url == url:
                 column.server = server
 
 
 def is_ours(url: str) -> bool:
-    """Whether multilock has a backend for it: else it is somebody else's, and there is nothing to ask it with."""
+    """Return whether multilock has a backend for this URL. If not, we cannot ask its server anything."""
     return bool(_scheme(url))
 
 
 def _scheme(url: str) -> str:
-    """Empty where it is not one of ours: then we have no control for it."""
+    """Return the scheme of a URL of ours, or an empty text for another URL, for which we have no control."""
     try:
         multilock.connect(url).close()  # without a request
         return resolve(url).scheme
@@ -180,13 +182,15 @@ def _bound(path: str, url: str, ttl: float) -> float:
     bound = getattr(load(path), "bound", None)
     seconds = float(bound(url, ttl)) if callable(bound) else 2 * ttl + 2.0
     if not 0 < seconds <= BOUND_MAX:
-        raise ValueError(f"{seconds} seconds: it must be more than 0, and {BOUND_MAX:.0f} at most")
+        raise ValueError(f"{seconds} seconds: give more than 0 and at most {BOUND_MAX:.0f}")
     return seconds
 
 
 def _probe(column: Column) -> None:
-    """One lock and one ping, as a user would; what the server says of itself. It may be slow: requests here have more
-    time than those of a lock with a short ttl."""
+    """Take one lock and ping once, as a user would, and store what the server reports.
+
+    The server may be slow, so requests here have more time than those of a lock with a short ttl.
+    """
     try:
         with multilock.connect(column.url, request_timeout=PROBE_WITHIN) as client:
             client.ping()

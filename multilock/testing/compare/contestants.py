@@ -1,12 +1,12 @@
-"""What can be compared: anything that locks, behind a small adapter. Ours, of both faces, are adapters like any other.
+"""The adapters: anything that locks can be compared. Both faces of multilock are adapters like any other.
 
-An adapter is named as ``package.module:Name`` and must be importable in a fresh process::
+An adapter has a name of the form ``package.module:Name``, and must be importable in a fresh process::
 
     class Theirs:
         @staticmethod
         def open(url: str, ttl: float) -> Place: ...
 
-Nothing here is asked by more than one thread at a time, but for `Holding.believes`.
+Only one thread at a time calls these methods, except `Holding.believes`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["ASYNCIO", "BLOCKING", "Adapter", "Asyncio", "Blocking", "Holding", "
 
 BLOCKING = "multilock.testing.compare.contestants:Blocking"
 ASYNCIO = "multilock.testing.compare.contestants:Asyncio"
-OUTAGE = 15.0  # seconds of silence that a wait outlasts; a server is started again in less
-ANSWER_WITHIN = 60.0  # seconds for the loop of an asyncio client; a scenario may block it for a while
+OUTAGE = 15.0  # seconds of silence that a wait survives; a restarted server is back sooner
+ANSWER_WITHIN = 60.0  # seconds for the loop of an asyncio client, which a scenario may block for a while
 
 T = TypeVar("T")
 
@@ -34,87 +34,93 @@ T = TypeVar("T")
 class Holding(Protocol):
     """A lock that was acquired.
 
-    It may have ``on_lost(callback)``, which calls ``callback()`` once the holding is lost; ``ttl``, the seconds that
-    were granted; and ``remaining()``, the seconds for which it is valid if nothing is heard any more.
+    Optional members: ``on_lost(callback)``, which calls ``callback()`` once the holding is lost. ``ttl``, the granted
+    seconds. ``remaining()``, the seconds for which it stays valid without a further reply.
     """
 
     @property
     def token(self) -> int | None:
-        """Greater for every later holder; None where the lock gives none."""
+        """The fencing token, greater for every later holder. None if the lock has no tokens."""
 
     def believes(self) -> bool:
-        """What a user of it would look at before he acts on it."""
+        """Return whether it is held: the check that a user of the lock would make before acting."""
 
     def release(self) -> object:
-        """Give it back. False, or an exception: it was not ours any more."""
+        """Release it. False or an exception means that it was not ours any longer."""
 
 
 class Lock(Protocol):
-    """A name in a place."""
+    """A lock with a name, made by a place."""
 
     def acquire(self, timeout: float) -> Holding | None:
-        """Wait for it for so many seconds; None: somebody else has it."""
+        """Wait for the lock for so many seconds. Returns None if somebody else still has it."""
 
 
 class Place(Protocol):
     """A client.
 
-    It may have ``ping()``, one round trip; ``on_loop(call)``, which runs ``call()`` on its event loop, as a user's code
-    that waits where it must not; and ``end_session()``, which asks the server, as an operator does, to end the session
-    that the newest holding lives in: True if there was one.
+    Optional members: ``ping()``, one round trip. ``on_loop(call)``, which runs ``call()`` on its event loop, like user
+    code that blocks the loop. ``end_session()``, which asks the server to end the session of the newest holding, as an
+    operator would, and returns True if there was one.
     """
 
-    def lock(self, name: str) -> Lock: ...
+    def lock(self, name: str) -> Lock:
+        """Return the lock of this name."""
 
-    def close(self) -> object: ...
+    def close(self) -> object:
+        """Close the client."""
 
 
 class Adapter(Protocol):
     """How to open a place.
 
-    It may have ``loop`` (True: its places have ``on_loop``); ``control``, the scenarios in which it must fail, or the
-    report is void; ``bound(url, ttl)``, the seconds until another can have the lock of a holder that has gone;
-    ``take(url, name)``: an operator takes the lock away, True if somebody had it; ``has_sessions(url)``, True if its
-    places have ``end_session``; and ``sweep(url, begin)``, which removes all that there still is of names that begin
-    so, and returns the names of what it could not remove.
+    Optional members: ``loop``, True if its places have ``on_loop``. ``control``, the scenarios in which it must fail,
+    or the report is void. ``bound(url, ttl)``, the seconds until another can have the lock of a holder that vanished.
+    ``take(url, name)``, by which an operator takes the lock away; True if somebody had it. ``has_sessions(url)``, True
+    if its places have ``end_session``. ``sweep(url, begin)``, which removes everything with a name that begins like
+    this, and returns the names that it could not remove.
     """
 
-    def open(self, url: str, ttl: float) -> Place: ...
+    def open(self, url: str, ttl: float) -> Place:
+        """Return a place: a client of this URL."""
 
 
 def load(path: str) -> Adapter:
-    """The adapter that is called ``package.module:Name``; ConfigurationError where there is none."""
+    """Return the adapter ``package.module:Name``. Raises ConfigurationError if it cannot be used."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
-        raise ConfigurationError(f"an adapter is named package.module:Name, not {path!r}")
+        raise ConfigurationError(f"an adapter is written package.module:Name, not {path!r}")
     try:
         adapter: Adapter = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"the adapter {path!r} needs the module {error.name!r}, which is missing") from error
     except AttributeError:
         raise ConfigurationError(f"the module {module!r} has no adapter {name!r}") from None
-    except Exception as error:  # of somebody else's module
+    except Exception as error:  # the module is somebody else's
         raise ConfigurationError(f"the adapter {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(getattr(adapter, "open", None)):
-        raise ConfigurationError(f"the adapter {path!r} has no open(url, ttl)")
+        raise ConfigurationError(f"the adapter {path!r} must have a function open(url, ttl)")
     return adapter
 
 
 class _Ours:
-    """What both faces of multilock have."""
+    """The common part of both faces of multilock."""
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
+        """Return the seconds until another can have the lock of a holder that vanished."""
         with multilock.connect(url, ttl=ttl) as client:
             return client.capabilities.takeover_bound
 
     @staticmethod
     def take(url: str, name: str) -> bool:
+        """Take the lock away, as an operator would."""
         with multilock.connect(url) as client:
             return client.force_release(name)
 
     @staticmethod
     def has_sessions(url: str) -> bool:
+        """Return whether locks of this backend live in sessions."""
         return url.partition(":")[0] in HAVE_SESSIONS
 
 
@@ -123,6 +129,7 @@ class Blocking(_Ours):
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
+        """Return a blocking client."""
         return _Client(multilock.connect(url, ttl=ttl, outage_timeout=OUTAGE))
 
 
@@ -177,12 +184,13 @@ class _Lease:
 
 
 class Asyncio(_Ours):
-    """multilock's asyncio face, each client on a loop of its own."""
+    """multilock's asyncio face. Each client has its own loop."""
 
     loop = True
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
+        """Return an asyncio client, behind blocking methods."""
         return _AsyncClient(url, ttl)
 
 

@@ -1,10 +1,10 @@
-"""Locks that are known to be weak. A comparison in which they come out well has shown nothing, and says so.
+"""Locks that are known to be weak. If they come out well, a comparison has proved nothing, and says so.
 
-`Naive`, `Flag` and `Kazoo` name the scenarios in which they must fail. `RedisPy` is there to be seen: it renews
-nothing, and asks the server whenever it is asked.
+`Naive`, `Flag` and `Kazoo` declare the scenarios in which they must fail. `RedisPy` is no such control but is shown for
+comparison: it renews nothing, and asks the server each time it is checked.
 
-They use the server as ours do: with the login, the TLS and the prefix of the URL, since a user may have no other
-rights.
+They use the server with the login, the TLS settings and the prefix of the URL, as ours do, since a user may have no
+other rights.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["CONTROLS", "Flag", "Kazoo", "Naive", "RedisPy"]
 
 WEAK = frozenset({"pause", "partition", "taken", "session"})
 SOCKET_TIMEOUT = 1.0
-START_WITHIN = 15.0  # seconds until kazoo has a session
-CONTAINER = 4  # the flag of a node that the server removes when it has been used and is empty
+START_WITHIN = 15.0  # seconds until kazoo must have a session
+CONTAINER = 4  # ZooKeeper's flag for a node that the server removes once it is empty after use
 
 
 class Flag(Blocking):
-    """multilock, by a user who asks once and believes it until his own release."""
+    """multilock, with a user who checks once and then believes it until the release."""
 
     control = WEAK
 
@@ -78,20 +78,23 @@ class _FlagHolding:
 
 
 class Naive:
-    """What many write by themselves: SET NX with a ttl, a flag, and a timer that extends the key, whoever has it."""
+    """A common home-made lock: SET NX with a ttl, a flag, and a timer that extends the key, whoever holds it."""
 
     control = WEAK
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
+        """Return a client."""
         return _NaivePlace(_redis(url), ttl, _prefix(url))
 
     @staticmethod
     def take(url: str, name: str) -> bool:
+        """Delete the key, as an operator would."""
         return _delete(url, name)
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
+        """Delete all keys that begin like this."""
         return _sweep(url, begin)
 
 
@@ -125,7 +128,7 @@ class _NaiveLock:
 
         try:
             return bool(self._client.set(self._name, owner, nx=True, px=milliseconds))
-        except redis.RedisError:  # a server that is stopped goes on some time
+        except redis.RedisError:  # a stopped server continues later
             return False
 
 
@@ -159,20 +162,23 @@ class _NaiveHolding:
 
 
 class RedisPy:
-    """``redis.lock.Lock``, asked by its ``owned()``; no answer counts as no."""
+    """``redis.lock.Lock``, checked with its ``owned()``. An error counts as a no."""
 
     control: frozenset[str] = frozenset()
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
+        """Return a client."""
         return _RedisPyPlace(_redis(url), ttl, _prefix(url))
 
     @staticmethod
     def take(url: str, name: str) -> bool:
+        """Delete the key, as an operator would."""
         return _delete(url, name)
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
+        """Delete all keys that begin like this."""
         return _sweep(url, begin)
 
 
@@ -216,25 +222,28 @@ class _RedisPyHolding:
 
 
 class Kazoo:
-    """``kazoo.recipe.lock.Lock``, asked by its ``is_acquired``."""
+    """``kazoo.recipe.lock.Lock``, checked with its ``is_acquired``."""
 
     control = frozenset({"pause", "partition", "session"})
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
+        """Return a client."""
         return _KazooPlace(url, ttl)
 
     @staticmethod
     def bound(url: str, ttl: float) -> float:
+        """Return the seconds until another can have the lock of a holder that vanished."""
         return 2 * ttl + 5.0
 
     @staticmethod
     def has_sessions(url: str) -> bool:
+        """Return True."""
         return True
 
     @staticmethod
     def sweep(url: str, begin: str) -> list[str]:
-        """Also the empty parents: the server removes them by itself, but in a minute."""
+        """Delete all nodes that begin like this, also empty parents, which the server would remove after a minute."""
         from kazoo.exceptions import KazooException, NoNodeError
 
         directory, _, first = _ours(url)._nodes.parent(begin).rpartition("/")
@@ -273,7 +282,7 @@ class _KazooLock:
         self._lock = self._made()
 
     def _made(self) -> Any:
-        """kazoo itself makes a parent that stays for ever; where there is one it makes none."""
+        """Return kazoo's lock below a container node. kazoo itself would make a parent node that stays forever."""
         _make_container(self._client, self._path)
         return self._client.Lock(self._path)
 
@@ -284,7 +293,7 @@ class _KazooLock:
             taken = self._lock.acquire(timeout=timeout)
         except LockTimeout:
             return None
-        except NoNodeError:  # the parent was empty for a moment, and the server removed it
+        except NoNodeError:  # the server removed the parent, which was empty for a moment
             self._lock = self._made()
             return self.acquire(timeout)
         return _KazooHolding(self._lock, self._ttl) if taken else None
@@ -308,7 +317,7 @@ CONTROLS: dict[str, dict[str, type[Naive | RedisPy | Kazoo]]] = {
     "zookeeper": {"kazoo": Kazoo},
     "zk": {"kazoo": Kazoo},
 }
-"""By the scheme of a URL, what is run beside ours; `Flag` where there is nothing else."""
+"""By scheme of a URL: the controls that run beside ours. `Flag` is used if there is no other."""
 
 
 def _prefix(url: str) -> str:
@@ -321,7 +330,7 @@ def _redis(url: str) -> Any:
     settings = resolve(url)
     client = redis.Redis.from_url(settings.url, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=SOCKET_TIMEOUT)
     own = {name: value for name, value in settings.options.items() if name in (*LOGIN, "db")}
-    client.connection_pool.connection_kwargs.update(own)  # as with ours, they win over what stands before the host
+    client.connection_pool.connection_kwargs.update(own)  # as with ours, options override the user info of the URL
     return client
 
 
@@ -339,7 +348,7 @@ def _sweep(url: str, begin: str) -> list[str]:
 
 
 def _ours(url: str) -> Any:
-    """The backend of multilock, which is not opened: it has read the URL."""
+    """Return multilock's backend without opening it: it has read the URL."""
     return open_configured(resolve(url))
 
 
@@ -366,11 +375,11 @@ def _kazoo(url: str, ttl: float) -> Iterator[Any]:
 
 
 def _make_container(client: Any, path: str) -> None:
-    """And the directories above it."""
+    """Make a container node, and the directories above it."""
     from kazoo.exceptions import NodeExistsError
     from kazoo.protocol.serialization import Create2
 
-    class CreateContainer(Create2):  # type: ignore[misc]  # kazoo has no such request
+    class CreateContainer(Create2):  # type: ignore[misc]  # kazoo does not have this request
         type = 19
 
     client.ensure_path(path.rpartition("/")[0] or "/")

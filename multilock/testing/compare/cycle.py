@@ -1,4 +1,4 @@
-"""One cycle: three contenders in two processes, one fault, and what they said about it."""
+"""One cycle: three contenders in two processes, one fault, and what the contenders recorded."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["Cell", "Plan", "play"]
 Cell = tuple[str, str]
 """Contestant and scenario."""
 
-PATIENCE = 20.0  # seconds for what takes a moment on a machine that is not busy
-LATE_RELEASE = 0.3  # of a ttl: B goes on holding for so long after A gave back what it had lost
+PATIENCE = 20.0  # seconds for a step that takes a moment on an idle machine
+LATE_RELEASE = 0.3  # of a ttl: B still holds for so long after A released what it had lost
 LONGEST_WAIT = 600.0
-SILENT = 0.5  # seconds without an answer, of a server that was stopped
-ANSWERS_WITHIN = 5.0  # seconds, of one that was not, on a busy machine
+SILENT = 0.5  # seconds without a reply after which a stopped server counts as silent
+ANSWERS_WITHIN = 5.0  # seconds within which a running server replies, even on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a cycle is about."""
+    """The plan of one cycle."""
 
     number: int
     contestant: str
@@ -44,16 +44,17 @@ class Plan:
     bound: float
     seed: str
     server: ServerProcess | None = None
-    ledger: str = ""  #: where those who hold it write
-    together: Together | None = None  #: with which cycles it shares the fault of its server
+    ledger: str = ""  #: the address of the ledger that the holders write to
+    together: Together | None = None  #: the cycles with which it shares the fault of its server
 
     @property
     def cell(self) -> Cell:
+        """Contestant and scenario."""
         return self.contestant, self.scenario.name
 
     @property
     def header(self) -> Event:
-        """Without the URL, which may hold a secret."""
+        """The first event of the cycle, without the URL, which may contain a secret."""
         return {
             "cycle": self.number, "what": "cycle", "contestant": self.contestant, "adapter": self.adapter,
             "scenario": self.scenario.name, "name": self.name, "ttl": self.ttl, "bound": self.bound,
@@ -62,7 +63,7 @@ class Plan:
 
 
 def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
-    """All that happened, of this cycle. Nothing of it goes on when this returns, and what it held is free."""
+    """Play the cycle and return its events. When this returns, nothing of it still runs, and its locks are free."""
     scene = _Scene(plan, a, b, stop)
     header, end = plan.header, {"what": "end", "reached": True, "took_place": False, "why": ""}
     with ExitStack() as stack:
@@ -70,7 +71,7 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
         if plan.together is not None:
             stack.callback(plan.together.leave)
         for mate in (a, b):
-            mate.forget()  # what was said late, of the cycle before
+            mate.forget()  # drops late events of the previous cycle
         try:
             if "network" in plan.scenario.needs:
                 scene.network = Network(plan.url)
@@ -88,7 +89,7 @@ def play(plan: Plan, a: Mate, b: Mate, stop: threading.Event) -> list[Event]:
 
 
 def _clean_up(plan: Plan, a: Mate, b: Mate) -> None:
-    """Whoever cannot be used again ends now, and what it held with it."""
+    """End each process that cannot be used again, and release what it held."""
     ended = [mate for mate in (a, b) if not mate.fit]
     for mate in ended:
         mate.helper.kill()
@@ -97,8 +98,8 @@ def _clean_up(plan: Plan, a: Mate, b: Mate) -> None:
     take = getattr(load(plan.adapter), "take", None)
     if take is not None:
         for name in (plan.name, *(f"{plan.name}-{role}" for role in "ABC")):
-            with suppress(Exception):  # a server that has gone has let go of it too, or its ttl does
-                while take(plan.url, name):  # each waiter that was handed it
+            with suppress(Exception):  # if the server is gone, the lock is too, or its ttl ends it
+                while take(plan.url, name):  # once for each waiter that received the lock
                     pass
 
 
@@ -131,7 +132,7 @@ class _Scene:
         self.acquire_b()
         alive = self.a.fit
         if alive:
-            self.a.order("release", "A")  # where it still holds; what it has lost it gives back now too
+            self.a.order("release", "A")  # also if A has lost it: then it releases late
         self.b.wait_for("B", "got", within=self.bound + self.ttl + PATIENCE)
         self._acquire(self.b, "C")
         if alive:
@@ -164,19 +165,19 @@ class _Scene:
             if mate.fit:
                 try:
                     mate.wait_for(role, "closed", within=PATIENCE + self.bound)
-                except Late:  # it says nothing about exclusion; the process is not used again
+                except Late:  # that says nothing about exclusion, but the process is not used again
                     mate.fit = False
 
     @contextmanager
     def _ends_its_fault(self) -> Iterator[None]:
-        """Also where it was interrupted."""
+        """Set the end of each fault, also if it was interrupted."""
         try:
             yield
         finally:
             for fault in self.faults:
                 fault.setdefault("until", now())
 
-    # ---- what a scenario does
+    # ---- the methods that a scenario calls
 
     @property
     def net(self) -> Network:
@@ -195,7 +196,7 @@ class _Scene:
             yield
 
     def look(self) -> None:
-        """Which servers answer before anything happens to one."""
+        """Store which servers answer before the fault."""
         self._answered = [url for url in each_of(self.plan.url) if answers(url, ANSWERS_WITHIN)]
 
     def is_silent(self) -> bool:
@@ -258,7 +259,7 @@ class _Scene:
         assert take is not None
         try:
             return bool(take(self.plan.url, self.plan.name))
-        except Exception as error:  # anybody's
+        except Exception as error:  # the adapter may be anybody's
             raise Trouble(f"the operator failed: {type(error).__name__}: {error}") from error
 
     def end_session(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a page shows of a history, gathered in one pass: a long run has more events than fit in memory."""
+"""The parts of a history that a page shows, gathered in one pass: a long run has more events than fit in memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from multilock.testing.compare.verdicts import Verdict, judge_cycle
 __all__ = ["Cycle", "Evidence", "Gap", "Measured", "gap_of", "gather"]
 
 Point = tuple[float, float]
-"""A time, and a value; both in seconds."""
+"""A time and a value, both in seconds."""
 Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """A cycle that is shown as it was, and where it stands in the history."""
+    """A cycle that is shown in full, and its place in the history."""
 
     events: list[Event]
     verdict: Verdict
@@ -32,8 +32,11 @@ class Cycle:
 
     @property
     def badness(self) -> tuple[bool, bool, float, float]:
-        """The greatest is the worst: a broken promise; then a lock that A did not give back but lose, and that B held
-        soonest after; then the latest notice."""
+        """A key: the worst cycle has the greatest.
+
+        Worst is a broken promise, then a lock that A lost without a release and that B had soonest afterwards, then the
+        latest notice.
+        """
         gap = self.gap or Gap(math.inf, "release")
         broken = self.verdict.outcome == "broken"
         return broken, gap.of != "release", -gap.seconds, _or_least(self.verdict.notice)
@@ -41,8 +44,11 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """From the end of what A held until B believed; negative: for how long both believed. ``of``: what ended, its
-    ``belief`` (the last yes), its ``lease`` (as its client counted), or both, by its ``release`` or a ``kill``."""
+    """The time from the end of A's hold until B believed; negative if both believed for so long.
+
+    ``of`` says what ended: A's ``belief`` (its last yes) or its ``lease`` (as its client counted), or both, by its
+    ``release`` or a ``kill``.
+    """
 
     seconds: float
     of: str
@@ -50,7 +56,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Measured:
-    """One load: acquires with releases, and pings."""
+    """One measurement: acquire and release, and pings."""
 
     header: Event
     pairs: list[Point] = field(default_factory=list)
@@ -60,8 +66,10 @@ class Measured:
 
 @dataclass(slots=True)
 class Evidence:
-    """By contestant, but for ``worst``: by contestant and scenario. Times are on the clock of
-    the history; the first and the last of all are ``begin`` and ``end``."""
+    """The gathered data, by contestant; ``worst`` by contestant and scenario.
+
+    Times are on the clock of the history, whose first and last are ``begin`` and ``end``.
+    """
 
     history: str = HISTORY  #: the name of its file
     begin: float = math.inf
@@ -71,15 +79,15 @@ class Evidence:
     takeover: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  #: in ttl
     acquires: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
     disturbed: dict[str, list[Point]] = field(default_factory=lambda: defaultdict(list))
-    """Acquires to which the fault of their cycle happened."""
+    """Acquires during which the fault of their cycle happened."""
     faults: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     ran: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     tokens: dict[str, list[tuple[float, bool]]] = field(default_factory=lambda: defaultdict(list))
-    """When each that was believed in was given, and whether it was greater than the one before it of the same name."""
+    """For each token: when it was granted, and whether it was greater than the previous one of the same name."""
     measured: list[Measured] = field(default_factory=list)
 
     def add(self, events: list[Event], first_line: int) -> None:
-        """The next cycle, or load, of the history."""
+        """Add the next cycle or load of the history."""
         header = events[0]
         self.begin, self.end = min(self.begin, header["at"]), max(self.end, events[-1]["at"])
         if header["what"] == "load":
@@ -107,7 +115,7 @@ class Evidence:
             self.tokens[who] += _grown((belief.began, belief.token) for belief in beliefs)
 
     def _add_acquire(self, who: str, events: list[Event], *, disturbed: bool) -> None:
-        """Of A, for whom the lock is free."""
+        """Add the acquire of A, for which the lock is free."""
         asked = next((each["at"] for each in events if each["what"] == "asking" and each["id"] == "A"), None)
         got = next((each["at"] for each in events if each["what"] == "got" and each["id"] == "A"), None)
         if asked is not None and got is not None:
@@ -135,7 +143,7 @@ class Evidence:
 
 
 def gap_of(events: list[Event]) -> Gap | None:
-    """None: A or B never had it, or A got it after B."""
+    """Return the gap of a cycle. Returns None if A or B never held the lock, or if A got it after B."""
     beliefs = record_of(events).beliefs
     a, b = beliefs.get("A"), beliefs.get("B")
     if a is None or b is None or not (a.confirmed and b.confirmed) or a.began > b.began:
@@ -153,7 +161,7 @@ def gap_of(events: list[Event]) -> Gap | None:
 
 
 def gather(history: Path) -> Evidence:
-    """All of a history."""
+    """Gather a whole history."""
     evidence, line = Evidence(history.name), 1
     for events in read_cycles(history):
         evidence.add(events, line)
@@ -162,7 +170,7 @@ def gather(history: Path) -> Evidence:
 
 
 def _grown(given: Iterable[tuple[float, int | None]]) -> Iterator[tuple[float, bool]]:
-    """Of the holders of one name: when each got its token, and whether that was greater than its predecessor's."""
+    """Yield when each holder of a name got its token, and whether it was greater than the previous one."""
     before: int | None = None
     for at, token in given:
         if token is not None:

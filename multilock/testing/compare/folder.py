@@ -1,4 +1,4 @@
-"""The folder of a run: whether it can be written is known before anything runs, and before what was kept there ends."""
+"""The folder of a run. It is checked for writing before anything runs, and before an old history is overwritten."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from multilock.testing.compare.report import HISTORY
 
 __all__ = ["check_writable", "open_history"]
 
-DISK = 65_536  # bytes that are written on trial
+DISK = 65_536  # bytes to write as a trial
 
 
 def check_writable(out: Path | None) -> None:
-    """A folder that cannot be made, or a disk that is full, is told of first. What is kept there is not touched."""
+    """Raise ConfigurationError if the folder cannot be made or the disk is full. Its present files are not touched."""
     if out is None:
         return
     trial = out / f"{HISTORY}.trial"
@@ -30,7 +30,7 @@ def check_writable(out: Path | None) -> None:
 
 
 def open_history(out: Path | None, *, resume: bool) -> IO[bytes]:
-    """Opened when all else is known to be right: unless it is gone on with, the history that was kept there ends."""
+    """Open the history, once everything else is known to be right. Unless ``resume``, this deletes the old history."""
     path = Path(os.devnull) if out is None else out / HISTORY
     try:
         if out is not None and not resume:

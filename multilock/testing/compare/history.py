@@ -1,8 +1,8 @@
-"""What happened, one JSON object a line, so that everybody can judge again.
+"""The history of a run: one JSON object a line, so that anybody can judge it again.
 
-Each line has ``cycle``, its number, and ``what`` it tells. All lines of a cycle stand together: first its plan
-(``cycle``; of a measurement ``load``), then what its processes said (with their ``pid``) and the faults, then ``end``.
-Times are seconds on the clock of `multilock.now()`, the same for all processes.
+Each line has ``cycle``, a number, and ``what``, its kind. All lines of a cycle are together: first its plan (``cycle``,
+or ``load`` for a measurement), then the lines of its processes (with their ``pid``) and the faults, then ``end``. Times
+are in seconds on the clock of `multilock.now()`, which is the same for all processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FIELDS = {
     "done": ("at", "id"),
     "wrong": ("id", "why"),
 }
-"""What the words of a line of a worker mean."""
+"""The names of the words in a line of a worker, by its first word."""
 
 TIMES = ("at", "by", "due", "until", "seconds", "asked", "acquire", "release", "ping", "bytes", "cpu")
 COUNTS = ("held", "ours", "value", "taken", "locks", "threads")
@@ -57,7 +57,7 @@ LAST = ("why",)  # a JSON string, which may have spaces
 
 
 def event_of(pid: int, line: str) -> Event | None:
-    """What a worker said; None where it is not for the history."""
+    """Return the event that a worker's line describes. Returns None if it does not belong to the history."""
     what, _, rest = line.partition(" ")
     fields = FIELDS.get(what)
     if fields is None:
@@ -81,7 +81,7 @@ def _value(name: str, word: str) -> object:
 
 
 def record_of(events: Iterable[Event]) -> Record:
-    """What the oracles ask."""
+    """Return the `Record` of these events, for the oracles."""
     record = Record()
     for event in events:
         if event["what"] in FIELDS and "why" not in event:
@@ -95,7 +95,7 @@ def _word(value: object) -> str:
 
 
 def write_cycle(file: IO[bytes], events: Iterable[Event]) -> None:
-    """All lines of one cycle, or none of them where the disk is full. ``file`` has no buffer."""
+    """Write all lines of one cycle, or none of them if the disk is full. ``file`` must be unbuffered."""
     begun = file.tell()
     left = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events).encode()
     try:
@@ -109,7 +109,7 @@ def write_cycle(file: IO[bytes], events: Iterable[Event]) -> None:
 
 
 def read_cycles(path: Path) -> Iterator[list[Event]]:
-    """The cycles of a history, one after another; also of one that was compressed, ``history.jsonl.gz``."""
+    """Yield the cycles of a history in turn. The file may be compressed (``history.jsonl.gz``)."""
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for _, events in itertools.groupby(map(json.loads, file), key=lambda event: event["cycle"]):
             yield list(events)

@@ -1,4 +1,4 @@
-"""The machine on which a comparison ran: its times are of that one only."""
+"""The machine on which a comparison ran: its times are true for this machine only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 def host(proc: Path = PROC) -> dict[str, Any]:
-    """For the report. ``cpu``, its model, and ``memory``, in bytes, only where Linux tells them in ``proc``."""
+    """Return the machine for the report. ``cpu`` (its model) and ``memory`` (bytes) only if ``proc`` has them."""
     found: dict[str, Any] = {
         "system": platform.platform(), "python": platform.python_version(), "cores": os.cpu_count(),
         "machine": platform.machine(),
@@ -28,14 +28,14 @@ def host(proc: Path = PROC) -> dict[str, Any]:
 
 
 def describe(its: dict[str, Any]) -> str:
-    """What a report has of it, in words."""
+    """Return the machine of a report, in words."""
     cpu = f" of {its['cpu']}" if "cpu" in its else ""
     memory = f", {its['memory'] / GIB:.1f} GiB of memory" if "memory" in its else ""
     return f"{its['system']}, {its['cores']} cores{cpu}{memory}"
 
 
 def _told(file: Path, pattern: str) -> str:
-    """The first one; empty: it is not there."""
+    """Return the first match in the file, or an empty text."""
     try:
         found = re.search(f"^{pattern}$", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
     except OSError:

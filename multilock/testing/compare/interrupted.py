@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which may come at any moment: heard once, and what must be done then is done all the same."""
+"""Ctrl-C and SIGTERM, which may come at any moment: they interrupt once, and the clean-up then runs to its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def undisturbed(act: Callable[[], T]) -> T:
-    """As an interrupt comes once (`interrupted_once`), what it broke off is done again."""
+    """Call ``act``. If the one interrupt (`interrupted_once`) comes meanwhile, call it again."""
     try:
         return act()
     except KeyboardInterrupt:
@@ -23,8 +23,11 @@ def undisturbed(act: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def interrupted_once() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt once; while that is cleaned up after, no other does. What is yielded
-    raises it too, if there was one: an interpreter that is inside a finalizer throws it away."""
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt once, so that the clean-up after it is not interrupted.
+
+    It yields a function that also raises KeyboardInterrupt after a signal: if the interpreter is inside a finalizer, it
+    discards the first one.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return

@@ -1,9 +1,9 @@
-"""A process that takes a server down and puts it up again, whatever becomes of who asked for it.
+"""A process that takes a server down and up again, whatever happens to the process that asked for it.
 
-``python keeper.py ORDER`` does the fault, says ``down``, and waits for a line, for the end of its stdin (who asked has
-died), or for so many seconds; then it undoes the fault and says ``up``, or why not. It needs nothing but the standard
-library, is started before the fault and hears of no ctrl-C, so that a server is stopped only while somebody is there to
-let it go on. ORDER is JSON::
+``python keeper.py ORDER`` makes the fault, prints ``down``, and waits for a line, for the end of its stdin (its parent
+died) or for ``within`` seconds. Then it ends the fault and prints ``up``, or why that failed. It needs only the
+standard library. It is started before the fault and ignores Ctrl-C, so a stopped server always has a process that
+continues it. ORDER is JSON::
 
     {"within": SECONDS, "pid": PID}                              SIGSTOP, then SIGCONT
     {"within": SECONDS, "down": [COMMAND], "up": [COMMAND]}      each a list of words
@@ -24,12 +24,12 @@ from typing import Any
 
 __all__ = ["main", "states"]
 
-STOPS_WITHIN = 5.0  # seconds until each of its threads stands still
+STOPS_WITHIN = 5.0  # seconds until all threads of the server must be stopped
 COMMAND_WITHIN = 60.0
 
 
 def states(pid: int) -> str:
-    """Of all threads of a process, a letter each as in proc(5); empty: it has ended. Linux."""
+    """Return the states of all threads of a process on Linux, a letter each as in proc(5). Empty if it has ended."""
     found = ""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -45,7 +45,7 @@ def _down(order: dict[str, Any]) -> None:
     until = time.monotonic() + STOPS_WITHIN
     while set(states(order["pid"])) - set("tTZX"):
         if time.monotonic() > until:
-            raise OSError("it does not stop")
+            raise OSError("the process is not stopped by SIGSTOP")
         time.sleep(0.001)
 
 
@@ -53,7 +53,7 @@ def _up(order: dict[str, Any]) -> None:
     if "pid" not in order:
         _command(order["up"])
         return
-    with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
+    with contextlib.suppress(ProcessLookupError):  # the server was killed meanwhile
         os.kill(order["pid"], signal.SIGCONT)
 
 
@@ -64,12 +64,13 @@ def _command(words: list[str]) -> None:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody hears it any more
+    with contextlib.suppress(OSError):  # the parent is gone
         os.write(1, f"{text}\n".encode())
 
 
 def main(order: dict[str, Any]) -> None:
-    # A terminal that is closed and an operator who ends everything: what is down is put up all the same.
+    """Take the server down, wait, and take it up again."""
+    # If the terminal is closed or the operator ends everything, the server is still taken up again.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     try:

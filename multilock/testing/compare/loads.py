@@ -1,7 +1,7 @@
-"""What a lock costs, and what it does when many want it: measured one contestant at a time, with no fault.
+"""Measurements without a fault: the cost of a lock, and its behaviour under contention, one contestant at a time.
 
-Each belief is asked for once more right before it is given back, so exclusion and tokens are judged here too. Who waits
-as the time is over waits on: a lock that is free, and that nobody gets, is a deadlock.
+Each holder checks its belief once more right before the release, so exclusion and tokens are judged here too. Waiters
+continue to wait when the time is over: a free lock that no waiter gets is a deadlock.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ LOADS = {
 }
 OPEN_WITHIN = 30.0
 END_WITHIN = 30.0
-EACH_WITHIN = 0.05  # … for each of many locks
-PAIRS = 200  # acquires and releases whose cost is measured, at most
-BEHIND = "Q"  # what roles begin with that speak through a proxy; others with P
-COUNTED = 0.5  # of the seconds: for so long contention goes on behind a proxy, which counts what is sent
+EACH_WITHIN = 0.05  # seconds more for each of many locks
+PAIRS = 200  # the most acquires and releases whose cost is measured
+BEHIND = "Q"  # the first letter of roles behind a proxy; other roles begin with P
+COUNTED = 0.5  # share of the seconds for which contention goes on behind a proxy, which counts the requests
 DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is measured. ``contenders`` share one client in each of ``processes``."""
+    """One measurement. In each of ``processes``, the ``contenders`` share one client."""
 
     number: int
     kind: str
@@ -51,14 +51,14 @@ class Load:
     seconds: float
     contenders: int = 1
     processes: int = 1
-    hold: float = 0.0  #: seconds for which each holds it
+    hold: float = 0.0  #: seconds for which each contender holds it
     locks: int = 1
-    bound: float = 0.0  #: seconds for which nobody may hold it though somebody waits
-    counted: bool = False  #: what is sent to the server, of contention: a proxy before it costs time, so afterwards
+    bound: float = 0.0  #: seconds for which the lock may be free although somebody waits
+    counted: bool = False  #: contention: whether to count requests, afterwards, because a proxy costs time
 
     @property
     def header(self) -> Event:
-        """Without the URL, which may hold a secret."""
+        """The first event, without the URL, which may contain a secret."""
         return {
             "what": "load", "kind": self.kind, "contestant": self.contestant, "adapter": self.adapter,
             "name": self.name, "ttl": self.ttl, "seconds": self.seconds, "contenders": self.contenders,
@@ -67,7 +67,7 @@ class Load:
 
 
 def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tuple[list[Event], list[Mate]]:
-    """Its events, and the workers that took part."""
+    """Run a measurement. Returns its events, and the workers that took part."""
     header, why = load.header, ""
     mates: list[Mate] = []
     measured = load.kind == "scale" or load.counted
@@ -103,7 +103,7 @@ def play_load(load: Load, mate: Callable[[], Mate], stop: threading.Event) -> tu
 def _play(
     load: Load, mates: list[Mate], stop: threading.Event, network: Network | None, seconds: float, behind: str = "P"
 ) -> list[Event]:
-    """Once, from the opening of its clients to their end; what had been sent as it began, and as it ended."""
+    """Play it once, from opening the clients to closing them. Returns the counts of requests at start and end."""
     url = load.url if network is None else network.url
     roles = [f"{behind}{number}" for number in range(len(mates))]
     for role, each in zip(roles, mates, strict=True):
@@ -136,7 +136,7 @@ def _play(
 
 
 def _count(network: Network | None) -> Event:
-    """What has been sent to the server so far."""
+    """Return the event with what was sent to the server so far."""
     sent = None if network is None else network.traffic()
     return {
         "what": "sent", "at": now(), "pieces": None if sent is None else sent.up_pieces,
@@ -152,11 +152,11 @@ def _wait(seconds: float, stop: threading.Event) -> None:
         time.sleep(LOOK_EVERY)
 
 
-# ---- what came of it
+# ---- the results
 
 
 def rows_of(loads: Iterable[list[Event]]) -> list[dict[str, Any]]:
-    """One row for each load, from its events."""
+    """Return one row for each load, from its events."""
     return [_row(events) for events in loads]
 
 
@@ -168,7 +168,10 @@ def _row(events: list[Event]) -> dict[str, Any]:
 
 
 def _scale(events: list[Event]) -> dict[str, Any]:
-    """``sends_per_second``: pieces of bytes that came to the server; requests that are sent together are one."""
+    """Return the figures of many locks.
+
+    ``sends_per_second`` counts pieces of bytes that arrived at the server. Requests that are sent together are one.
+    """
     holds = next((event for event in events if event["what"] == "holds"), None)
     kept = next((event for event in events if event["what"] == "kept"), None)
     sent = [event for event in events if event["what"] == "sent" and event["pieces"] is not None]
@@ -197,13 +200,13 @@ def _cost(events: list[Event]) -> dict[str, Any]:
 
 
 def _contention(events: list[Event]) -> dict[str, Any]:
-    """``deadlocks`` and ``sends_per_grant`` where the history tells: it may be of an older multilock."""
+    """Return the figures of contention. An older history lacks ``deadlocks`` and ``sends_per_grant``."""
     given = sorted((event for event in events if event["what"] in ("grant", "served")), key=_at)
     grants = [event for event in given if event["what"] == "grant" and not event["id"].startswith(BEHIND)]
     seconds = events[0]["seconds"]
     per_contender = Counter(event["id"] for event in grants)
     waited = [event["at"] - event["asked"] for event in grants]
-    # From a release until the next one has it, where that one was waiting already.
+    # From a release until the next grant, if that waiter was waiting already.
     handed = [other["at"] - one["until"] for one, other in pairwise(grants) if other["asked"] < one["until"]]
     row = {
         "grants": len(grants),
@@ -231,7 +234,7 @@ def _overlaps(grants: list[Event]) -> Iterator[str]:
 
 
 def _believed(grants: list[Event]) -> Iterator[tuple[Event, Event]]:
-    """Each that was believed in, and the next one."""
+    """Yield each grant that was believed in, with the next one."""
     return pairwise(event for event in grants if event["held"])
 
 
@@ -242,8 +245,11 @@ def _regressions(grants: list[Event]) -> Iterator[str]:
 
 
 def _deadlocks(events: list[Event], given: list[Event]) -> Iterator[str]:
-    """Nobody held it for longer than anybody can keep it who has gone, and somebody waited all the while. Time in which
-    one of their processes did not run does not count."""
+    """Yield the times in which nobody held the lock for too long, although somebody waited all the while.
+
+    Too long means longer than a vanished holder can keep it. Time in which one of the processes did not run does not
+    count.
+    """
     bound, stalls = events[0]["bound"], record_of(event for event in events if event["what"] == "stall").stalls
     waits = [*given, *(event for event in events if event["what"] == "unserved")]
     free_since = min((wait["asked"] for wait in waits), default=0.0)
@@ -259,7 +265,7 @@ def _deadlocks(events: list[Event], given: list[Event]) -> Iterator[str]:
 
 
 def _sends_per_grant(events: list[Event], given: list[Event]) -> float | None:
-    """Pieces of bytes that came to the server; requests that are sent together are one."""
+    """Return the pieces of bytes that arrived at the server for each grant. Requests that are sent together are one."""
     sent = [event["pieces"] for event in events if event["what"] == "sent" and event["pieces"] is not None]
     grants = sum(event["id"].startswith(BEHIND) for event in given)
     return round((sent[1] - sent[0]) / grants, 2) if len(sent) == 2 and grants else None
@@ -270,7 +276,7 @@ def _at(event: Event) -> float:
 
 
 def _spread(values: Iterable[float]) -> dict[str, Any] | None:
-    """Seconds. No mean: nobody waits for the mean."""
+    """Return the distribution, in seconds. A mean is left out, because no user waits for the mean."""
     known = sorted(values)
     if not known:
         return None

@@ -12,14 +12,14 @@ from multilock.testing.process import Helper
 
 __all__ = ["Late", "Mate", "Stopped", "Trouble"]
 
-LOOK_EVERY = 0.005  # seconds between two looks at what tells nobody
-TICK = 0.1  # … and, where somebody is listened to, whether the run ends
+LOOK_EVERY = 0.005  # seconds between two checks of a condition that sends no event
+TICK = 0.1  # seconds between two checks whether the run ends
 WORKER = "multilock.testing.compare.worker:work"
-WRONG = ("wrong", None)  # whoever it is of
+WRONG = ("wrong", None)  # the key of the first error of any role
 
 
 class Trouble(Exception):
-    """A cycle that cannot be gone on with: nothing is learned from it."""
+    """A cycle that cannot be continued. Nothing is learned from it."""
 
 
 class Late(Trouble):
@@ -27,24 +27,26 @@ class Late(Trouble):
 
 
 class Stopped(Trouble):
-    """The whole run ends."""
+    """The whole run has ended."""
 
 
 class Mate:
-    """One worker process. It serves one cycle at a time; who makes it must outlive it (see `Helper`)."""
+    """One worker process. It serves one cycle at a time. The thread that makes it must outlive it (see `Helper`)."""
 
     def __init__(self, stop: threading.Event) -> None:
         self.helper = Helper(WORKER)
-        self.fit = True  #: for another cycle
+        self.fit = True  #: whether it can be used for another cycle
         self._stop = stop
         self._events: list[Event] = []
-        self._first: dict[tuple[str, str | None], Event] = {}  # by kind, and role where it has one
+        self._first: dict[tuple[str, str | None], Event] = {}  # by kind, and by role if there is one
 
     @property
     def pid(self) -> int:
+        """The number of the process."""
         return self.helper.pid
 
     def order(self, do: str, role: str = "", **more: object) -> None:
+        """Send an order. Raises Trouble if the worker has ended."""
         try:
             self.helper.tell(json.dumps({"do": do, **({"role": role} if role else {}), **more}))
         except RuntimeError as error:
@@ -52,7 +54,7 @@ class Mate:
             raise Trouble(f"a worker ended: {error}"[:300]) from None
 
     def pause(self) -> None:
-        """Stop it; back when it stands still."""
+        """Freeze the process. When this returns it does not run."""
         try:
             self.helper.pause()
         except RuntimeError:
@@ -60,12 +62,12 @@ class Mate:
             raise Trouble(f"a worker ended by itself ({self.helper.returncode})") from None
 
     def events(self) -> list[Event]:
-        """What it said in this cycle."""
+        """Return what it reported in this cycle."""
         self.listen(0.0)
         return self._events
 
     def listen(self, within: float) -> None:
-        """Until it says something, for so many seconds at most."""
+        """Wait until it reports something, for at most ``within`` seconds."""
         for line in self.helper._take(within):
             if (event := event_of(self.pid, line)) is not None:
                 self._events.append(event)
@@ -74,12 +76,12 @@ class Mate:
                     self._first.setdefault(WRONG, event)
 
     def said(self, what: str, role: str) -> Event | None:
-        """The first such event of this role in this cycle."""
+        """Return the first event of this kind and role in this cycle, or None."""
         self.listen(0.0)
         return self._first.get((what, role)) or self._first.get((what, None))
 
     def wait_for(self, role: str, *what: str, within: float) -> Event:
-        """The first event of one of these kinds; raises `Trouble` for an error, or if it does not come."""
+        """Return the first event of one of these kinds. Raises Trouble for an error, Late if none comes in time."""
 
         def found() -> Event | None:
             return next((event for each in what if (event := self.said(each, role)) is not None), None)
@@ -87,6 +89,7 @@ class Mate:
         return self.wait_until(found, within, f"{role} did not come to {' or '.join(what)}")
 
     def wait_until(self, look: Callable[[], Event | None], within: float, why: str) -> Event:
+        """Wait until ``look`` returns an event. Raises Trouble for an error, Late (with ``why``) if it is too late."""
         until = now() + within
         while True:
             if (event := look()) is not None:
@@ -103,7 +106,7 @@ class Mate:
             self.listen(min(left, TICK))
 
     def forget(self) -> list[Event]:
-        """All that it said in this cycle, which is over."""
+        """Return everything that it reported in this cycle, and forget it: the cycle is over."""
         events, self._events = self.events(), []
         self._first.clear()
         return events

@@ -1,6 +1,6 @@
-"""``report.html``: a report and its history on one page, in the order in which a reader doubts it.
+"""``report.html``: a report and its history on one page, in the order of a reader's doubts.
 
-No score and no winner: what is lost by a pause and what by a partition has no common unit.
+It shows neither a score nor a winner: the losses by a pause and by a partition have no common unit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from multilock.testing.compare.timeline import Timeline, timeline_of
 __all__ = ["Shown", "page", "shown", "worst_of"]
 
 LOOKS = 8
-ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # looks of points over time
-# Of the capabilities, what a reader chooses by; the rest is in report.json.
+ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # the looks of points over time
+# The capabilities that matter for a choice; report.json has the others.
 TOLD = {
     "fencing": "fencing tokens", "fencing_scope": "they grow within", "fair": "in the order of asking",
     "cross_host": "for several hosts", "survives_failover": "survives a failover", "push_wait": "waiters are told",
@@ -34,13 +34,13 @@ TOLD = {
 
 
 def page(report: Report, evidence: Evidence) -> str:
-    """The page."""
+    """Return the page."""
     return render("page.html.j2", page=_Page(report, evidence), data=report.data)
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Of the grid. ``kind`` is of `summary.Mark`; ``cycle`` the one that is shown, None: none is."""
+    """A cell of the grid. ``kind`` is that of `summary.Mark`; ``cycle`` is the number of the shown cycle, or None."""
 
     kind: str
     count: str
@@ -63,23 +63,27 @@ class Shown:
 
     @property
     def number(self) -> int:
+        """The number of the cycle."""
         return int(self.cycle.events[0]["cycle"])
 
     @property
     def face(self) -> str:
+        """The face, or the adapter of somebody else."""
         return face_of(str(self.cycle.events[0]["adapter"]))
 
     @property
     def outcome(self) -> str:
+        """The verdict of the cycle."""
         return self.cycle.verdict.outcome
 
     @property
     def why(self) -> str:
+        """The reasons of the verdict."""
         return "; ".join(self.cycle.verdict.why)
 
     @property
     def apart(self) -> str:
-        """How near A and B were to each other."""
+        """How near A and B came to each other."""
         gap = self.cycle.gap
         if gap is None:
             return ""
@@ -90,7 +94,7 @@ class Shown:
 
     @property
     def told(self) -> list[tuple[float, str, str, str]]:
-        """Its events without the many that repeat a belief: time in ttl, who, what, and the rest."""
+        """The events, without those that repeat a belief: time in ttl, role, kind, and the rest."""
         zero = self.cycle.events[0]["at"]
         return [
             (
@@ -122,17 +126,17 @@ def _rest(event: Event) -> str:
 
 
 def worst_of(cells: Iterable[tuple[tuple[str, str], Cycle]]) -> tuple[tuple[str, str], Cycle] | None:
-    """The worst, if there is any."""
+    """Return the worst cycle, or None if there are none."""
     return max(cells, key=lambda cell: cell[1].badness, default=None)
 
 
 def shown(key: tuple[str, str], cycle: Cycle, *, control: bool) -> Shown:
-    """``key``: contestant and scenario."""
+    """Return a cycle as the page shows it. ``key`` is contestant and scenario."""
     return Shown(key[0], control, key[1], float(cycle.events[0]["ttl"]), cycle, timeline_of(cycle))
 
 
 class _Page:
-    """What the template asks."""
+    """The values that the template uses."""
 
     def __init__(self, report: Report, evidence: Evidence) -> None:
         self.report, self.evidence = report, evidence
@@ -158,7 +162,7 @@ class _Page:
         return [(text, kind) for text, kind in summary.notes(report) if text not in shown]
 
     def grid(self, *, controls: bool) -> tuple[list[str], list[tuple[str, str, list[Cell]]]]:
-        """Names, and for each fault its own name, what it is, and the cells."""
+        """Return the names of the columns, and for each fault its name, its description and its cells."""
         cells = self.report.cells
         names = [
             column["name"]
@@ -185,7 +189,7 @@ class _Page:
         return Cell(cell["verdict"], f"{cell['broken']} of {cell['decided']}", overlap, below, number, cell["verdict"])
 
     def control_rows(self) -> Iterator[tuple[str, str, Cell, bool]]:
-        """Control, fault in which it must fail, its cell, and whether it did. Only of faults that were asked for."""
+        """Yield control, fault in which it must fail, cell, and whether it failed. Only faults of this run."""
         cells = self.report.cells
         for column in self.controls:
             for scenario in (each for each in self.says if each in column["must_fail"]):
@@ -195,7 +199,7 @@ class _Page:
     # ---- the worst cycles
 
     def faults(self) -> Iterator[tuple[str, str, list[Shown], list[Shown]]]:
-        """Each fault: its name, what it is, the worst cycle of ours and of the controls, and those of all others."""
+        """Yield for each fault its name, its description, the worst cycles of ours and of the controls, the others."""
         for name, says in self.says.items():
             mine = {key: cycle for key, cycle in self.evidence.worst.items() if key[1] == name}
             if not mine:
@@ -211,7 +215,7 @@ class _Page:
     def _shown(self, key: tuple[str, str], cycle: Cycle) -> Shown:
         return shown(key, cycle, control=key[0] not in self.ours)
 
-    # ---- how soon
+    # ---- notice and takeover
 
     def ecdfs(self) -> list[Plot]:
         found = self.evidence
@@ -226,16 +230,16 @@ class _Page:
         return plots
 
     def delays(self) -> Iterator[tuple[str, int, list[tuple[int, float, float, float] | None]]]:
-        """For each contestant that is no control: n, p50, p99 and max of notice and of takeover."""
+        """Yield n, p50, p99 and max of notice and of takeover for each contestant that is not a control."""
         for who in self.ours:
             rows = [_spread(self.evidence.notice.get(who, [])), _spread(self.evidence.takeover.get(who, []))]
             if any(rows):
                 yield who, self.looks[who], rows
 
-    # ---- what it costs
+    # ---- costs
 
     def latencies(self) -> Iterator[tuple[str, Plot | None, list[Plot]]]:
-        """For each contestant that is no control: acquires over the run, and what was measured alone."""
+        """Yield the acquires over the run and the separate measurements of each contestant that is not a control."""
         found = self.evidence
         seconds = [
             value
@@ -297,7 +301,7 @@ class _Page:
         return {**row, "face": face_of(str(row["adapter"])), "look": self.looks[row["contestant"]]}
 
     def trends(self) -> Iterator[tuple[str, list[Plot]]]:
-        """For each way to hold it: grants a second, and beside it what the last of a hundred waited."""
+        """Yield the grants per second, and the p99 of the wait, for each face and time of holding."""
         rows = [row for row in self.contentions() if row.get("wait")]
         for face, hold in dict.fromkeys(map(_way, rows)):
             mine = [row for row in rows if _way(row) == (face, hold)]
@@ -320,8 +324,10 @@ class _Page:
     # ---- order
 
     def tokens(self) -> Iterator[tuple[str, int, int, tuple[int, int], str, str]]:
-        """For each contestant: tokens, regressions, fenced writes that were taken and refused, and two strips: of
-        tokens that grew, and of the others."""
+        """Yield the tokens of each contestant: how many, regressions, accepted and refused fenced writes, two strips.
+
+        One strip shows tokens that grew, the other one the rest.
+        """
         for who in self.looks:
             if points := self.evidence.tokens.get(who):
                 thin = self.end / 2000
@@ -348,7 +354,7 @@ class _Page:
         return [column for column in self.columns if not column["control"]]
 
     def facts(self) -> Iterator[tuple[str, list[str]]]:
-        """What each is, one fact a row."""
+        """Yield one fact about the servers per row."""
         servers = self.servers
         yield "address", [str(column["url"]) for column in servers]
         for label in dict.fromkeys(label for column in servers for label in column.get("versions") or {}):
@@ -370,7 +376,7 @@ class _Page:
 
     @property
     def sources(self) -> list[tuple[str, str, int, int, int]]:
-        """Contestant, fault, and where its worst cycle stands in the history."""
+        """Contestant, fault, and the place of its worst cycle in the history."""
         return [
             (who, scenario, int(cycle.events[0]["cycle"]), cycle.first_line, cycle.last_line)
             for scenario in SCENARIOS
@@ -380,7 +386,7 @@ class _Page:
 
 
 def _way(row: dict[str, Any]) -> tuple[str, float]:
-    """Locks of others block too."""
+    """Return the group of a row. Locks of other libraries count as blocking."""
     return "asyncio" if row["face"] == "asyncio" else "blocking", row["hold"]
 
 

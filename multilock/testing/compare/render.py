@@ -1,7 +1,7 @@
-"""Pages of one file: HTML and SVG by templates, with everything that is shown in them escaped.
+"""Self-contained pages: HTML and SVG from templates, with every value escaped.
 
-Names, messages and addresses come from servers, from other people's adapters and from files: they are text, whatever
-they look like. A page asks nothing of any network and runs no script; its own policy forbids both.
+Names, messages and addresses come from servers, from other people's adapters and from files. They are shown as text,
+whatever they contain. A page loads nothing from a network and runs no script; its own policy forbids both.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ except ModuleNotFoundError as error:  # pragma: no cover
 __all__ = ["render"]
 
 TEMPLATES = "multilock.testing.compare"
-# What XML forbids, and what turns the direction of the text around it.
+# Characters that XML forbids, and those that change the direction of the text around them.
 UNFIT = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def render(template: str, **values: object) -> str:
-    """``template`` is a name in the folder templates/."""
+    """Return a page. ``template`` is the name of a file in the folder templates/."""
     return _environment().get_template(template).render(**values)
 
 
@@ -49,7 +49,7 @@ def _environment() -> jinja2.Environment:
     style = resources.files(TEMPLATES).joinpath("templates", "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     made.globals |= {
-        "style": Markup(style),  # ours
+        "style": Markup(style),  # our own file, so it is not escaped
         "policy": f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
     }
     return made

@@ -1,7 +1,7 @@
-"""What came of a comparison: `Report`, as data and as files; judged again from its history.
+"""The result of a comparison: `Report`, as data and as files. It can be judged again from its history.
 
-``report.json`` follows ``report.schema.json`` beside this module. Its ``schema`` is the version of that: one that is
-added to keeps it, one that is changed gets the next number.
+``report.json`` follows ``report.schema.json`` in this folder. Its ``schema`` is the version. An addition keeps the
+version, any other change increases it.
 """
 
 from __future__ import annotations
@@ -34,46 +34,46 @@ __all__ = [
 
 SCHEMA = 1
 HISTORY, REPORT = "history.jsonl", "report.json"
-LATER = frozenset({"writes", "writes_refused", "token_regressions"})  # of a row: not in the first reports
+LATER = frozenset({"writes", "writes_refused", "token_regressions"})  # keys of a row that the first reports lack
 GREEN, VIOLATION, VOID, UNREACHABLE = 0, 1, 3, 69
-DECIDED_SHARE = 0.5  # of the cycles of a contestant that is no control; with fewer the run has shown nothing
+DECIDED_SHARE = 0.5  # if fewer of a contestant's cycles are decided, the run has proved nothing; not for controls
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``data`` is what report.json holds."""
+    """A report. ``data`` is the content of report.json."""
 
     data: dict[str, Any]
 
     @property
     def cells(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """By contestant and scenario."""
+        """The cells, by contestant and scenario."""
         return {(cell["contestant"], cell["scenario"]): cell for cell in self.data["cells"]}
 
     @property
     def violations(self) -> list[str]:
-        """Of all that are not controls."""
+        """The violations of all contestants that are not controls."""
         return list(self.data["violations"])
 
     @property
     def void(self) -> list[str]:
-        """Why it has shown nothing; empty: it has."""
+        """Why the run proves nothing. Empty if it proves something."""
         return list(self.data["void"])
 
     @property
     def exit_code(self) -> int:
-        """0 green, 1 a violation, 3 void, 69 nobody could be reached."""
+        """0 no promise broken, 1 a promise broken, 3 void, 69 no server could be reached."""
         return int(self.data["exit_code"])
 
     def write(self, folder: Path) -> None:
-        """``report.json`` in this folder."""
+        """Write ``report.json`` into this folder."""
         write_whole(folder / REPORT, json.dumps(self.data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """All of it, or, where that is interrupted or the disk is full, what was there before."""
+    """Write a file. If that is interrupted or the disk is full, the old file stays as it was."""
     path = path.resolve()
-    if path.exists() and not path.is_file():  # a pipe, a terminal
+    if path.exists() and not path.is_file():  # a pipe or a terminal
         path.write_text(text, encoding="utf-8")
         return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -87,7 +87,7 @@ def write_whole(path: Path, text: str) -> None:
 def conclude(
     columns: list[dict[str, Any]], cells: list[dict[str, Any]], loads: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """``violations``, ``void`` and ``exit_code`` of these cells and loads."""
+    """Return ``violations``, ``void`` and ``exit_code`` for these cells and loads."""
     loads = loads or []
     controls = {column["name"] for column in columns if column["control"]}
     violations = [*_violations(columns, cells, controls), *_under_load(loads, controls)]
@@ -109,7 +109,7 @@ def _violations(columns: list[dict[str, Any]], cells: list[dict[str, Any]], cont
                 what = "; ".join(broken["what"])
                 yield f"{cell['contestant']}, {cell['scenario']}, cycle {broken['cycle']}: {what}"
     for column in columns:
-        if column["leftovers"]:  # also of a control: it is our own mess
+        if column["leftovers"]:  # also those of a control, since we left them
             yield f"{column['name']}: left behind {', '.join(column['leftovers'])}"
 
 
@@ -145,13 +145,13 @@ def _void(columns: list[dict[str, Any]], cells: list[dict[str, Any]], controls: 
 
 
 def pieces_of(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was run in one go, each. A report that does not say so was."""
+    """Return the pieces of a run. A report without pieces is one piece."""
     whole = {key: data[key] for key in ("made_at", "seconds", "command")}
     return list(data.get("pieces", [{**whole, "cycles": sum(cell["cycles"] for cell in data["cells"])}]))
 
 
 def read_report(path: Path) -> Report:
-    """The file, or the folder it is in. ConfigurationError where it is none, or of another version."""
+    """Read a report from its file or folder. Raises ConfigurationError if it is missing or of an unknown version."""
     file = path / REPORT if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -166,13 +166,13 @@ def read_report(path: Path) -> Report:
 
 
 def history_of(folder: Path) -> Path:
-    """The history that was kept there, which may have been compressed."""
+    """Return the path of the history in this folder. It may be compressed."""
     compressed = folder / f"{HISTORY}.gz"
     return compressed if compressed.exists() and not (folder / HISTORY).exists() else folder / HISTORY
 
 
 def verify(folder: Path) -> list[str]:
-    """Judge every cycle of the history again; each difference from the report in words."""
+    """Judge every cycle of the history again. Returns each difference from the report, in words."""
     told = read_report(folder).data
     history = history_of(folder)
     try:
@@ -186,7 +186,7 @@ def verify(folder: Path) -> list[str]:
         loads = json.loads(json.dumps(loads))
         again = {"cells": cells, "loads": loads, **conclude(told["columns"], cells, loads)}
         if len(cycles) != (said := sum(piece["cycles"] for piece in pieces_of(told))):
-            return [f"report: its pieces have {said} cycles, and the history has {len(cycles)}"]
+            return [f"the report has {said} cycles in its pieces, but the history has {len(cycles)}"]
         return [
             *_row_differences(told["cells"], cells, lambda cell: f"{cell['contestant']}, {cell['scenario']}"),
             *_row_differences(told["loads"], loads, lambda load: f"load {load['cycle']}"),
@@ -195,13 +195,13 @@ def verify(folder: Path) -> list[str]:
     except OSError as error:
         raise ConfigurationError(f"cannot read {history}: {error.strerror or error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
-        return [f"{history.name} and {REPORT} cannot be judged: {type(error).__name__}: {error}"]
+        return [f"{history.name} and {REPORT} cannot be judged ({type(error).__name__}: {error})"]
 
 
 def _row_differences(
     told: list[dict[str, Any]], again: list[dict[str, Any]], name: Callable[[dict[str, Any]], str]
 ) -> Iterator[str]:
-    """Row by row. A report of before there was a figure need not have it."""
+    """Yield the differences, row by row. An older report may lack the figures in ``LATER``."""
     old, new = ({name(row): row for row in rows} for rows in (told, again))
     for each in sorted(old.keys() | new.keys()):
         if each not in old or each not in new:
@@ -214,4 +214,4 @@ def _row_differences(
 def _differences(where: str, told: dict[str, Any], again: dict[str, Any], keys: Iterable[str]) -> Iterator[str]:
     for key in sorted(keys):
         if told.get(key) != again.get(key):
-            yield f"{where}: {key} is {again.get(key)!r} by the history, and the report says {told.get(key)!r}"
+            yield f"{where}: {key} is {again.get(key)!r} by the history, but {told.get(key)!r} in the report"

@@ -1,4 +1,4 @@
-"""Runs the cycles: several at a time, in an order drawn from a seed, within a time; and cleans up, however it ends."""
+"""Run the cycles: several at a time, in an order drawn from a seed, within a time. Clean up, however the run ends."""
 
 from __future__ import annotations
 
@@ -44,40 +44,40 @@ from multilock.urls import redact
 
 __all__ = ["INTERRUPTED", "Progress", "run"]
 
-AT_ONCE = 3  # cycles for each core to begin with: they wait most of the time
-MOST_AT_ONCE, MOST_OF_ALL = 20, 40  # for each core, and altogether: each cycle has two processes
-STOOD_STILL = 0.01  # share of a cycle for which its processes did not run: with more, fewer are run at once
-SHARE = 10  # cycles for which a server is stopped once
+AT_ONCE = 3  # cycles for each core at the start: most of a cycle is waiting
+MOST_AT_ONCE, MOST_OF_ALL = 20, 40  # the most for each core, and in all: each cycle has two processes
+STOOD_STILL = 0.01  # if the processes of a cycle did not run for more than this share of it, fewer run at once
+SHARE = 10  # how many cycles share one stop of their server
 LONG = 5  # ttls
-PROOF = "pause"  # all controls that must fail do so here
-AGAIN = 2  # more cycles of a cell of which none could be decided
-# Contenders, processes, seconds for which each holds it.
+PROOF = "pause"  # a scenario in which all controls fail that must fail in any
+AGAIN = 2  # further cycles of a cell if none could be decided
+# Contenders, processes, and seconds for which each contender holds the lock.
 SIZES = [
     (contenders, min(contenders, processes), hold)
     for contenders, processes in ((1, 1), (4, 4), (20, 4), (100, 4), (1000, 8))
     for hold in (0.0, 0.001)
 ]
 QUICK_SIZES = [(20, 4, 0.0)]
-COUNTED = 20, 0.0  # contenders, and hold: there it is counted what they send, by one face
+COUNTED = 20, 0.0  # contenders and hold of the load whose requests are counted, for one face
 SECONDS, QUICK_SECONDS = 5.0, 1.0
-PERIODS = 2  # ttls for which many locks are held, and renewed
+PERIODS = 2  # ttls for which many locks are held and renewed
 TICK = 0.1
 END_WITHIN = 30.0
 ALIVE_WITHIN = 5.0
-LOOK_AROUND = 5.0  # seconds in which what was given back is gone
+LOOK_AROUND = 5.0  # seconds within which a released lock must be gone from the server
 INTERRUPTED = "interrupted"
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is; given to ``progress`` a few times a second."""
+    """The progress of a run, passed to ``progress`` a few times a second."""
 
     done: int = 0
     planned: int = 0
     running: list[str] = field(default_factory=list)
     elapsed: float = 0.0
     within: float | None = None
-    measuring: str = ""  #: a load, after all cycles
+    measuring: str = ""  #: the present load; loads run after all cycles
 
 
 def run(
@@ -102,38 +102,44 @@ def run(
 ) -> Report:
     """Put every URL, and every ``package.module:Name=URL`` of ``adapters``, through the scenarios.
 
-    ``server_pids`` and ``server_containers``, each as ``URL=PID`` or ``URL=NAME``, are servers that may be stopped (for
-    10 cycles at once), and (containers) killed and restarted (for one): after all else.
+    ``server_pids`` and ``server_containers``, each ``URL=PID`` or ``URL=NAME``, are servers that may be stopped, for 10
+    cycles at once. Containers may also be killed and restarted, for one cycle. These faults come after all others.
 
-    ``cycles`` of each scenario and contestant, or as many as begin ``within`` seconds (one, however long it lasts);
-    ``out`` is a folder for the history and the report, made if need be. ``controls`` run beside, each for
-    ``control_cycles`` (default: as many as the others); ``all_of_controls``: also in scenarios in which they need not
-    fail, and contention has all its sizes. Where no control of a URL must fail in what was chosen, one runs through
-    ``pause`` once. A cell of which nothing could be decided has up to two cycles more. ``at_once`` cycles run beside
-    each other (default: 3 for each core, and more as long as all processes run when they want to, up to 20 for each
-    core and 40). ``locks`` are held by one client in the scenario ``scale``.
+    Each scenario and contestant has ``cycles`` cycles, or as many as begin ``within`` seconds (at least one, however
+    long it takes). ``out`` is a folder for the history and the report, and is made if it does not exist.
 
-    ``resume`` goes on with a run that ended early in ``out``: with its seed, and settings that must be the same. It
-    runs what is left, and the report is of all pieces.
+    ``controls`` run as well, each for ``control_cycles`` (default: as many as the others). With ``all_of_controls``
+    they also run in scenarios in which they need not fail, and contention has all its sizes. If no control of a URL
+    must fail in the chosen scenarios, one runs through ``pause`` once. If no cycle of a cell could be decided, it has
+    up to two more.
 
-    Ctrl-C and (on the main thread) SIGTERM end it early, with a report that is marked partial. Call it from a thread
-    that outlives it: worker processes end with that.
+    ``at_once`` cycles run at the same time. The default is 3 for each core at first. It grows while all processes
+    run when they want to, up to 20 for each core and 40 in all. In the scenario ``scale`` one client holds ``locks``
+    locks.
 
-    Raises ConfigurationError, before anything runs, for what is misspelled and for an ``out`` that cannot be written.
+    ``resume`` continues a run in ``out`` that ended early, with its seed. The settings must be the same. It runs the
+    rest, and the report covers all pieces.
+
+    Ctrl-C and (on the main thread) SIGTERM end the run early, with a report that is marked partial. Call it from a
+    thread that outlives the run: worker processes end with their thread.
+
+    Raises ConfigurationError, before anything runs, for anything misspelled, and if ``out`` cannot be written.
     """
     chosen, loads = _scenarios(scenarios)
     of_controls = cycles if control_cycles is None else min(cycles, control_cycles)
     if min(cycles, of_controls) < 1 or not ttl > 0:
-        raise ConfigurationError(f"cycles is {cycles}, {of_controls} of controls, and ttl {ttl}: none may be 0 or less")
+        raise ConfigurationError(
+            f"cycles is {cycles}, {of_controls} for controls, and ttl is {ttl}: each must be more than 0"
+        )
     cores = os.cpu_count() or 1
     usual = _AtOnce(AT_ONCE * cores, min(MOST_AT_ONCE * cores, max(MOST_OF_ALL, AT_ONCE * cores)))
     if within is not None and not within > 0:
         raise ConfigurationError(f"the time for all cycles is {within} s: it must be more than 0")
     if resume and out is None:
-        raise ConfigurationError("a run is resumed in the folder that it was kept in: name it")
+        raise ConfigurationError("give the folder of the run that must be resumed")
     before = done_before(out) if resume and out else Before()
     if seed is not None and seed != before.data.get("seed", seed):
-        raise ConfigurationError(f"the run that was begun there has seed {before.data['seed']}, not {seed}")
+        raise ConfigurationError(f"the run in this folder has seed {before.data['seed']}, not {seed}")
     seed = before.data.get("seed", secrets.randbelow(10**6) if seed is None else seed)
     check_writable(out)
     servers = given(server_pids, server_containers)
@@ -151,10 +157,10 @@ def run(
 
 
 def _conclude(runner: _Runner, out: Path | None, cycles: int, of_controls: int, ttl: float) -> Report:
-    """The report, in its folder too. What went wrong on a thread is raised once that is done."""
+    """Return the report, and write it to its folder. Then raise an error of a thread, if there was one."""
     report = Report(runner.data(cycles, of_controls, ttl))
     if out is not None:
-        with contextlib.suppress(OSError) if runner.error else contextlib.nullcontext():  # it may be the same disk
+        with contextlib.suppress(OSError) if runner.error else contextlib.nullcontext():  # perhaps the same disk error
             report.write(out)
     if runner.error:
         raise runner.error
@@ -162,17 +168,17 @@ def _conclude(runner: _Runner, out: Path | None, cycles: int, of_controls: int, 
 
 
 def _scenarios(names: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Faults and loads."""
+    """Return the chosen faults and the chosen loads."""
     known = [*SCENARIOS, *LOADS]
     chosen = known if names is None else list(names)
     if unknown := [name for name in chosen if name not in known]:
-        raise ConfigurationError(f"there is no scenario {unknown[0]!r}: known are {', '.join(known)}")
+        raise ConfigurationError(f"unknown scenario {unknown[0]!r}: known are {', '.join(known)}")
     return [name for name in chosen if name in SCENARIOS], [name for name in chosen if name in LOADS]
 
 
 @contextlib.contextmanager
 def _ledger() -> Iterator[str]:
-    """What the locks of all cycles guard; where Linux has names for sockets that are no files, no file."""
+    """Run the ledger that the locks of all cycles guard. On Linux its socket has an abstract name, so no file."""
     with contextlib.ExitStack() as stack:
         if sys.platform == "linux":
             path = f"\0multilock-compare-{os.getpid()}-{secrets.token_hex(4)}"
@@ -184,8 +190,11 @@ def _ledger() -> Iterator[str]:
 
 
 class _AtOnce:
-    """How many cycles run beside each other: one more after a cycle all whose processes ran when they wanted to, else
-    one less. A machine that has more to do than it can decides less."""
+    """How many cycles run at the same time.
+
+    The number grows by one after a cycle whose processes all ran when they wanted to, and falls by one after another
+    cycle. An overloaded machine would decide fewer cycles.
+    """
 
     def __init__(self, least: int, most: int) -> None:
         self.now, self._least, self.most = least, least, most
@@ -222,21 +231,21 @@ class _Runner:
         self._file, self._tell, self._ledger = file, progress, ledger
         self._plans: deque[tuple[Column, Plan]] = deque()
         self._alone: dict[ServerProcess, deque[tuple[Column, Plan]]] = {}
-        self._for_the_rest = within  # of this time; those that are alone come after them
+        self._for_the_rest = within  # the part of it for cycles without a fault of a server, which run first
         self._planned = 0
         self._loads: list[Load] = []
         self._rows: list[dict[str, Any]] = []
         self._verdicts: list[tuple[Event, Verdict]] = []
         self._before = Before()
         self._begun = Counter[Cell]()
-        self._settled: set[Cell] = set()  # by a cycle that was decided, or broke off
-        self._again: dict[Cell, deque[tuple[Column, Plan]]] = defaultdict(deque)  # if there is need
+        self._settled: set[Cell] = set()  # cells with a cycle that was decided, or that broke off
+        self._again: dict[Cell, deque[tuple[Column, Plan]]] = defaultdict(deque)  # further cycles, if they are needed
         self._numbered = 0
         self.scenarios: list[str] = []
         self._running: dict[int, Plan] = {}
         self._measuring = ""
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)  # for another cycle
+        self._room = threading.Condition(self._lock)  # notified when another cycle may begin
         self._stop = threading.Event()
         self._wanted: queue.SimpleQueue[Future[Mate]] = queue.SimpleQueue()
         self._idle: list[Mate] = []
@@ -246,10 +255,12 @@ class _Runner:
         self._errors: list[BaseException] = []
 
     def plan(self, scenarios: Sequence[str], cycles: int, of_controls: int, *, all_of_controls: bool) -> None:
-        """Rounds of one cycle of each cell; within a round the dice choose, but those that last long begin first.
-        Controls are in so many rounds, the first of them and then as evenly as can be. A URL of which no control must
-        fail in these scenarios has one more cycle of one in which it must; and each cell has a few that are run only
-        where none of its cycles could be decided."""
+        """Plan rounds with one cycle of each cell. Within a round the order is random, but long cycles begin first.
+
+        Controls are in ``of_controls`` rounds: the first one, and then as evenly as possible. If no control of a URL
+        must fail in these scenarios, there is one more cycle, of one in which it must. Each cell also has a few cycles
+        that run only if none of its cycles could be decided.
+        """
         dice = random.Random(self.seed)
         proofs = self._proofs(scenarios)
         self.scenarios = [*scenarios, *([PROOF] if proofs and PROOF not in scenarios else [])]
@@ -289,7 +300,7 @@ class _Runner:
             self._for_the_rest = self.within * rest / (rest + alone)
 
     def _proofs(self, scenarios: Sequence[str]) -> list[tuple[Column, Scenario, list[str]]]:
-        """Without one that must fail, and does, nothing has shown that a failure would have been seen."""
+        """Return the control cycles that prove that a failure would have been seen, where no other cycle does."""
         shown = {column.url for column in self.columns if column.must_fail & {*scenarios}}
         return [
             (column, SCENARIOS[PROOF], column.faces(SCENARIOS[PROOF]))
@@ -298,7 +309,7 @@ class _Runner:
         ]
 
     def plan_loads(self, kinds: Sequence[str], locks: int, *, quick: bool) -> None:
-        """One contestant after another, in an order drawn from the seed; the sizes in turn."""
+        """Plan the loads: one contestant after another in an order drawn from the seed, for each size in turn."""
         dice = random.Random(f"{self.seed} loads")
         sizes = QUICK_SIZES if quick else SIZES
         seconds = QUICK_SECONDS if quick else SECONDS
@@ -326,7 +337,7 @@ class _Runner:
                 )  # fmt: skip
 
     def go_on(self, before: Before, wanted: dict[str, Any]) -> None:
-        """Leave out what earlier pieces did. Raises ConfigurationError where they are not of this run."""
+        """Remove what earlier pieces did from the plans. Raises ConfigurationError if they are of another run."""
         each = [plan for plans in (self._plans, *self._alone.values(), *self._again.values()) for _, plan in plans]
         cycles = [(plan.number, plan.contestant, plan.adapter, plan.scenario.name) for plan in each]
         loads = [(load.number, load.contestant, load.adapter, load.kind) for load in self._loads]
@@ -342,11 +353,11 @@ class _Runner:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the run: nothing that happens in a cycle does."""
+        """The error that ended the run. Errors inside a cycle do not end it."""
         return self._errors[0] if self._errors else None
 
     def run(self, check: Callable[[], None]) -> None:
-        """On this thread worker processes are made, which end when it does. ``check`` raises KeyboardInterrupt."""
+        """Run all plans. This thread makes the workers, which end with it. ``check`` raises KeyboardInterrupt."""
         threads = [
             threading.Thread(target=self._serve, args=(self._plans, ()), name="compare", daemon=True)
             for _ in range(min(self.at_once.most, len(self._plans)))
@@ -373,7 +384,7 @@ class _Runner:
             self.partial = f"{type(self.error).__name__}: {self.error}"
 
     def _undisturbed(self, act: Callable[[], None]) -> None:
-        """Who interrupts it now does not wait for locks that end by themselves."""
+        """Do ``act`` to its end. An interrupt now means not to wait for locks that end by themselves."""
 
         def again() -> None:
             try:
@@ -412,10 +423,10 @@ class _Runner:
             planned, elapsed = max(self._planned, done + len(running)), now() - self._began
             self._tell(Progress(done, planned, running, elapsed, self.within, self._measuring))
 
-    # ---- on the threads that play
+    # ---- on the threads that play cycles
 
     def _serve(self, plans: deque[tuple[Column, Plan]], before: Sequence[threading.Thread]) -> None:
-        """One of these plans after another."""
+        """Play these plans, one after another."""
         try:
             for thread in before:
                 thread.join()
@@ -429,7 +440,7 @@ class _Runner:
             self._stop.set()
 
     def _serve_alone(self, plans: deque[tuple[Column, Plan]], before: Sequence[threading.Thread]) -> None:
-        """What takes a server down waits for all who use it, and then happens to several cycles at once."""
+        """Play the cycles that take a server down. They wait for all users of the server, and share one fault."""
         for thread in before:
             thread.join()
         while plans and not self._stop.is_set():
@@ -451,7 +462,7 @@ class _Runner:
                 thread.join()
 
     def _measure(self, before: list[threading.Thread]) -> None:
-        """Nothing else runs meanwhile."""
+        """Run the loads, while nothing else runs."""
         try:
             for thread in before:
                 thread.join()
@@ -459,7 +470,7 @@ class _Runner:
                 if self._stop.is_set():
                     return
                 self._measuring = f"{load.contestant} {load.kind}, {number} of {len(self._loads)}"
-                a_mate = partial(self._mate, fresh=load.kind == "scale")  # its memory is measured
+                a_mate = partial(self._mate, fresh=load.kind == "scale")  # fresh, because its memory is measured
                 events, mates = play_load(load, a_mate, self._stop)
                 for mate in mates:
                     self._give_back(mate)
@@ -491,7 +502,10 @@ class _Runner:
         return None
 
     def _has_enough(self, cell: Cell) -> bool:
-        """Whether this cell needs no more cycles when the time is over: each gets one that is decided, in so many."""
+        """Return whether this cell needs no further cycle when the time is over.
+
+        Each cell gets one decided cycle, if one of its first few is decided.
+        """
         begun = self._begun[cell]
         return begun > AGAIN or (begun > 0 and (cell in self._settled or self._is_running(cell)))
 
@@ -499,8 +513,11 @@ class _Runner:
         return any(plan.cell == cell for plan in self._running.values())
 
     def _once_more(self, plans: deque[tuple[Column, Plan]], done: Plan) -> list[tuple[Column, Plan]]:
-        """Where this was the last cycle of its cell, and none was decided. Not where one broke off: it would again. Nor
-        is a server stopped once more: the others that saw its fault may still use it."""
+        """Return a further plan if ``done`` was the last cycle of its cell, and none was decided.
+
+        Not if one broke off: it would again. A server is not stopped again either: other cycles that saw its fault may
+        still use it.
+        """
         with self._lock:
             wanted = any(plan.cell == done.cell for _, plan in plans) or self._is_running(done.cell)
             if wanted or done.cell in self._settled or done.scenario.alone or not self._again[done.cell]:
@@ -556,14 +573,14 @@ class _Runner:
         else:
             mate.helper.kill()
 
-    # ---- after it
+    # ---- after the run
 
     def _begin(self, column: Column) -> str:
-        """What all its names begin with."""
+        """Return the beginning of all names of this column."""
         return f"compare-{self._id}-{self.columns.index(column)}-"
 
     def _look_for_leftovers(self) -> None:
-        """O7, of what multilock can list; and whoever knows how sweeps."""
+        """Check O7: look for leftovers of multilock, and let each adapter that can do so sweep."""
         for column in self.columns:
             if column.gone or column.url.startswith("memory:"):
                 continue
@@ -572,7 +589,7 @@ class _Runner:
                     column.leftovers = left
                 elif is_ours(column.url):
                     column.leftovers = self._wait_until_nothing_is_left(column)
-            except Exception as error:  # anybody's
+            except Exception as error:  # the adapter may be anybody's
                 column.gone = f"{type(error).__name__}: {error}"
 
     def _wait_until_nothing_is_left(self, column: Column) -> list[str]:
@@ -586,6 +603,7 @@ class _Runner:
         return sorted({info.name for info in client.inspect_all(self._begin(column))})
 
     def data(self, cycles: int, of_controls: int, ttl: float) -> dict[str, Any]:
+        """Return the content of report.json."""
         for column in self.columns:
             column.leftovers = sorted({*column.leftovers, *self._before.left_behind(column.name)})
         columns = [column.data for column in self.columns]
@@ -620,19 +638,19 @@ class _Runner:
 
 
 def _program() -> str:
-    """Without the folder it is in, which is nobody's concern."""
+    """Return the name of the program without its folder, which must not be published."""
     name = Path(sys.argv[0]).name
     return "multilock" if name == "__main__.py" else name
 
 
 def _redacted(word: str) -> str:
-    """Without the secrets of a URL in it."""
+    """Return a word of the command line without the secrets of a URL in it."""
     found = re.search(r"[a-zA-Z][a-zA-Z0-9+.-]*://", word)
     return word if found is None else word[: found.start()] + redact(word[found.start() :])
 
 
 def _lasts(plan: Plan) -> float:
-    """Seconds, roughly, on a machine that is not busy."""
+    """Return roughly how many seconds a cycle takes on an idle machine."""
     return plan.bound + 3 * plan.ttl + 2.0
 
 
@@ -641,12 +659,12 @@ def _cell_of(header: Event) -> Cell:
 
 
 def _shared_by(plan: Plan) -> int:
-    """So many cycles see one fault of their server."""
+    """Return how many cycles share one fault of their server."""
     return SHARE if plan.scenario.shared else 1
 
 
 def _away(column: Column) -> str:
-    """Why the server of this column does not answer; empty: it does, or we have nothing to ask it with."""
+    """Return why the server of this column does not answer. Empty if it does, or if we cannot ask it."""
     if not is_ours(column.url):
         return ""
     try:

@@ -1,8 +1,8 @@
-"""What goes wrong in a cycle, and how.
+"""The faults of a cycle, and how they are made.
 
-In every cycle A holds, B waits, something happens; then B holds and C waits, and A, if it lives, gives back what it may
-have lost long ago. Faults are made by signals and by proxies of ours. The server is only asked; but
-operators take locks away, end sessions, and stop a server that we were told how to stop.
+In every cycle A holds, B waits, and a fault happens. Then B holds and C waits. If A still lives, it releases what it
+may have lost long ago. Faults are made by signals and by our proxies. The server itself only gets requests, but an
+operator may take a lock away, end a session, or stop a server if the user said how.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Need = Literal["processes", "network", "operator", "loop", "session", "server", 
 When = Literal["acquire", "hold", "release"]
 
 
-FIRST_REPLY = 0.7  # share of cycles in which the first reply is the one that is held back
+FIRST_REPLY = 0.7  # share of cycles in which the first reply is held back
 STOPPED = 1.5  # ttls
-BACK_WITHIN = 60.0  # seconds until a server that was started again answers
-AFTERWARDS = 0.1  # of a ttl: who ran on with what he had lost is seen to
+BACK_WITHIN = 60.0  # seconds until a restarted server must answer
+AFTERWARDS = 0.1  # of a ttl: time in which a holder that continues with a lost lock can be seen
 
 
 class Scene(Protocol):
-    """The cycle, as a scenario sees it. Each wait ends with the first of: it happened, it did not in time."""
+    """A cycle, as a scenario sees it. Each wait ends when the event happens, or when its time is over."""
 
     ttl: float
     bound: float  #: seconds until another can hold what A held
@@ -39,65 +39,83 @@ class Scene(Protocol):
 
     @property
     def net(self) -> Network:
-        """Of A."""
+        """The network of A."""
 
     @property
-    def server(self) -> ServerProcess: ...
+    def server(self) -> ServerProcess:
+        """The server, for faults of servers."""
+
     def server_stopped(self, within: float) -> AbstractContextManager[None]:
-        """The fault begins, for all cycles that share it; the server stands still inside this block."""
+        """Stop the server inside this context. The fault begins for all cycles that share it."""
 
     def is_silent(self) -> bool:
-        """Whether somebody who answered before the cycle does not now. False where we have nothing to ask with."""
+        """Return whether a server that answered before the cycle is silent now. False if we cannot ask it."""
 
-    def dice(self, least: float, most: float) -> float: ...
+    def dice(self, least: float, most: float) -> float:
+        """Return a random number between the two."""
+
     def begin(self) -> None:
-        """The fault begins now."""
+        """Record that the fault begins now."""
 
     def end(self) -> None:
-        """… and ends now."""
+        """Record that the fault ends now."""
 
-    def pass_time(self, seconds: float) -> None: ...
-    def until(self, look: Callable[[], object], within: float) -> bool: ...
-    def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool: ...
-    def until_b_has_it(self) -> None: ...
+    def pass_time(self, seconds: float) -> None:
+        """Wait for so many seconds."""
+
+    def until(self, look: Callable[[], object], within: float) -> bool:
+        """Wait until ``look()`` is true. Returns False if it was not in time."""
+
+    def until_said(self, mate: Mate, what: str, role: str, within: float) -> bool:
+        """Wait for an event of a role. Returns False if it did not come in time."""
+
+    def until_b_has_it(self) -> None:
+        """Wait until B holds the lock."""
+
     def until_a_is_over(self) -> None:
-        """It said that it does not believe in it any more, or never did."""
+        """Wait until A reports that it does not believe in the lock, or never did."""
 
-    def acquire_a(self) -> None: ...
-    def acquire_b(self) -> None: ...
+    def acquire_a(self) -> None:
+        """Let A call acquire()."""
+
+    def acquire_b(self) -> None:
+        """Let B call acquire(), unless it did."""
+
     def take(self) -> bool:
-        """As an operator does."""
+        """Take the lock away, as an operator would. Returns whether somebody had it."""
 
     def end_session(self) -> bool:
-        """… of A."""
+        """End the session of A, as an operator would. Returns whether there was one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``act`` makes the fault, and returns whether it took place. ``when`` A acquires, holds (then B waits), or
-    releases."""
+    """A fault. ``act`` makes it, and returns whether it took place.
+
+    ``when`` says what A does at that time: acquire, hold (B then waits) or release.
+    """
 
     name: str
     says: str
     act: Callable[[Scene], bool]
     when: When = "hold"
     needs: frozenset[Need] = frozenset({"processes"})
-    freezes: bool = False  #: the process of A does not run meanwhile
-    hears: bool = True  #: A can be told that it lost it before anybody else gets it
+    freezes: bool = False  #: whether the process of A does not run meanwhile
+    hears: bool = True  #: whether A can be notified of the loss before somebody else gets the lock
 
     @property
     def alone(self) -> bool:
-        """What it does is felt by all who use the server."""
+        """Whether the fault affects all users of the server."""
         return "server" in self.needs
 
     @property
     def shared(self) -> bool:
-        """… and it may be done to several cycles at once."""
+        """Whether several cycles can share one such fault."""
         return self.act is _stop_server
 
 
 def tells_in_time(scenario: Scenario) -> bool:
-    """Whether A runs, and can be told of a loss before the next holder is in."""
+    """Return whether A runs during the fault, and can be notified of a loss before the next holder has the lock."""
     return scenario.hears and not scenario.freezes and "loop" not in scenario.needs
 
 
@@ -155,7 +173,7 @@ def _partition(scene: Scene) -> bool:
     after = scene.net.traffic()
     scene.end()
     scene.net.heal()
-    return after.up_in > before.up_in  # something was said into it
+    return after.up_in > before.up_in  # A sent something into the partition
 
 
 def _reset(scene: Scene) -> bool:
@@ -188,7 +206,7 @@ def _delay(scene: Scene) -> bool:
 
 
 def _late_answer(scene: Scene) -> bool:
-    """As it runs again it has the lock, by an answer that is older than the lease."""
+    """Pause A while its reply is under way. When it continues, the reply is older than the lease that it grants."""
     before = scene.net.traffic()
     first = scene.dice(0.0, 1.0) < FIRST_REPLY
     slow = 0.075 * scene.ttl
@@ -198,13 +216,13 @@ def _late_answer(scene: Scene) -> bool:
         scene.net.delay(slow, "down")
     scene.acquire_a()
     asked = scene.until(lambda: scene.net.traffic().down_in > before.down_in, 10.0)
-    if not first:  # the one that makes it the holder may be a later one
+    if not first:  # a later reply may be the one that grants the lock
         scene.pass_time(scene.dice(0.0, 1.5) * slow)
     scene.begin()
     scene.a.pause()
     try:
         unanswered = asked and scene.a.said("got", "A") is None
-        scene.net.heal()  # it arrives, and nobody reads it
+        scene.net.heal()  # the reply arrives, but A does not run to read it
         scene.acquire_b()
         scene.until_b_has_it()
     finally:
@@ -215,7 +233,7 @@ def _late_answer(scene: Scene) -> bool:
 
 
 def _lose_a_reply(scene: Scene, request: Callable[[], None], within: float) -> bool:
-    """What is asked is executed, what is answered never arrives."""
+    """Let a request be executed, but lose its reply."""
     before = scene.net.traffic()
     scene.begin()
     scene.net.black_hole("down")

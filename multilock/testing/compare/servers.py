@@ -1,4 +1,4 @@
-"""A server that we were told how to stop: by the id of its process, or the name of its container."""
+"""A server that a comparison may stop: given as the pid of its process, or the name of its container."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ from multilock.testing.compare.keeper import COMMAND_WITHIN, states
 __all__ = ["Given", "ServerFault", "ServerProcess", "answers", "each_of", "given"]
 
 KEEPER = str(Path(__file__).with_name("keeper.py"))
-DOWN_WITHIN = 30.0  # seconds until the fault has happened
+DOWN_WITHIN = 30.0  # seconds within which the fault must have happened
 ENGINES = ("docker", "podman")
-OF_MANY = ("token", "restart_guard")  # options of redlock:// that one of its servers does not have
+OF_MANY = ("token", "restart_guard")  # options of redlock:// that a single server does not have
 
 
 class ServerFault(Exception):
-    """A fault that could not be made, or not be undone."""
+    """A fault that could not be made, or could not be ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """What it is, and what can be done to it. A process is stopped and goes on, and is never killed, since we could not
-    start it again; a container is killed and restarted too."""
+    """A server, and the faults that it can have.
+
+    A process is stopped and continued, but never killed, since we could not start it again. A container can also be
+    killed and restarted.
+    """
 
     pid: int = 0
     container: str = ""
@@ -43,55 +46,56 @@ class ServerProcess:
 
     @property
     def restarts(self) -> bool:
+        """Whether it can be killed and restarted."""
         return bool(self.container)
 
     def __str__(self) -> str:
         return f"container {self.container}" if self.container else f"process {self.pid}"
 
     def check(self) -> None:
-        """Raises ConfigurationError for what is not there, or not ours to stop."""
+        """Raise ConfigurationError if the server does not exist, or if we may not stop it."""
         if self.container:
             said = _engine(self.engine, "inspect", "-f", "{{.State.Running}}", self.container)
             if said != "true":
-                raise ConfigurationError(f"the {self} does not run")
+                raise ConfigurationError(f"the {self} is not running: start it first")
         elif self.pid in _ancestors():
-            raise ConfigurationError(f"the {self} is this command, or one that started it: name that of the server")
+            raise ConfigurationError(f"the {self} is this command, or one that started it: give the pid of the server")
         else:
             try:
                 os.kill(self.pid, 0)
             except (ProcessLookupError, OverflowError):
-                raise ConfigurationError(f"there is no {self}") from None
+                raise ConfigurationError(f"the {self} does not exist") from None
             except PermissionError:
-                raise ConfigurationError(f"the {self} belongs to another user: its signals are not ours") from None
+                raise ConfigurationError(f"the {self} belongs to another user: we may not stop it") from None
 
     @contextlib.contextmanager
     def stopped(self, within: float) -> Iterator[None]:
-        """It stands still inside this block, and for ``within`` seconds at most."""
+        """Stop the server inside this context, for at most ``within`` seconds."""
         order = self._commands(["pause"], ["unpause"]) if self.container else {"pid": self.pid}
         try:
             with _down({**order, "within": within}):
                 if self.pid and sys.platform == "linux" and set(states(self.pid) or "ended") - set("tT"):
-                    raise ServerFault(f"the {self} does not stand still")
+                    raise ServerFault(f"the {self} is not stopped")
                 yield
         finally:
-            if self.pid:  # also where the keeper itself was killed
+            if self.pid:  # needed if the keeper itself was killed
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGCONT)
 
     @contextlib.contextmanager
     def killed(self, within: float) -> Iterator[None]:
-        """It is dead inside this block, and is started again at its end."""
+        """Kill the server. It is started again at the end of this context."""
         with _down({**self._commands(["kill"], ["start"]), "within": within}):
             yield
 
     @contextlib.contextmanager
     def ended(self, within: float) -> Iterator[None]:
-        """It has been ended in order, as for an update, inside this block, and is started again at its end."""
+        """End the server in order, as for an update. It is started again at the end of this context."""
         with _down({**self._commands(["stop", "-t", "10"], ["start"]), "within": within}):
             yield
 
     def started(self) -> str:
-        """What the engine says of its newest start; of a process, which is never started again, nothing."""
+        """Return the engine's record of its newest start. A process is never restarted, and so has none."""
         what = "{{.State.StartedAt}} {{.State.Pid}}"
         return _engine(self.engine, "inspect", "-f", what, self.container) if self.container else ""
 
@@ -100,27 +104,27 @@ class ServerProcess:
 
 
 Given = dict[str, ServerProcess]
-"""By what stood before the ``=``: a URL or the name of a column; "" where nothing did."""
+"""By the text before the ``=``: a URL, the name of a column, or "" if there was none."""
 
 
 def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
-    """What ``--server-pid`` and ``--server-container`` say: ``WHICH=WHAT``, or ``WHAT`` where there is one URL alone.
+    """Return the servers of ``--server-pid`` and ``--server-container``: ``WHICH=WHAT``, or ``WHAT`` for the only URL.
 
-    Raises ConfigurationError for what is misspelled, and for a server that is not there.
+    Raises ConfigurationError for anything misspelled, and for a server that does not exist.
     """
     found: Given = {}
     for option, words in (("--server-pid", pids), ("--server-container", containers)):
         for word in words:
             which, _, what = word.rpartition("=")
             if which in found:
-                raise ConfigurationError(f"{option} {word}: this server was named before")
+                raise ConfigurationError(f"{option} {word}: this server was given before, remove one")
             if option == "--server-pid":
                 if not (what.isascii() and what.isdigit()):
-                    raise ConfigurationError(f"{option} is URL=PID, such as redis=1234, not {word!r}")
+                    raise ConfigurationError(f"write {option} URL=PID, such as redis=1234, not {word!r}")
                 server = ServerProcess(pid=int(what))
             else:
                 if not what or what.startswith("-"):
-                    raise ConfigurationError(f"{option} is URL=NAME, not {word!r}")
+                    raise ConfigurationError(f"write {option} URL=NAME, not {word!r}")
                 server = ServerProcess(container=what, engine=_the_engine())
             server.check()
             found[which] = server
@@ -128,11 +132,11 @@ def given(pids: Sequence[str], containers: Sequence[str]) -> Given:
 
 
 def each_of(url: str) -> list[str]:
-    """A URL for each server that this one names, and it itself: who is asked may tell of others."""
+    """Return this URL, and one for each server in it: a single URL may reach only one of them."""
     parts = urlsplit(url)
     if "," not in parts.netloc:
         return [url]
-    if parts.scheme.startswith("redlock"):  # each has a login of its own
+    if parts.scheme.startswith("redlock"):  # each server has its own user info
         own = [(name, value) for name, value in parse_qsl(parts.query) if name not in OF_MANY]
         scheme = parts.scheme.replace("redlock", "redis")
         parts, hosts = parts._replace(scheme=scheme, query=urlencode(own)), parts.netloc.split(",")
@@ -143,7 +147,7 @@ def each_of(url: str) -> list[str]:
 
 
 def answers(url: str, within: float) -> bool:
-    """Whether this server does. False too for a URL of somebody else's: we have nothing to ask it with."""
+    """Return whether the server of this URL answers. False also if we have no backend for the URL, to ask it with."""
     try:
         with multilock.connect(url, request_timeout=within, outage_timeout=within) as client:
             client.ping()
@@ -159,13 +163,13 @@ def _down(order: dict[str, Any]) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        bufsize=0,  # poll() sees what is unread
-        start_new_session=True,  # ctrl-C is not for it
+        bufsize=0,  # so that poll() sees everything unread
+        start_new_session=True,  # so that Ctrl-C does not reach it
     )
     try:
         said = _hear(keeper, DOWN_WITHIN + (COMMAND_WITHIN if "down" in order else 0.0))
         if said != "down":
-            raise ServerFault(f"the server was not taken down: {said}")
+            raise ServerFault(f"the server could not be taken down: {said}")
         yield
     finally:
         assert keeper.stdin is not None
@@ -176,21 +180,23 @@ def _down(order: dict[str, Any]) -> Iterator[None]:
         keeper.stdout.close()
         keeper.wait()
     if rest.strip() != "up":
-        raise ServerFault(f"the server was not put up again: {rest.strip() or 'its keeper was killed'}")
+        raise ServerFault(f"the server could not be started again: {rest.strip() or 'its keeper was killed'}")
     if early and order["within"]:
-        raise ServerFault("the server was put up again before its time")
+        raise ServerFault("the server was started again too early")
 
 
 def _hear(keeper: subprocess.Popen[bytes], within: float) -> str:
     assert keeper.stdout is not None
     if not _says_something(keeper, within):
-        return f"no word in {within:.0f} s"
+        return f"its keeper printed nothing in {within:.0f} s"
     return keeper.stdout.readline().decode().strip()
 
 
 def _says_something(keeper: subprocess.Popen[bytes], within: float) -> bool:
-    """Or has ended."""
-    poll = select.poll()  # select() takes no descriptor above 1023, and 1,000 contenders leave none below
+    """Return whether the keeper has printed something, or has ended."""
+    poll = (
+        select.poll()
+    )  # select() cannot use descriptors above 1023, and with 1,000 contenders all lower ones are taken
     poll.register(keeper.stdout, select.POLLIN)  # type: ignore[arg-type]
     return bool(poll.poll(within * 1000))
 

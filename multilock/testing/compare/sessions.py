@@ -1,7 +1,7 @@
-"""An operator ends the session that a lock lives in: Consul's and ZooKeeper's sessions, and etcd's leases.
+"""End the session of a lock, as an operator would: a session of Consul or ZooKeeper, or a lease of etcd.
 
-It is asked for by a request of its own, through the client library of the backend: who holds the lock is not told by
-us, only by his server.
+The request goes through the backend's client library, separately from the lock. So the holder of the lock learns of it
+only from the server, not from us.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from multilock.backend import Backend
 __all__ = ["HAVE_SESSIONS", "close_kazoo", "end_session"]
 
 HAVE_SESSIONS = frozenset({"consul", "consuls", "etcd", "etcds", "zookeeper", "zk"})
-"""Schemes."""
+"""The schemes of backends with sessions."""
 
 WITHIN = 5.0
 TRIES = 8
 
 
 def end_session(backend: Backend, session: Any) -> bool:
-    """``session``: the group of a grant. False: there was none to end."""
+    """End a session. ``session`` is the group of a grant. Returns False if it did not exist."""
     its: Any = backend
     match backend.scheme:
         case "consul" | "consuls":
@@ -42,10 +42,10 @@ def end_session(backend: Backend, session: Any) -> bool:
 
 
 def close_kazoo(client: Any, tls: Any = None) -> bool:
-    """The session of this KazooClient, which is then told of it by the server.
+    """End the session of this KazooClient, which learns of it from the server.
 
-    Another connection takes the session over and closes it; but this client may take it back first, on a busy machine.
-    So it is asked for once more: who is given another session then knows that this one has ended.
+    Another connection takes over the session and closes it. On a busy machine this client may take it back first. So we
+    ask for the session once more: if we get another one, the first one has ended.
     """
     if (its := client.client_id) is None:
         return False
@@ -54,12 +54,12 @@ def close_kazoo(client: Any, tls: Any = None) -> bool:
     for tried in range(TRIES):
         number = _close(hosts, its, timeout, tls or {})
         if number is not None and number != its[0]:
-            return tried > 0  # else it had ended before
+            return tried > 0  # at the first try it means that the session had ended before
     return False
 
 
 def _close(hosts: str, its: tuple[int, bytes], timeout: float, tls: Any) -> int | None:
-    """The number of the session that was closed: another one, where ``its`` is no more."""
+    """Return the number of the session that was closed. It is another one if ``its`` does not exist any longer."""
     from kazoo.client import KazooClient
 
     other = KazooClient(hosts, client_id=its, timeout=timeout, **tls)

@@ -1,4 +1,4 @@
-"""A report in few words: the grid of verdicts, and a line for each figure. For a terminal, a design record, a page."""
+"""A report in few words: the grid of verdicts, and a line for each figure. For a terminal, a document or a page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["LEGEND", "Mark", "grid", "headline", "markdown", "notes"]
 LEGEND = "broken/decided, and the worst overlap (negative: apart by so much); ? undecided, – not applicable"
 
 Mark = tuple[str, str]
-"""What a cell says, and whether it is ``kept``, ``broken``, ``undecided`` or (``""``) not there."""
+"""The text of a cell, and its kind: ``kept``, ``broken``, ``undecided``, or ``""`` if it does not exist."""
 
 
 def headline(report: Report) -> str:
-    """One sentence."""
+    """Return the result in one sentence."""
     kind = {0: "nothing was broken", 1: "a promise was broken", 3: "VOID: this run has shown nothing"}
     text = kind.get(report.exit_code, "no server could be reached")
     partial = report.data["partial"]
@@ -31,7 +31,7 @@ def headline(report: Report) -> str:
 
 
 def grid(report: Report) -> tuple[list[str], list[tuple[str, list[Mark]]]]:
-    """The names of the columns, ours first, and for each scenario its marks."""
+    """Return the names of the columns, ours first, and for each scenario its marks."""
     columns = sorted(report.data["columns"], key=lambda column: bool(column["control"]))
     cells = report.cells
     names = [column["name"] for column in columns if any(contestant == column["name"] for contestant, _ in cells)]
@@ -62,10 +62,10 @@ def _seconds(value: float) -> str:
 
 
 def notes(report: Report) -> Iterator[Mark]:
-    """What must be read with the grid, the worst first."""
+    """Yield the notes that belong to the grid, the worst first."""
     for line in report.violations:
         yield line, "broken"
-    for line in report.void:  # a violation stands, whatever else was not shown
+    for line in report.void:  # a violation counts, even if the rest of the run proves nothing
         yield (f"VOID: {line}", "broken") if report.exit_code == VOID else (f"not shown: {line}", "undecided")
     for column in report.data["columns"]:
         if column["gone"] and not column["control"]:
@@ -83,7 +83,7 @@ def notes(report: Report) -> Iterator[Mark]:
 
 
 def _unknown(report: Report) -> Iterator[str]:
-    """Say for each cell that shows ``?`` the reason that most of its cycles have."""
+    """Yield the most frequent reason of each cell that shows ``?``."""
     for cell in report.data["cells"]:
         if not cell["decided"]:
             reasons = Counter("; ".join(each["why"]) for each in cell["not_decided"])
@@ -92,7 +92,7 @@ def _unknown(report: Report) -> Iterator[str]:
 
 
 def servers(report: Report) -> Iterator[tuple[str, str]]:
-    """What each that is no control said of its server, and is asked with."""
+    """Yield the versions of server and client library of each contestant that is not a control."""
     for column in report.data["columns"]:
         its = column.get("versions") or {}
         if its and not column["control"]:
@@ -100,7 +100,7 @@ def servers(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def markdown(report: Report) -> str:
-    """``report.md``: for a design record."""
+    """Return ``report.md``, for a document."""
     names, rows = grid(report)
     its, pieces = report.data["host"], pieces_of(report.data)
     made = f", run in {len(pieces)} pieces" if len(pieces) > 1 else ""

@@ -1,4 +1,4 @@
-"""The figures of a report as rows: of what was lost in faults, and of each load. For a terminal and a design record."""
+"""The figures of a report as rows: losses after faults, and each load. For a terminal and a document."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Table", "aligned", "broken_off", "face_of", "in_markdown", "tables"]
 
 FACES = {"Blocking": "blocking", "Asyncio": "asyncio"}
 NONE = "–"
-BAR = "\\|"  # within a cell of Markdown
+BAR = "\\|"  # a bar inside a cell of Markdown
 
 Row = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One row for each that was measured. ``title`` says what, and the units."""
+    """A table with one row for each measurement. ``title`` names the figures and their units."""
 
     title: str
     head: Row
@@ -29,7 +29,7 @@ class Table:
 
 
 def tables(report: Report) -> Iterator[Table]:
-    """Those that have rows."""
+    """Yield the tables that have rows."""
     names = [column["name"] for column in sorted(report.data["columns"], key=lambda each: bool(each["control"]))]
     loads = sorted(
         (row for row in report.data["loads"] if not row["why"]),
@@ -46,14 +46,14 @@ def tables(report: Report) -> Iterator[Table]:
 
 
 def broken_off(report: Report) -> Iterator[str]:
-    """One line for each load that was not measured to its end: without the traceback, which report.json has."""
+    """Yield one line for each load that ended early. The traceback is only in report.json."""
     for row in report.data["loads"]:
         if row["why"]:
             yield f"{_who(row)}: {row['kind']} broke off: {str(row['why']).strip().splitlines()[-1].strip()}"
 
 
 def aligned(table: Table) -> Iterator[str]:
-    """Its head and its rows, for letters of one width."""
+    """Yield the head and the rows, for a font of fixed width."""
     widths = [max(map(len, column)) for column in zip(table.head, *table.rows, strict=True)]
     for row in (table.head, *table.rows):
         first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -61,7 +61,7 @@ def aligned(table: Table) -> Iterator[str]:
 
 
 def in_markdown(table: Table) -> Iterator[str]:
-    """Its head and its rows."""
+    """Yield the head and the rows in Markdown."""
     yield f"| {' | '.join(table.head)} |"
     yield f"| --- |{' ---: |' * (len(table.head) - 1)}"
     for row in table.rows:
@@ -69,7 +69,7 @@ def in_markdown(table: Table) -> Iterator[str]:
 
 
 def face_of(adapter: str) -> str:
-    """The face of ours, or the name of somebody else's adapter."""
+    """Return the face of our adapter, or the name of another adapter."""
     name = adapter.rpartition(":")[2]
     return FACES.get(name, name)
 
@@ -79,7 +79,7 @@ TOLD = "≤ from the fault until the holder knew, and until the next one held; �
 
 
 def _lost(report: Report) -> Iterator[Row]:
-    """Of each that is no control."""
+    """Yield a row for each contestant that is not a control."""
     for column in report.data["columns"]:
         cells = [cell for cell in report.data["cells"] if cell["contestant"] == column["name"]]
         if column["control"] or not cells:
@@ -150,7 +150,7 @@ def _scale(loads: Sequence[dict[str, Any]]) -> Iterator[Row]:
 
 
 def _who(row: dict[str, Any]) -> str:
-    """With the face, where it is one of ours."""
+    """Return the name of the contestant, with the face if it is ours."""
     name, face = str(row["contestant"]), _face(row)
     return f"{name} {face}" if face in FACES.values() else name
 
@@ -164,6 +164,6 @@ def _of(spread: dict[str, Any]) -> tuple[float, float, float]:
 
 
 def _ms(seconds: float) -> str:
-    """Three digits that count."""
+    """Return milliseconds, with three significant digits."""
     ms = seconds * 1000
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"

@@ -1,4 +1,4 @@
-"""One cycle as it was: what A, B and C believed, what A could prove, and when the fault was."""
+"""A drawing of one cycle: what A, B and C believed, what A could prove, and when the fault was."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from multilock.testing.compare.history import Event, record_of
 __all__ = ["Bar", "Point", "Timeline", "timeline_of"]
 
 EDGE = 0.05  # of a ttl, before the first event and after the last
-TICKS = 12  # at most
+TICKS = 12  # the most ticks
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """``kind``: belief-A, belief-B, belief-C, valid, doubt (it may have believed), fault, overlap (both
-    believed, and a promise was broken), together (… and none was), stall-A, stall-B."""
+    """A span of time. ``kind`` is belief-A, belief-B, belief-C, valid, fault, stall-A or stall-B.
+
+    Or it is doubt (it may have believed), overlap (both believed, and a promise was broken) or together (both believed,
+    but no promise was broken).
+    """
 
     kind: str
     x: str
@@ -30,7 +33,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``kind``: callback, release, kill, asks; of ``who``."""
+    """A moment. ``kind`` is callback, release, kill or asks; ``who`` is the role."""
 
     kind: str
     who: str
@@ -40,19 +43,19 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Places are percentages of its width."""
+    """The drawing. Positions are percentages of its width."""
 
     bars: list[Bar]
     points: list[Point]
     ticks: list[Tick]
-    middle: str  #: where the second one begins to believe
-    fault: str  #: where the fault begins
-    anchor: str  #: of the name of the fault: start, or end where there is no room
+    middle: str  #: the position at which the second one begins to believe
+    fault: str  #: the position at which the fault begins
+    anchor: str  #: of the name of the fault: "start", or "end" if there is too little room
     says: str
 
 
 def timeline_of(cycle: Cycle) -> Timeline:
-    """Of a cycle in which somebody got the lock, or nobody: it may have no bars at all."""
+    """Return the drawing of a cycle. If nobody got the lock, it may have no bars."""
     return _Drawing(cycle).timeline()
 
 
@@ -119,7 +122,7 @@ class _Drawing:
                 yield self._bar(f"doubt-{id}", until, belief.over_by, f"{id} may still have believed")
 
     def _until(self, belief: Belief) -> float:
-        """The last yes; a belief that was given back goes on until then."""
+        """Return the last yes of a belief, or its release if it was released."""
         if belief.over is None and belief.release is not None:
             return max(belief.release, belief.began)
         return max(belief.until, belief.began)

@@ -1,4 +1,4 @@
-"""Several cycles that see a server stopped at the same time: who uses it feels that anyway."""
+"""Several cycles that share one stop of their server: it affects all its users anyway."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from multilock.testing.compare.servers import ServerFault, ServerProcess
 
 __all__ = ["WHEN", "Together"]
 
-WHEN = 0.2, 0.8  # of a ttl: a fault happens so long after A got it
-GATHER_WITHIN = 60.0  # seconds; whoever comes later has missed it
+WHEN = 0.2, 0.8  # of a ttl: the range of the time from A's grant to the fault
+GATHER_WITHIN = 60.0  # seconds; a cycle that comes later has missed the fault
 
 
 class Together:
-    """So many cycles, each of which calls `gather` and then `stopped` once, or only `leave`."""
+    """A group of ``cycles`` cycles. Each calls `gather` and then `stopped` once, or only `leave`."""
 
     def __init__(self, cycles: int, seed: str = "") -> None:
-        self.share = random.Random(seed).uniform(*WHEN)  #: of a ttl: for so long all hold it before
+        self.share = random.Random(seed).uniform(*WHEN)  #: of a ttl: the time from the grants to the fault
         self._expected = cycles
         self._ready = self._here = 0
         self._led = False
@@ -30,7 +30,7 @@ class Together:
         self._changed = threading.Condition()
 
     def gather(self, stop: threading.Event) -> None:
-        """Wait for the others, before anything is held: a lock that nobody renews would be over."""
+        """Wait for the other cycles before anything is held: a lock that is not renewed would expire meanwhile."""
         with self._changed:
             self._ready += 1
             self._changed.notify_all()
@@ -40,11 +40,14 @@ class Together:
     def stopped(
         self, server: ServerProcess, within: float, begin: Callable[[], None], stop: threading.Event
     ) -> Iterator[None]:
-        """The server stands still inside this block; ``begin`` is called right before. The first to come stops it once
-        all are here, and lets it go on at the end of his block; the others are back when it does."""
+        """Stop the server inside this context. ``begin`` is called right before.
+
+        The first cycle stops the server once all are here, and continues it at the end of its context. The contexts of
+        the others end then, too.
+        """
         with self._changed:
             if self._down:
-                raise ServerFault("it came too late for the fault of its server")
+                raise ServerFault("the cycle came too late for the fault of its server")
             self._here += 1
             self._changed.notify_all()
             leads, self._led = not self._led, True
@@ -67,7 +70,7 @@ class Together:
             self._set(down=True, up=True)
 
     def leave(self) -> None:
-        """A cycle has ended, or does not come to its fault."""
+        """Report that a cycle has ended, or does not come to its fault."""
         with self._changed:
             self._expected -= 1
             self._changed.notify_all()

@@ -1,7 +1,8 @@
-"""What a cycle has shown, and what all cycles of a cell have. Events in, verdicts out: nothing here asks anybody.
+"""The verdicts: what one cycle has shown, and what all cycles of a cell have. Events in, verdicts out, without I/O.
 
-A cycle is *kept* only if its fault took place and every belief in it was seen to end before the next began; *broken* by
-what is certain; else *undecided*, or *no fault*. A machine that is too busy therefore has fewer verdicts, not others.
+A cycle is *kept* only if its fault took place, and every belief was seen to end before the next one began. It is
+*broken* only if that is certain. Else it is *undecided*, or *no fault*. So a machine that is too busy has fewer
+verdicts, but not different ones.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from multilock.testing.compare.scenarios import SCENARIOS, tells_in_time
 __all__ = ["Verdict", "cells_of", "judge_cycle"]
 
 ROUNDED = 6  # digits of a second
-UNSEEN = 0.05  # seconds: two standstills so short that a process does not note them, one before each event
-TOLD_WITHIN = (
-    0.25  # seconds for which a process has run since its loss: a callback that has not come by then never does
-)
+UNSEEN = 0.05  # seconds: two stalls that are too short to be noted, one before each event
+# Seconds for which a process has run since its loss: a callback that has not come by then never comes.
+TOLD_WITHIN = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one cycle. Seconds; nan: nothing to be said."""
+    """The verdict of one cycle. Figures are in seconds; nan means that there is none."""
 
     cycle: int
     outcome: str  #: kept, broken, undecided, or no-fault
     why: tuple[str, ...]
-    overlap: float = math.nan  #: for which two believed, negative: the least by which they were apart
-    notice: float = math.nan  #: from the fault until A did not believe any more
-    takeover: float = math.nan  #: … until B did
+    overlap: float = math.nan  #: for how long two believed; negative: how far apart the nearest two were
+    notice: float = math.nan  #: from the fault until A stopped believing
+    takeover: float = math.nan  #: from the fault until B believed
     margin: float = math.nan  #: from A's callback until B believed
     tokens: tuple[int, ...] = ()
-    regressions: int = 0  #: of them
-    writes: int = 0  #: with a token, that were taken
-    refused: int = 0  #: … and that were not, for a greater token had been there
+    regressions: int = 0  #: how many of the tokens were not greater than the one before
+    writes: int = 0  #: accepted writes with a token
+    refused: int = 0  #: writes with a token that were refused, because a greater token was there before
 
     @property
     def decided(self) -> bool:
+        """Whether the cycle was kept or broken."""
         return self.outcome in DECIDED
 
 
 @dataclass
 class _Cycle:
-    """Its events, sorted out."""
+    """The events of a cycle, sorted."""
 
     events: list[Event]
     header: Event = field(init=False)
@@ -74,11 +75,11 @@ class _Cycle:
         return [event for event in self.events if event["what"] == "wrote"]
 
     def when(self, what: str, role: str) -> float | None:
-        """It said so first."""
+        """Return when a role reported this first, or None."""
         return next((event["at"] for event in self.events if event["what"] == what and event["id"] == role), None)
 
     def spans(self, pid: int) -> list[tuple[float, float]]:
-        """When a fault kept this process from running."""
+        """Return when a fault kept this process from running."""
         scenario = SCENARIOS[self.header["scenario"]]
         if not scenario.freezes:
             return []
@@ -90,7 +91,7 @@ class _Cycle:
 
 
 def judge_cycle(events: list[Event]) -> Verdict:
-    """The events of one cycle, as the history has them."""
+    """Return the verdict of one cycle, from its events in the history."""
     cycle = _Cycle(events)
     number = cycle.header["cycle"]
     scenario = SCENARIOS[cycle.header["scenario"]]
@@ -101,7 +102,7 @@ def judge_cycle(events: list[Event]) -> Verdict:
     if not scenario.hears:
         broken += _deaf(cycle)
     overlap = max((apart.overlap for apart, _ in pairs if not math.isnan(apart.overlap)), default=math.nan)
-    lost = a is None or a.release is None or a.over is not None  # else A kept it, and gave it back
+    lost = a is None or a.release is None or a.over is not None  # else A kept the lock until its release
     at = cycle.faults[0]["at"] if cycle.faults else math.nan
     figures: dict[str, Any] = {
         "overlap": overlap,
@@ -135,8 +136,11 @@ def _since(at: float, then: float | None) -> float:
 
 
 def _apart(cycle: _Cycle, *, operator: bool) -> Iterator[tuple[Apart, str]]:
-    """Each two that held it, one after the other. After an operator's act `_deaf` judges: nobody is promised anything
-    else, and on a slow network it may have met B too."""
+    """Yield the judgement of each two holders, one after the other.
+
+    After an operator's act only `_deaf` judges: nothing else is promised then, and on a slow network the act may have
+    met B too.
+    """
     for one, other in () if operator else combinations(cycle.beliefs, 2):
         yield (
             judge(
@@ -157,8 +161,11 @@ def _overlaps(pairs: Iterable[tuple[Apart, str]]) -> Iterator[str]:
 
 
 def _deaf(cycle: _Cycle) -> Iterator[str]:
-    """Exclusion after an operator's act is not promised until the holder has heard of it: but by its next renewal, or
-    the end of its lease, it has."""
+    """Yield a violation if the holder believed for too long after an operator's act.
+
+    Until the holder is notified of the act, exclusion is not promised. It must have been notified by its next renewal,
+    or by the end of its lease.
+    """
     a = cycle.record.beliefs.get("A")
     if a is not None and cycle.faults:
         late = a.until - cycle.faults[0]["until"] - cycle.header["bound"]
@@ -167,7 +174,7 @@ def _deaf(cycle: _Cycle) -> Iterator[str]:
 
 
 def _others(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
-    """What else is promised: of tokens and of callbacks."""
+    """Yield violations of the other promises: those of tokens and of callbacks."""
     yield from _regressions(cycle)
     values = Counter(event["value"] for event in cycle.writes if event["taken"])
     for value in (value for value, times in values.items() if times > 1):
@@ -191,7 +198,7 @@ def _regressions(cycle: _Cycle) -> Iterator[str]:
 
 
 def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
-    """By how much a callback came after the next holder, and whether the machine may be to blame."""
+    """Return how late a callback came after the next holder, and whether a busy machine may be the reason."""
     following = [other for other in cycle.beliefs if other.began > belief.began]
     if not (belief.losses and following and belief.confirmed):
         return None
@@ -199,15 +206,17 @@ def _told_late(cycle: _Cycle, belief: Belief) -> tuple[float, bool] | None:
     late = told - following[0].began
     if late <= 0:
         return None
-    since = min(belief.until, following[0].began) - cycle.header["ttl"]  # a busy machine shows itself in that time
+    since = min(belief.until, following[0].began) - cycle.header["ttl"]  # a busy machine would show in this time
     stood_still = any(end > since and start < told for start, end in cycle.record.stalls[belief.pid])
     return late, late <= UNSEEN or stood_still
 
 
 def _untold(cycle: _Cycle, belief: Belief) -> bool | None:
-    """Whether it was certainly lost and, though there was time for it, no callback came. None: one is missing, and
-    there was no time: its process did not run, or it was given back at once, and what is given back need not be told
-    of."""
+    """Return whether a lease was certainly lost without a callback, although there was time for it.
+
+    Returns None if a callback is missing, but the time was too short: the process did not run, or released at once. A
+    loss that is discovered at a release need not have a callback.
+    """
     lost_at = belief.over_by
     if belief.losses or not belief.confirmed or lost_at is None or cycle.when("listens", belief.id) is None:
         return False
@@ -228,7 +237,7 @@ def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
             yield f"the process of {belief.id} did not run as its callback was due"
         if _untold(cycle, belief) is None:
             yield f"{belief.id} lost it and was not told, but had too little time to be"
-        if belief.id != "A" and belief.over is not None:  # A took it away, or its server or this machine stood still
+        if belief.id != "A" and belief.over is not None:  # A took it away, or the server or the machine stood still
             yield f"{belief.id} lost it after {belief.over - belief.began:.3f} s, and no fault was meant for it"
 
 
@@ -236,7 +245,7 @@ def _unclear(cycle: _Cycle, *, told_before: bool) -> Iterator[str]:
 
 
 def cells_of(verdicts: Iterable[tuple[Event, Verdict]]) -> list[dict[str, Any]]:
-    """The cells of the grid, from the headers of all cycles and what became of them."""
+    """Return the cells of the grid, from the headers of all cycles and their verdicts."""
     cells: dict[tuple[str, str], list[tuple[Event, Verdict]]] = defaultdict(list)
     for header, verdict in verdicts:
         cells[header["contestant"], header["scenario"]].append((header, verdict))
@@ -280,7 +289,7 @@ OUTCOMES = (*DECIDED, "undecided", "no-fault")
 
 
 def _spread(values: Iterable[float]) -> dict[str, float | int | None] | None:
-    """In units of the ttl. No mean: nobody waits for the mean."""
+    """Return the distribution, in units of the ttl. A mean is left out, because no user waits for the mean."""
     known = sorted(value for value in values if not math.isnan(value))
     if not known:
         return None

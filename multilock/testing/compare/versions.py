@@ -1,4 +1,4 @@
-"""What the servers of a comparison say they are, and which libraries ask them. Nothing depends on it."""
+"""The versions of the servers and client libraries of a comparison, for information only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["versions_of"]
 
 
 def versions_of(client: multilock.Client, within: float) -> dict[str, str]:
-    """For the report, whatever is known."""
+    """Return the versions that are known, for the report."""
     backend = client._kernel.backend
     found = {"server": server} if (server := _server(backend, within)) else {}
     return found | _library(backend.scheme)
@@ -30,10 +30,10 @@ def _library(scheme: str) -> dict[str, str]:
 
 
 def _server(backend: Backend, within: float) -> str:
-    """Each that the URL names, where they differ. Empty: it has none, or does not tell this user."""
+    """Return the versions of the servers of a URL. Empty if there is none, or if this user may not see it."""
     try:
         return ", ".join(dict.fromkeys(_told(backend, within)))
-    except Exception:  # a backend of somebody else's, a user without the right: it is for the reader's eye
+    except Exception:  # somebody else's backend, or a user without the permission: it is only information
         return ""
 
 

@@ -1,27 +1,27 @@
-"""A process of a comparison: it holds and waits as it is told, and writes down what it believes.
+"""A process of a comparison: it holds and waits as ordered, and records what it believes.
 
-Orders come as one JSON object a line. Everything it says is a line of `multilock.testing.beliefs.witness`, where the id
-of a lease is the role that holds it, or one of::
+Each order is one JSON object in a line. Each line that it writes is one of `multilock.testing.beliefs.witness`, where
+the id of a lease is the role that holds it, or one of these::
 
     ready                        it takes orders
     opened TIME ROLE             its client is open
     asking TIME ROLE NAME        acquire() is called
-    ttl ID SECONDS               … and this was granted
-    valid ID UNTIL               it says that it is valid until then, if nothing else happens
-    listens TIME ID              it was asked to call when it is lost
-    refused TIME ROLE WHY        it came to nothing
-    blocked FROM TO              its event loop did nothing else
+    ttl ID SECONDS               the ttl that was granted
+    valid ID UNTIL               the lease is valid until then, if nothing else happens
+    listens TIME ID              a callback for its loss was registered
+    refused TIME ROLE WHY        acquire() did not get the lock
+    blocked FROM TO              its event loop was blocked
     raised TIME ROLE WHY         release() raised an exception
-    wrote TIME ID TOKEN VALUE TAKEN          to what the lock guards: taken (1), or it had seen a greater token (0)
-    holds TIME ROLE N THREADS BYTES          of the client, and for each of N locks
+    wrote TIME ID TOKEN VALUE TAKEN          a write to the ledger: accepted (1), or it had seen a greater token (0)
+    holds TIME ROLE N THREADS BYTES          the threads of the client, and the bytes for each of N locks
     kept TIME ROLE N SECONDS CPU             N of them still held after so long; CPU: seconds, beyond those at rest
     ended TIME ROLE YES          the server was asked to end its session, and did (1 or 0)
     closed TIME ROLE             its client is closed
-    grant TIME WHO ASKED UNTIL HELD TOKEN    got at TIME, given back at UNTIL, when it was (HELD) still believed in
-    served TIME WHO ASKED UNTIL HELD TOKEN   … the same, after the time that is measured: nobody asked any more
+    grant TIME WHO ASKED UNTIL HELD TOKEN    acquired at TIME, released at UNTIL, and (HELD) believed until then
+    served TIME WHO ASKED UNTIL HELD TOKEN   the same after the measured time, when no new acquire() begins
     unserved TIME WHO ASKED                  waited in vain until TIME, long after that
     spent TIME ROLE ACQUIRE RELEASE PING     seconds of each; PING may be "-"
-    done TIME ROLE               its contention, or its cost, has been measured
+    done TIME ROLE               its contention or its cost has been measured
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from multilock.testing.compare.contestants import Holding, Place, load
 
 __all__ = ["work"]
 
-ASK_EVERY = 0.005  # seconds between two questions whether it is still held
-NOTE_EVERY = 0.05  # … and between two lines that say so
-RENEWED = 0.005  # seconds by which the end of its validity moved
+ASK_EVERY = 0.005  # seconds between two checks whether the lock is still held
+NOTE_EVERY = 0.05  # seconds between two lines about a lock that is still held
+RENEWED = 0.005  # seconds; if the end of the validity moves by more, it is noted
 OPEN_WITHIN = 10.0
-PULSE = 0.01  # … between two looks whether this process runs; there are many of them
-AT_REST = 1.0  # seconds for which it is seen what a process without locks costs
+PULSE = 0.01  # seconds between two checks whether this process runs; there are many such processes
+AT_REST = 1.0  # seconds for which the CPU time of a process without locks is measured
 TEXT = 300
 
 
 def work() -> None:
-    """Do what is ordered until nobody orders any more. Then this process ends at once, whatever hangs in it."""
-    sys.stdout = sys.stderr  # what a lock library prints is no line of ours
+    """Follow orders until their end. Then this process ends at once, even if something in it hangs."""
+    sys.stdout = sys.stderr  # the output of a lock library must not be mixed with our lines
     watch_pulse(PULSE)
     roles: dict[str, _Role] = {}
     note("ready")
@@ -97,23 +97,23 @@ def work() -> None:
 
 @dataclass
 class _Role:
-    """One contender: a client of its own, and one lock."""
+    """One contender: its own client, and one lock."""
 
     role: str
     adapter: str
     url: str
     ttl: float
     name: str
-    ledger: str = ""  #: where what the lock guards is written; none in a measurement
+    ledger: str = ""  #: the address of the ledger; empty in a measurement
     do: str = ""
     place: Place | None = None
     release_now: threading.Event = field(default_factory=threading.Event)
     _last: threading.Thread | None = None
     closed: bool = False
-    _threads: int = 0  #: before its client was opened
+    _threads: int = 0  #: how many threads there were before its client was opened
 
     def start(self, what: Any, *arguments: Any) -> None:
-        """One thing after another."""
+        """Call ``what`` on a thread, after the call before it has ended."""
         before = self._last
 
         def run() -> None:
@@ -128,13 +128,15 @@ class _Role:
         self._last.start()
 
     def open(self) -> None:
+        """Open the client, and acquire once, so that its connections are made."""
         self._threads = threads_now()
         self.place = load(self.adapter).open(self.url, self.ttl)
-        if warm := self.place.lock(f"{self.name}-{self.role}").acquire(OPEN_WITHIN):  # its connections are made
+        if warm := self.place.lock(f"{self.name}-{self.role}").acquire(OPEN_WITHIN):
             warm.release()
         note("opened", now(), self.role)
 
     def block(self, seconds: float) -> None:
+        """Block the event loop of the client."""
         on_loop = getattr(self.place, "on_loop", None)
         if on_loop is None:
             raise TypeError("it has no loop that could be blocked")
@@ -147,13 +149,15 @@ class _Role:
         on_loop(wait)
 
     def end_session(self) -> None:
+        """Ask the server to end the session of the client."""
         try:
-            ended = bool(self.place.end_session())  # type: ignore[union-attr]  # who says has_sessions has it
+            ended = bool(self.place.end_session())  # type: ignore[union-attr]  # present if has_sessions is
             note("ended", now(), self.role, int(ended))
         except Exception as error:
             note("wrong", self.role, json.dumps(_told(error)))
 
     def acquire(self, timeout: float) -> None:
+        """Acquire the lock, hold it until the order to release, and record everything."""
         assert self.place is not None, "it could not be opened"
         lock = self.place.lock(self.name)
         note("asking", now(), self.role, self.name)
@@ -183,7 +187,7 @@ class _Role:
         self._hold(holding, yes, began, valid)
         self.release_now.wait()
         if account is not None:
-            account.write()  # as one does whose request was under way: nobody asked whether it is still held
+            account.write()  # like a request that was under way: nothing checked whether the lock is still held
             account.close()
         note("release", now(), self.role)
         try:
@@ -194,7 +198,7 @@ class _Role:
         note("released", now(), self.role, int(ours))
 
     def contend(self, seconds: float, threads: int, hold: float, patience: float) -> None:
-        """So many contenders of one client, for so long; who waits then still does so for ``patience`` seconds."""
+        """Let ``threads`` contenders share the client for so long. Waiters then wait for ``patience`` seconds more."""
         until = now() + seconds
         crew = [
             threading.Thread(target=self._contend, args=(f"{self.role}.{number}", until, hold, patience), daemon=True)
@@ -226,7 +230,7 @@ class _Role:
             note("refused", now(), who, json.dumps(f"{type(error).__name__}: {error}"[:TEXT]))
 
     def spend(self, seconds: float, most: int) -> None:
-        """Acquire and release a free lock, and ping in between."""
+        """Acquire and release a free lock again and again, with a ping in between."""
         assert self.place is not None
         lock, ping = self.place.lock(self.name), getattr(self.place, "ping", None)
         until = now() + seconds
@@ -236,7 +240,7 @@ class _Role:
             holding = lock.acquire(OPEN_WITHIN)
             between = now()
             if holding is None:
-                raise TimeoutError("a free lock was not given")
+                raise TimeoutError("a free lock was not granted")
             holding.release()
             after = now()
             if ping is not None:
@@ -246,7 +250,7 @@ class _Role:
         note("done", now(), self.role)
 
     def hold_many(self, locks: int, seconds: float) -> None:
-        """So many locks of one client, until they are to be given back."""
+        """Hold so many locks with one client for so many seconds."""
         assert self.place is not None
         spent = time.process_time()
         time.sleep(AT_REST)
@@ -256,7 +260,7 @@ class _Role:
         for number in range(locks):
             holding = self.place.lock(f"{self.name}-{number}").acquire(OPEN_WITHIN)
             if holding is None:
-                raise TimeoutError("a free lock was not given")
+                raise TimeoutError("a free lock was not granted")
             held.append(holding)
         each = (memory_now() - before) / locks
         note("holds", now(), self.role, locks, threads_now() - self._threads, each)
@@ -270,13 +274,13 @@ class _Role:
         note("done", now(), self.role)
 
     def _tell_loss(self) -> None:
-        if self.closed:  # the next cycle may have begun, and has a role of this name
+        if self.closed:  # the next cycle may have begun, which has a role of the same name
             return
         at = now()
         note("lost", at, self.role, "lost", at)
 
     def _note_validity(self, holding: Holding, before: float) -> float:
-        """Where the holding has a word for it. It is for the eye: no verdict depends on it."""
+        """Record how long the lease is valid, if the adapter can say it. It is information only, not for verdicts."""
         remaining = getattr(holding, "remaining", None)
         if remaining is None or (left := float(remaining())) <= 0:
             return before
@@ -286,11 +290,14 @@ class _Role:
         return valid
 
     def _hold(self, holding: Holding, yes: bool, asked: float, valid: float) -> None:
-        """Until it is believed in no more, or is to be given back. The last yes before a pause or an end is noted;
-        ``yes`` is what it said when it was ``asked`` first, since when this process may have stood still."""
+        """Check the lock until it is not believed any longer, or must be released.
+
+        The last yes before a pause or the end is recorded. ``yes`` is the answer of the first check, at ``asked``;
+        since then this process may have been frozen.
+        """
         noted = last = asked
         while yes and not self.release_now.is_set():
-            time.sleep(ASK_EVERY)  # a third of what it costs to wait for an event
+            time.sleep(ASK_EVERY)  # costs a third of waiting for an event
             if self.release_now.is_set():
                 break
             asked = now()
@@ -319,6 +326,7 @@ class _Role:
         return said
 
     def close(self) -> None:
+        """Close the client."""
         if self.place is not None:
             self.place.close()
         self.closed = True
@@ -326,7 +334,7 @@ class _Role:
 
 
 def _told(error: Exception) -> str:
-    """Where it came from and what it is, without the folders of this machine: reports are shared."""
+    """Return where an error comes from and what it is, without the folders of this machine: reports are shared."""
     trace = traceback.TracebackException.from_exception(error, limit=-3)
     for frame in trace.stack:
         frame.filename = Path(frame.filename).name
@@ -334,7 +342,7 @@ def _told(error: Exception) -> str:
 
 
 def hog(seconds: float) -> None:
-    """C code that waits for the next order, and does not give up the GIL for it."""
+    """Wait for the next order in C code that keeps the GIL."""
     ctypes.PyDLL(None).poll(ctypes.byref(_PollFd(0, select.POLLIN, 0)), 1, int(seconds * 1000))
 
 
@@ -343,7 +351,7 @@ class _PollFd(ctypes.Structure):
 
 
 def threads_now() -> int:
-    """Also those of libraries that are not Python's."""
+    """Return the number of threads, including those of C libraries."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -351,7 +359,7 @@ def threads_now() -> int:
 
 
 def memory_now() -> int:
-    """Bytes in memory, without what nobody refers to."""
+    """Return the bytes in memory, without garbage."""
     gc.collect()
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -360,7 +368,7 @@ def memory_now() -> int:
 
 
 class _Work:
-    """What is done under a lock: a counter is read once, and written with the token, at first and at last."""
+    """The work done under a lock: a counter is read once, then written with the token, at the start and at the end."""
 
     def __init__(self, ledger: str, name: str, role: str, token: int) -> None:
         self._account = Account(ledger)
@@ -368,11 +376,13 @@ class _Work:
         self._seen = self._account.read(name, token)
 
     def write(self) -> None:
-        value = 0 if self._seen is None else self._seen + 1  # None: a later holder was there already
+        """Write the counter."""
+        value = 0 if self._seen is None else self._seen + 1  # None means that a later holder has been there
         taken = bool(value) and self._account.write(self._name, self._token, value) is not None
         note("wrote", now(), self._role, self._token, value, int(taken))
         if taken:
             self._seen = value
 
     def close(self) -> None:
+        """Close the connection to the ledger."""
         self._account.close()

@@ -1,13 +1,13 @@
-"""The pytest plugin: one test, run on every backend that is named, and what came of it beside each other.
+"""The pytest plugin: run a test on every given backend, and show the results side by side.
 
     pytest --multilock-url redis://localhost:6379/0 --multilock-url sqlite:////var/tmp/locks.db --multilock-compare
 
-All locks of a run have a prefix of their own, so that tests never meet what else uses the servers. Without the option
-the ini value ``multilock_urls`` (one URL a line) counts, and without that ``memory://``.
+All locks of a run have their own prefix, so that tests never affect anything else on the servers. Without the option
+the ini value ``multilock_urls`` (one URL a line) is used, and without that ``memory://``.
 
 The fixtures ``redis_container``, ``etcd_container``, ``zookeeper_container`` and ``consul_container`` are servers in
-Docker (`multilock.testing.containers`), each started when a test first asks for it and shared by all tests of the run:
-use names of your own. Where none can be started they raise `ContainerError`.
+Docker (`multilock.testing.containers`). Each is started when a test first asks for it, and shared by all tests of the
+run, so use your own names for locks. If none can be started, they raise `ContainerError`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ __all__ = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add our options."""
     group = parser.getgroup("multilock")
     group.addoption(
         "--multilock-url",
@@ -61,31 +62,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="URL",
         dest="multilock_urls",
-        help="run what uses multilock_url, multilock_client or multilock_async_client on this backend (repeatable)",
+        help="run tests with multilock_url, multilock_client or multilock_async_client on this backend (repeatable)",
     )
     group.addoption(
         "--multilock-compare",
         action="store_true",
-        help="end with a matrix: what each test did on each backend, and where they differ",
+        help="show a matrix at the end: the result of each test on each backend, and the differences",
     )
     group.addoption(
         "--multilock-report",
         metavar="DIR",
-        help="write that matrix as matrix.json and matrix.html into this folder",
+        help="write this matrix as matrix.json and matrix.html into DIR",
     )
     group.addoption(
         "--multilock-missing",
         choices=["fail", "skip"],
         default="fail",
-        help="what becomes of the tests of a backend that does not answer (default: fail)",
+        help="fail or skip the tests of a backend that does not answer (default: fail)",
     )
     parser.addini("multilock_urls", "URLs of the backends to test on, one a line", type="linelist", default=[])
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Read the URLs, and register the mark and the results."""
     config.addinivalue_line(
         "markers",
-        'multilock(requires={"fencing"}): run it on the backends that have these capabilities, and skip it on others',
+        'multilock(requires={"fencing"}): run this test on backends with these capabilities, skip it on others',
     )
     urls = config.getoption("multilock_urls") or config.getini("multilock_urls")
     _check(urls)
@@ -99,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _check(urls: list[str]) -> None:
-    """Of what is wrong in a URL as much as can be told without its client library. Raises UsageError."""
+    """Check the URLs as far as that is possible without a client library. Raises UsageError."""
     if urls:
         from multilock import ConfigurationError
         from multilock.config import resolve
@@ -112,14 +114,15 @@ def _check(urls: list[str]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    wanted(metafunc.definition)  # what is misspelled in a mark is said before anything runs
+    """Run a test with ``multilock_url`` once for each backend."""
+    wanted(metafunc.definition)  # reports a wrong mark before any test runs
     if "multilock_url" in metafunc.fixturenames and "multilock_url" not in _parametrized_by(metafunc.definition):
         sites = metafunc.config.stash[SITES].all
         metafunc.parametrize("multilock_url", sites, ids=[site.label for site in sites], indirect=True)
 
 
 def _parametrized_by(test: pytest.Item) -> set[str]:
-    """The arguments that the test itself gives values."""
+    """Return the arguments to which the test itself gives values."""
     named: set[str] = set()
     for mark in test.iter_markers("parametrize"):
         names = mark.args[0] if mark.args else mark.kwargs["argnames"]
@@ -129,13 +132,13 @@ def _parametrized_by(test: pytest.Item) -> set[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that asked for ``multilock_believers`` is judged before it counts as passed."""
+    """Judge a test that uses ``multilock_believers`` before it counts as passed."""
     try:
         result = yield
     except BaseException:
         if (believers := item.stash.get(BELIEVERS, None)) and (broken := believers.judge().broken):
             item.add_report_section("call", "multilock", "\n".join(broken))
-            del item.stash[BELIEVERS]  # it is told
+            del item.stash[BELIEVERS]  # reported now
         raise
     if (believers := item.stash.get(BELIEVERS, None)) is not None:
         _judge(believers, item)
@@ -145,11 +148,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _judge(believers: Believers, item: pytest.Item) -> None:
     verdict = believers.judge()
     if verdict.broken:
-        del item.stash[BELIEVERS]  # it is told
+        del item.stash[BELIEVERS]  # reported now
         pytest.fail("; ".join(verdict.broken), pytrace=False)
     if not verdict.beliefs:
         pytest.fail(
-            "multilock_believers saw nobody hold a lock: use multilock_client, or watch(client) in every process that "
+            "multilock_believers did not see a held lock: use multilock_client, or watch(client) in every process that "
             "holds one",
             pytrace=False,
         )
@@ -159,7 +162,7 @@ def _judge(believers: Believers, item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """What the test left paused goes on: who waits for its end would wait for ever."""
+    """Let frozen processes continue: otherwise a fixture that waits for their end would wait forever."""
     if (pausing := sys.modules.get("multilock.testing.pausing")) is not None:
         pausing.resume_all()
 
@@ -168,7 +171,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The report carries on which backend the test ran, also from an xdist worker."""
+    """Add to the report on which backend the test ran. An xdist worker sends that with the report."""
     report = yield
     site, why = item.stash.get(SITE, (None, ""))
     if site is None and (callspec := getattr(item, "callspec", None)) is not None:
@@ -182,9 +185,9 @@ def pytest_runtest_makereport(
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """In one line."""
+    """Return the reason in one line."""
     told: Any = report.longrepr
-    if isinstance(told, tuple):  # of a skip: where, and why
+    if isinstance(told, tuple):  # a skipped test: place and reason
         text = str(told[2]).removeprefix("Skipped: ")
     else:
         crash = getattr(told, "reprcrash", None)

@@ -1,4 +1,4 @@
-"""The fixtures."""
+"""The fixtures of the plugin."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
     "zookeeper_container",
 ]
 
-# Of a test.
-SITE = pytest.StashKey[tuple[Site, str]]()  # where it runs, and why it does not: "lacks", "away" or ""
+# Stored with each test.
+SITE = pytest.StashKey[tuple[Site, str]]()  # the backend, and why the test does not run there: "lacks", "away" or ""
 BELIEVERS = pytest.StashKey["Believers"]()
 _NETWORK = pytest.StashKey["Network"]()
 _CLIENTS = pytest.StashKey["list[Client | AsyncClient]"]()
@@ -40,15 +40,16 @@ _CLIENTS = pytest.StashKey["list[Client | AsyncClient]"]()
 
 @pytest.fixture
 def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of the backend this run of the test is for, with a prefix of this test run and xdist worker: its locks
-    meet nobody else's. A URL that names a prefix keeps it, and ``memory://`` needs none.
+    """The URL of the backend for which the test runs now, with a prefix of this test run and xdist worker.
 
-    A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that asks for its
-    fixtures with ``request.getfixturevalue``.
+    So its locks are its own. A URL that has a prefix keeps it, and ``memory://`` needs none.
+
+    A test that pytest cannot repeat runs on the first URL: one of ``unittest.TestCase``, or one that gets its fixtures
+    with ``request.getfixturevalue``.
     """
     sites = request.config.stash[SITES]
     site = getattr(request, "param", sites.all[0])
-    if not isinstance(site, Site):  # the test's own, by indirect parametrization
+    if not isinstance(site, Site):  # given by the test itself, with indirect parametrization
         site = Site(-1, "", str(site))
     url = _place(site, sites, request.node)
     if "multilock_faults" not in request.fixturenames:
@@ -66,7 +67,7 @@ def multilock_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _place(site: Site, sites: Sites, test: pytest.Item) -> str:
-    """Its URL, if the test can run there; else skips it, or fails at once."""
+    """Return the URL if the test can run there; else skip the test, or fail at once."""
     from multilock import MultilockError
 
     test.stash[SITE] = site, ""
@@ -85,16 +86,16 @@ def _place(site: Site, sites: Sites, test: pytest.Item) -> str:
         pytest.skip(f"{site.shown} lacks {', '.join(lacking)}")
     if away:
         test.stash[SITE] = site, AWAY
-        said = f"{site.shown} does not answer: {away}"
+        said = f"{site.shown} does not answer ({away})"
         if test.config.getoption("multilock_missing") == "skip":
             pytest.skip(said)
-        remedy = "Start this server, correct --multilock-url, or go on without it by --multilock-missing=skip."
+        remedy = "Start this server, correct --multilock-url, or skip its tests with --multilock-missing=skip."
         pytest.fail(f"{said}\n{remedy}", pytrace=False)
     return site.with_prefix(sites.prefix)
 
 
 def wanted(test: pytest.Item) -> frozenset[str]:
-    """The capabilities that the marks of a test name. Raises CollectError for one that is not known."""
+    """Return the capabilities that the marks of a test name. Raises CollectError for an unknown one."""
     from multilock import ConfigurationError
     from multilock.config import resolve
 
@@ -109,27 +110,27 @@ def wanted(test: pytest.Item) -> frozenset[str]:
         except (ConfigurationError, TypeError) as error:
             wrong = str(error)
         if wrong:
-            raise pytest.Collector.CollectError(f"{test.name}: the mark multilock: {wrong}")
+            raise pytest.Collector.CollectError(f"{test.name} has a wrong mark multilock: {wrong}")
     return names
 
 
 @pytest.fixture
 def multilock_client(request: pytest.FixtureRequest, multilock_url: str) -> Iterator[Client]:
-    """A blocking client of that backend; closed after the test, and so is every lease it still holds."""
+    """A blocking client of that backend. After the test it is closed, with every lease it still holds."""
     import multilock
 
     with multilock.connect(multilock_url) as client:
         _watch(request, client)
         yield client
-        _heal(request)  # to give everything back it must reach its server
+        _heal(request)  # closing must reach the server
 
 
 @pytest.fixture
 def multilock_async_client(request: pytest.FixtureRequest, multilock_url: str) -> Iterator[AsyncClient]:
-    """An asyncio client of that backend, for the loop that uses it first; closed after the test.
+    """An asyncio client of that backend, for the loop that uses it first. It is closed after the test.
 
-    It is made without I/O and so works under every asyncio plugin. Where the test's loop has ended before it closed
-    the client itself, what it still holds is given back without one, and no callback hears of it.
+    It is made without I/O, and so works under every asyncio plugin. If the test's loop ends before the test closes the
+    client, its leases are released without a loop, and their callbacks are not called.
     """
     import multilock
     from multilock.aio.face import LoopFace
@@ -143,24 +144,24 @@ def multilock_async_client(request: pytest.FixtureRequest, multilock_url: str) -
     loop = kernel.face.its_loop()
     if loop is None or loop.is_closed() or loop.is_running():
         kernel.end.close()
-    else:  # nothing else would run the callbacks that close() waits for
+    else:  # close() waits for callbacks, which only this loop can run
         loop.run_until_complete(client.close())
 
 
 @pytest.fixture
 def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Network:
-    """The network between this test and its backend, to be broken: ``cut()``, ``black_hole()``, ``delay(seconds)``,
+    """The network between this test and its backend, for faults: ``cut()``, ``black_hole()``, ``delay(seconds)``,
     ``drop_reply_after(requests)``, ``heal()``.
 
-    ``multilock_url`` and the clients lead through it, whatever number of hosts the URL names. It is healed at the end
-    of the test. Where there is no network (``memory://``, ``sqlite://``, ``unix://``) or a proxy would be passed by
-    (Sentinel, Cluster) the test is skipped.
+    ``multilock_url`` and the clients lead through it, for any number of hosts in the URL. It is healed at the end of
+    the test. The test is skipped if the backend uses no network (``memory://``, ``sqlite://``, ``unix://``), or if
+    clients would bypass a proxy (Sentinel, Cluster).
     """
     network: Network | None = request.node.stash.get(_NETWORK, None)
     if network is None:
         pytest.fail(
-            "multilock_faults came too late: name it among the arguments of the test or of a fixture, beside a "
-            "multilock_url that is its own fixture or an indirect parameter",
+            "multilock_faults was set up after multilock_url: name it among the arguments of the test or of a fixture. "
+            "multilock_url must be its own fixture or an indirect parameter",
             pytrace=False,
         )
     return network
@@ -168,11 +169,11 @@ def multilock_faults(request: pytest.FixtureRequest, multilock_url: str) -> Netw
 
 @pytest.fixture
 def multilock_believers(request: pytest.FixtureRequest) -> Iterator[Believers]:
-    """Who believed to hold a lock, and when: of ``multilock_client`` and ``multilock_async_client``, and of every
-    client that is given to ``watch(client)``, here or in another process (`multilock.testing.beliefs.Believers`).
+    """A record of the clients that believed they held a lock (`multilock.testing.beliefs.Believers`).
 
-    At its end the test fails if two believed in one name at once, or if nobody believed in anything; it is skipped, as
-    undecided, if that cannot be told.
+    It covers ``multilock_client``, ``multilock_async_client``, and every client that is given to ``watch(client)``,
+    here or in another process. After the test it fails if two believed in one name at once, or if nobody held a lock.
+    If that is not certain, the test is skipped as undecided.
     """
     from multilock.testing.beliefs import Believers
 
@@ -201,25 +202,25 @@ def _heal(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def redis_container() -> Iterator[ServerContainer]:
-    """A Redis in Docker."""
+    """A Redis server in Docker."""
     yield from _container("redis")
 
 
 @pytest.fixture(scope="session")
 def etcd_container() -> Iterator[ServerContainer]:
-    """An etcd in Docker."""
+    """An etcd server in Docker."""
     yield from _container("etcd")
 
 
 @pytest.fixture(scope="session")
 def zookeeper_container() -> Iterator[ServerContainer]:
-    """A ZooKeeper in Docker."""
+    """A ZooKeeper server in Docker."""
     yield from _container("zookeeper")
 
 
 @pytest.fixture(scope="session")
 def consul_container() -> Iterator[ServerContainer]:
-    """A Consul agent in Docker that is a server of its own."""
+    """A Consul agent in Docker, which is its own server."""
     yield from _container("consul")
 
 

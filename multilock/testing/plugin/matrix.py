@@ -1,7 +1,7 @@
-"""Tests × backends: what came of each test on each backend. Nothing here knows pytest.
+"""The matrix of tests and backends: the result of each test on each backend. Nothing here depends on pytest.
 
-``matrix.json`` follows ``matrix.schema.json`` beside this module. Its ``schema`` is the version of that: one that is
-added to keeps it, one that is changed gets the next number.
+``matrix.json`` follows ``matrix.schema.json`` in this folder. Its ``schema`` is the version. An addition keeps the
+version, any other change increases it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["AWAY", "BAD", "LACKS", "SCHEMA", "UNDECIDED", "Cell", "Column", "Mat
 
 SCHEMA = 1
 BAD = ("failed", "error", "crashed")
-AWAY = "away"  # its server was not there
-LACKS = "lacks"  # skipped for want of a capability
-UNDECIDED = "undecided"  # nobody can tell whether two believed at once
-SHORT = 160  # characters of a reason in a line
+AWAY = "away"  # not run: the server does not answer
+LACKS = "lacks"  # skipped: the backend lacks a capability
+UNDECIDED = "undecided"  # it is not certain whether two believed at once
+SHORT = 160  # the most characters of a reason in a line
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A backend, by the name that tests have for it, and its URL without secrets."""
+    """A backend: its name in test ids, and its URL without secrets."""
 
     label: str
     url: str
@@ -31,7 +31,7 @@ class Column:
 
 @dataclass(slots=True)
 class Cell:
-    """What came of one test on one backend. ``seconds``: of the test itself, without its fixtures."""
+    """The result of one test on one backend. ``seconds`` is for the test itself, without its fixtures."""
 
     outcome: str
     reason: str = ""
@@ -39,33 +39,40 @@ class Cell:
 
     @property
     def short(self) -> str:
+        """The outcome, with the time if there is one."""
         return self.outcome if self.seconds is None else f"{self.outcome} {_seconds(self.seconds)}"
 
 
 @dataclass(slots=True)
 class Matrix:
+    """The results of all tests on all backends."""
+
     columns: Sequence[Column]
     rows: dict[str, dict[int, Cell]] = field(default_factory=dict)  #: by test, by number of the column
-    partial: str = ""  #: why the run ended before its end
+    partial: str = ""  #: why the run ended early
 
     def cell(self, row: str, column: int) -> Cell | None:
+        """Return the result of a test on a backend, or None."""
         return self.rows.get(row, {}).get(column)
 
     def put(self, row: str, column: int, cell: Cell) -> None:
+        """Store the result of a test on a backend."""
         self.rows.setdefault(row, {})[column] = cell
 
     def used(self, column: int) -> bool:
-        """Whether a test may have left something there."""
+        """Return whether a test ran on this backend, and so may have left something there."""
         return any(column in cells and cells[column].outcome not in (AWAY, LACKS) for cells in self.rows.values())
 
     def away(self, column: int) -> str:
-        """Why this backend is not there, if a test was told so."""
+        """Return why this backend did not answer, or an empty text if it did."""
         cells = (cells[column] for cells in self.rows.values() if column in cells)
         return next((cell.reason for cell in cells if cell.outcome == AWAY), "")
 
     def differences(self) -> list[tuple[str, str]]:
-        """The tests that came out differently, each with what it was where and why. A backend that is away is no
-        other outcome, and one on which the test was not run is none."""
+        """Return the tests with different outcomes, each with its outcomes, backends and reasons.
+
+        A backend that does not answer has no outcome, and neither has one on which the test did not run.
+        """
         found = []
         for row, cells in sorted(self.rows.items()):
             here = {number: cell for number, cell in cells.items() if cell.outcome != AWAY}
@@ -74,7 +81,7 @@ class Matrix:
         return found
 
     def counts(self) -> dict[str, int]:
-        """How many cells have each outcome."""
+        """Return how many cells have each outcome."""
         counts: dict[str, int] = {}
         for cells in self.rows.values():
             for cell in cells.values():
@@ -82,7 +89,7 @@ class Matrix:
         return counts
 
     def _said(self, cells: dict[int, Cell]) -> str:
-        """Who agrees is named together."""
+        """Return the outcomes as text. Backends with the same one are named together."""
         together: dict[tuple[str, str], list[str]] = {}
         for number, cell in sorted(cells.items()):
             together.setdefault((cell.outcome, cell.reason), []).append(self.columns[number].label)
@@ -92,7 +99,7 @@ class Matrix:
         )
 
     def data(self) -> dict[str, Any]:
-        """What matrix.json holds, without what only a run knows."""
+        """Return the content of matrix.json, without the parts that describe the run."""
         return {
             "schema": SCHEMA,
             "partial": self.partial or None,
@@ -109,7 +116,7 @@ class Matrix:
 
 
 def row_of(nodeid: str, label: str) -> str:
-    """The name of a test without that of the backend in it: the same for all of them."""
+    """Return the name of a test without the name of the backend: it is the same for all backends."""
     head, bracket, ids = nodeid.partition("[")
     if not bracket or "]" not in ids:
         return nodeid

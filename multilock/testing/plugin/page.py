@@ -1,4 +1,4 @@
-"""``matrix.html``: the matrix as a page of one file, in the style of a comparison's."""
+"""``matrix.html``: the matrix as a page in one file, in the style of a comparison's page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["page"]
 
 
 def page(matrix: Matrix, data: dict[str, Any]) -> str:
-    """``data`` is what matrix.json holds."""
+    """Return the page. ``data`` is the content of matrix.json."""
     rows = sorted(matrix.rows.items())
     return render("matrix.html.j2", data=data, rows=rows, columns=matrix.columns, counts=matrix.counts(), kind=_kind)
 

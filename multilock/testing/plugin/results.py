@@ -1,4 +1,4 @@
-"""What came of the tests, gathered in the process that tells it: under xdist the controller."""
+"""Gather the results of the tests, in the process that reports them: the controller of xdist, or the only process."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from multilock.testing.plugin.sites import SITES, Site
 __all__ = ["JSON", "PAGE", "Results"]
 
 JSON, PAGE = "matrix.json", "matrix.html"
-CLEAN_WITHIN = 5.0  # seconds for each backend at the end of the run
+CLEAN_WITHIN = 5.0  # seconds for the clean-up of each backend at the end of the run
 REQUEST_WITHIN = 2.0
-DISK = 65_536  # bytes that are written on trial
+DISK = 65_536  # bytes to write as a trial
 
 
 class Results:
-    """A plugin of its own. ``run`` is the id that is part of each prefix."""
+    """A plugin of its own. ``run`` is the id in each prefix."""
 
     def __init__(self, config: pytest.Config, run: str) -> None:
         self.config, self.run = config, run
         self.sites = config.stash[SITES]
         self.matrix = Matrix([Column(site.label, site.shown) for site in self.sites.all])
-        self._where: dict[str, tuple[str, int]] = {}  # by nodeid: row, column
+        self._where: dict[str, tuple[str, int]] = {}  # by node id: row and column
         self._folder = self._open_folder()
         self._notes: list[str] = []
         self._written = ""
 
     def _open_folder(self) -> Path | None:
-        """Raises UsageError, before anything runs, where nothing can be written."""
+        """Make the folder. Raises UsageError if it cannot be written, before any test runs."""
         given = self.config.getoption("multilock_report")
         if given is None or self.config.option.collectonly:
             return None
@@ -53,26 +53,28 @@ class Results:
                 trial.write_bytes(b"\n" * DISK)
                 trial.unlink()
         except OSError as error:
-            raise pytest.UsageError(f"--multilock-report: {folder} cannot be written: {error.strerror}") from None
+            raise pytest.UsageError(f"--multilock-report: {folder} cannot be written ({error.strerror})") from None
         return folder
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """xdist is about to start a worker."""
+        """Tell a new xdist worker the id of the run."""
         node.workerinput["multilock_run"] = self.run
 
     def pytest_report_header(self) -> str | None:
+        """Return the line with the backends."""
         if not (self.config.getoption("multilock_urls") or self.config.getini("multilock_urls")):
             return None
         return "multilock: " + ", ".join(f"{site.label} {site.shown}" for site in self.sites.all)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Store the result of a test."""
         told = getattr(report, "multilock", None)
         if told is not None:
             where = row_of(report.nodeid, self.sites.all[told["number"]].label), told["number"]
             self._where[report.nodeid] = where
             self._put(*where, report, told["why"], told["reason"])
-        elif report.failed and (report.nodeid in self._where):  # its worker crashed
+        elif report.failed and (report.nodeid in self._where):  # its xdist worker crashed
             self.matrix.put(*self._where[report.nodeid], Cell("crashed", self.sites.scrub(str(report.longrepr))))
 
     def _put(self, row: str, column: int, report: pytest.TestReport, why: str, reason: str) -> None:
@@ -91,6 +93,7 @@ class Results:
     # ---- at the end
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Clean up, and write the report."""
         if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
             self.matrix.partial = "interrupted" if exitstatus == pytest.ExitCode.INTERRUPTED else "an internal error"
         elif stopped := session.shouldfail or session.shouldstop:
@@ -100,7 +103,7 @@ class Results:
             self._write(self._folder)
 
     def _clean(self) -> Iterator[str]:
-        """Take away what the run has left, for example in processes that were killed; yields what went wrong."""
+        """Remove what the run left at the servers, such as locks of killed processes. Yields what went wrong."""
         for number, site in enumerate(self.sites.all):
             if site.isolated and self.matrix.used(number):
                 yield from clean(site, self.sites.run_prefix)
@@ -111,7 +114,7 @@ class Results:
         data = {**self.matrix.data(), **_provenance()}
         try:
             text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
-            # What UTF-8 cannot say, a lone surrogate in what a test said, becomes an escape of JSON.
+            # UTF-8 cannot encode a lone surrogate, which a test's output may contain: it becomes a JSON escape.
             (folder / JSON).write_bytes(text.encode(errors="backslashreplace"))
             (folder / PAGE).write_text(page(self.matrix, data), encoding="utf-8")
         except OSError as error:
@@ -120,6 +123,7 @@ class Results:
             self._written = f"written to {folder / JSON} and {PAGE}"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the matrix and the notes."""
         from multilock.testing.plugin.terminal import tell
 
         tell(
@@ -142,7 +146,7 @@ def _provenance() -> dict[str, str]:
 
 
 def clean(site: Site, prefix: str) -> Iterator[str]:
-    """Force-release everything under this prefix, within a few seconds; yields what went wrong."""
+    """Force-release every lock with this prefix, within a few seconds. Yields what went wrong."""
     import multilock
 
     until = multilock.now() + CLEAN_WITHIN
@@ -150,10 +154,10 @@ def clean(site: Site, prefix: str) -> Iterator[str]:
         with multilock.connect(site.url, prefix=prefix, request_timeout=REQUEST_WITHIN) as client:
             for info in list(client.inspect_all()):
                 if multilock.now() > until:
-                    yield f"{site.label}: locks of this run are left under {prefix}; their ttl ends them"
+                    yield f"{site.label}: some locks of this run are left under {prefix}, until their ttl is over"
                     return
                 client.force_release(info.name)
-    except multilock.ConfigurationError:  # every test has said so
+    except multilock.ConfigurationError:  # every test has reported it
         return
     except multilock.MultilockError as error:
-        yield f"{site.label}: could not look for what is left under {prefix}: {type(error).__name__}"
+        yield f"{site.label}: locks left under {prefix} could not be removed ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""The backends of a test run: their names, the prefix that isolates its locks, whether they are there."""
+"""The backends of a test run: their names, the prefix that isolates its locks, and whether they answer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["SITES", "Site", "Sites", "URLText", "new_run"]
 
-PROBE_WITHIN = 3.0  # seconds for the one request that asks whether a server is there
-SECRET = 4  # characters; shorter ones are in every text
+PROBE_WITHIN = 3.0  # seconds for the one request that checks whether a server answers
+SECRET = 4  # characters: a shorter secret would occur in every text
 FOLDER = "multilock-test/"
 _LOGIN = re.compile(r"(?<=://)[^\s/@'\"]*@")
 
 
 class URLText(str):
-    """A URL whose repr shows no password: pytest prints that of the arguments of a test that fails."""
+    """A URL whose repr shows no password: if a test fails, pytest prints the repr of its arguments."""
 
     __slots__ = ()
 
@@ -34,46 +34,48 @@ class URLText(str):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One backend of the run. Two may have the same URL, or URLs that differ in what nobody may see."""
+    """One backend of the run. Two sites may have the same URL, or URLs that differ only in a secret."""
 
     number: int
     label: str
-    url: str = field(repr=False)  #: as given
+    url: str = field(repr=False)  #: as given, with its secrets
 
     @property
     def shown(self) -> str:
+        """The URL without secrets."""
         return redact(self.url)
 
     @property
     def isolated(self) -> bool:
-        """Whether it gets a prefix of the run's own."""
+        """Whether its locks get the prefix of the run."""
         bare, _, query = self.url.partition("?")
         named = any(pair.startswith("prefix=") for pair in query.split("&"))
         return bare.partition(":")[0].lower() != "memory" and not named
 
     def with_prefix(self, prefix: str) -> URLText:
+        """Return the URL with this prefix, unless the site is not isolated."""
         if not self.isolated:
             return URLText(self.url)
         return URLText(f"{self.url}{'&' if '?' in self.url else '?'}prefix={prefix}")
 
 
 class Sites:
-    """What one process of the run knows of them. ``run`` is the same in all its processes, ``worker`` is not."""
+    """The backends, in one process of the run. ``run`` is the same in all processes, ``worker`` differs."""
 
     def __init__(self, urls: list[str], run: str, worker: str) -> None:
         schemes = [url.partition(":")[0] for url in urls]
-        # Numbers and schemes, because the name of a test is printed and a URL may hold a password.
+        # Labels are numbers and schemes: the name of a test is printed, and a URL may contain a password.
         labels = [f"{number}-{scheme}" for number, scheme in enumerate(schemes)] if len(urls) > 1 else schemes
         self.all = [Site(number, labels[number], url) for number, url in enumerate(urls)]
         self.run_prefix = f"{FOLDER}{run}-"
-        # It ends with no slash: in ZooKeeper that would be a node for each run, for good.
+        # Without a slash at the end: in ZooKeeper each run would otherwise leave a node that stays.
         self.prefix = f"{self.run_prefix}{worker}-"
         self._capabilities: dict[str, Capabilities] = {}
         self._away: dict[str, str] = {}
 
     def capabilities(self, site: Site) -> Capabilities:
-        """Of this URL; without I/O. Raises ConfigurationError."""
-        import multilock  # not before a test asks: the plugin is loaded into every pytest run
+        """Return the capabilities of this URL, without I/O. Raises ConfigurationError."""
+        import multilock  # only when a test needs it: the plugin is loaded into every pytest run
 
         if site.url not in self._capabilities:
             with multilock.connect(site.url) as client:
@@ -81,8 +83,10 @@ class Sites:
         return self._capabilities[site.url]
 
     def away(self, site: Site) -> str:
-        """Why it does not answer; empty: it does. It is asked once in each process. Raises whatever waiting for it
-        would not change: ConfigurationError, BackendRejected."""
+        """Return why the backend does not answer, or an empty text if it does. Each process asks once.
+
+        Raises ConfigurationError and BackendRejected, which waiting would not change.
+        """
         import multilock
 
         if site.url not in self._away:
@@ -96,7 +100,7 @@ class Sites:
         return self._away[site.url]
 
     def scrub(self, text: str) -> str:
-        """Without the secrets of these URLs."""
+        """Return the text without the secrets of these URLs."""
         for secret in sorted(set(self._secrets()), key=len, reverse=True):
             text = text.replace(secret, "***")
         return _LOGIN.sub("***@", text)
@@ -115,5 +119,5 @@ SITES = pytest.StashKey[Sites]()
 
 
 def new_run() -> str:
-    """An id for all processes of one test run."""
+    """Return a new id for all processes of one test run."""
     return os.urandom(4).hex()

@@ -1,4 +1,4 @@
-"""The matrix in the terminal summary: as wide as that, plain without colours."""
+"""The matrix in pytest's terminal summary. It fits the width, and has no colours if the output has none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOT_RUN = "-"
 
 
 def tell(terminal: pytest.TerminalReporter, matrix: Matrix, notes: list[str], *, whole: bool) -> None:
-    """``whole``: with the matrix; else only what must not stay untold."""
+    """Print the matrix if ``whole`` is True, and in any case the warnings and notes."""
     heads = [column.label for column in matrix.columns]
     loud = [*_loud(matrix), *notes]
     if not (whole and matrix.rows) and not loud:
@@ -39,7 +39,7 @@ def _loud(matrix: Matrix) -> list[str]:
     for number, column in enumerate(matrix.columns):
         if why := matrix.away(number):
             count = sum(cells[number].outcome == AWAY for cells in matrix.rows.values() if number in cells)
-            lines.append(f"{column.label}: {count} tests did NOT RUN: {why}")
+            lines.append(f"{column.label}: {count} tests did NOT RUN ({why})")
     for row, cells in sorted(matrix.rows.items()):
         for number, cell in sorted(cells.items()):
             if cell.outcome == UNDECIDED:
@@ -50,7 +50,7 @@ def _loud(matrix: Matrix) -> list[str]:
 
 
 def _table(terminal: pytest.TerminalReporter, matrix: Matrix, heads: list[str]) -> None:
-    """A test whose name leaves no room for its outcomes has a line of its own before them."""
+    """Print the table. A name that leaves no room for its outcomes gets its own line before them."""
     cells = {row: [_text(matrix.cell(row, number)) for number in range(len(heads))] for row in sorted(matrix.rows)}
     widths = [max(len(text) for text in texts) for texts in zip(heads, *cells.values(), strict=True)]
     width = terminal._tw.fullwidth

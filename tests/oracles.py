@@ -43,7 +43,7 @@ CONFORMANCE = frozenset(
         "test_callbacks_of_a_campaign_come_in_a_pair",
         "test_holders_never_overlap_under_contention",
         "test_is_leader_is_false_as_soon_as_the_clock_says_so",
-        "test_never_more_than_the_permits_under_contention_and_none_sleeps_on",
+        "test_contention_never_exceeds_the_permits_nor_forgets_a_waiter",
         "test_nothing_is_left_behind",
         "test_on_lost_comes_before_the_lease_is_given_back",
         "test_processes_exclude_each_other",
@@ -59,9 +59,9 @@ CONFORMANCE = frozenset(
         "test_tokens_always_grow",
         "test_tokens_grow_with_every_grant",
         "test_tokens_order_writers_and_readers",
-        "test_what_a_failed_wait_may_have_taken_is_given_back",
+        "test_a_lock_that_a_failed_wait_may_have_taken_is_released",
         "test_what_the_next_on_elected_does_begins_after_the_last_line_of_the_old_one",
-        "test_who_waited_on_a_loop_that_was_closed_holds_nobody_up_and_leaves_nothing",
+        "test_a_waiter_of_a_closed_loop_blocks_nobody_and_leaves_nothing",
     }
 )
 

@@ -33,9 +33,9 @@ RULES = [
 PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Client.lock": {
         "Making a lock does no I/O; options and names are checked there, before any": (
-            "OptionConformance.test_making_a_lock_asks_nobody",
+            "OptionConformance.test_making_a_lock_sends_no_request",
             "OptionConformance.test_a_bad_name_raises_value_error",
-            "OptionConformance.test_a_name_that_is_no_text_raises_type_error",
+            "OptionConformance.test_a_name_that_is_not_text_raises_type_error",
             "OptionConformance.test_a_bad_ttl_raises",
             "OptionConformance.test_a_switch_takes_only_true_and_false",
             "OptionConformance.test_a_callback_that_cannot_be_called_raises",
@@ -59,18 +59,18 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "RestConformance.test_a_name_that_is_released_early_rests_and_is_then_free",
             "RestConformance.test_it_may_be_longer_than_the_ttl",
             "RestConformance.test_a_release_after_that_time_frees_it_at_once",
-            "RestConformance.test_who_waits_gets_it_when_the_rest_is_over",
+            "RestConformance.test_a_waiter_gets_the_lock_when_the_rest_is_over",
             "RestConformance.test_it_rests_whatever_becomes_of_the_client",
             "RestConformance.test_a_client_that_is_closed_while_it_holds_leaves_it_resting",
             "RestConformance.test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss",
             "RestConformance.test_a_lost_reply_leaves_it_resting",
-            "RestConformance.test_a_release_that_nobody_heard_lets_it_rest_when_it_is_heard",
+            "RestConformance.test_a_release_that_arrives_late_starts_the_rest_on_arrival",
             "RestConformance.test_a_lease_that_was_lost_leaves_no_rest",
-            "BackendConformance.test_nobody_revives_or_lengthens_a_name_that_rests",
-            "BackendConformance.test_what_is_held_no_more_does_not_rest",
+            "BackendConformance.test_a_resting_name_is_neither_revived_nor_lengthened",
+            "BackendConformance.test_a_claim_that_is_no_longer_held_does_not_rest",
             "RestConformance.test_nobody_is_elected_while_the_work_of_the_last_leader_rests",
             "RestConformance.test_a_leader_that_is_stopped_leaves_no_rest",
-            "RestConformance.test_what_cannot_be_is_said_before_any_request",
+            "RestConformance.test_a_wrong_rest_raises_before_any_request",
             "ProcessConformance.test_a_name_rests_whatever_becomes_of_the_process_that_released_it",
         ),
         "renew=False lets it end at its ttl, whatever becomes of this process": (
@@ -91,7 +91,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "WithConformance.test_a_body_that_ends_normally_gets_lock_lost",
             "WithConformance.test_a_body_that_returns_gets_lock_lost",
             "WithConformance.test_an_exception_of_its_own_goes_on_with_a_note",
-            "WithConformance.test_a_lease_released_by_hand_inside_is_no_loss",
+            "WithConformance.test_a_release_inside_with_is_not_a_loss",
             "WithConformance.test_a_decorated_function_behaves_alike",
         ),
         "A with ends the lease that it began, in whatever thread or task; never one that another holds": (
@@ -104,14 +104,16 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "CancelConformance.test_a_cancellation_from_outside_stays_a_cancellation",
         ),
         "It works in any process, however many descriptors that has open": (
-            "DescriptorConformance.test_all_goes_well_in_a_process_with_two_thousand_open_files",
+            "DescriptorConformance.test_locks_work_in_a_process_with_two_thousand_open_files",
         ),
         "Two locks of different ttl on one client each keep their own": (
             "LeaseConformance.test_two_ttls_on_one_client_each_keep_their_own",
         ),
     },
-    "DistributedLock.name": {"As given": ("OptionConformance.test_making_a_lock_asks_nobody",)},
-    "DistributedLock.ttl": {"As given, or the client's default": ("OptionConformance.test_making_a_lock_asks_nobody",)},
+    "DistributedLock.name": {"As given": ("OptionConformance.test_making_a_lock_sends_no_request",)},
+    "DistributedLock.ttl": {
+        "As given, or the client's default": ("OptionConformance.test_making_a_lock_sends_no_request",)
+    },
     "DistributedLock.acquire": {
         "Raises LockTimeout where it is still taken when the whole wait is over": (
             "LockConformance.test_timeout_is_the_whole_wait_and_raises_lock_timeout",
@@ -128,9 +130,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "OutageConformance.test_all_waiters_of_one_client_hear_of_the_outage_in_time",
         ),
         "timeout=0 raises at the first silence": ("OutageConformance.test_a_single_try_raises_at_the_first_silence",),
-        "LockTimeout always means that it answered": (
-            "OutageConformance.test_an_answer_taken_is_never_taken_for_silence",
-        ),
+        "LockTimeout always means that it answered": ("OutageConformance.test_a_taken_reply_never_counts_as_silence",),
         "It waits until the holder releases": ("LockConformance.test_a_waiter_gets_the_lock_after_the_release",),
         "Under asyncio it is a coroutine that may also be entered": (
             "CancelConformance.test_acquire_gives_a_coroutine_that_may_also_be_entered",
@@ -151,7 +151,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockConformance.test_release_gives_back_the_newest_lease_of_this_thread",
         ),
         "Raises NotHeld after a release by hand": ("LockConformance.test_release_after_a_release_by_hand_is_not_held",),
-        "False after a loss": ("LossConformance.test_a_lost_lease_is_given_back_false_once_and_then_not_held",),
+        "False after a loss": ("LossConformance.test_releasing_a_lost_lease_returns_false_once_then_raises_not_held",),
         "Never another thread's lease": ("LockConformance.test_release_never_gives_back_another_threads_lease",),
     },
     "DistributedLock.is_locked": {
@@ -172,15 +172,15 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ThreadingConformance.test_a_lock_is_a_distributed_lock",
         ),
     },
-    "Lease.name": {"As asked": ("LeaseConformance.test_it_says_what_it_is",)},
+    "Lease.name": {"As asked": ("LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",)},
     "Lease.ttl": {
         "What was granted": (
-            "LeaseConformance.test_it_says_what_it_is",
+            "LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",
             "LeaseConformance.test_the_granted_ttl_is_never_less_than_asked",
         )
     },
     "Lease.owner": {"Fresh for each acquisition": ("LeaseConformance.test_each_acquisition_has_a_fresh_owner",)},
-    "Lease.leases": {"Of a single lock: itself": ("LeaseConformance.test_it_says_what_it_is",)},
+    "Lease.leases": {"Of a single lock: itself": ("LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",)},
     "Lease.token": {
         "Always greater for a later holder; None where the backend has none": (
             "LeaseConformance.test_tokens_always_grow",
@@ -223,8 +223,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Lease.state": {
         "HELD, AT_RISK, LOST or RELEASED": (
-            "LeaseConformance.test_it_says_what_it_is",
-            "LossConformance.test_a_short_silence_is_a_risk_and_no_loss",
+            "LeaseConformance.test_a_lease_shows_its_name_ttl_state_and_owner",
+            "LossConformance.test_a_short_silence_is_a_risk_but_not_a_loss",
             "LossConformance.test_a_lost_lease_is_never_held_again",
             "LeaseConformance.test_a_released_lease_is_never_held_again",
         )
@@ -335,7 +335,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Each reader has a lease of its own": (
             "ReadWriteConformance.test_each_reader_is_renewed_on_its_own",
-            "ReadWriteConformance.test_the_lock_of_readers_is_held_while_any_of_its_leases_is",
+            "ReadWriteConformance.test_a_reader_lock_is_held_while_any_of_its_leases_is",
             "ReadWriteConformance.test_an_operator_takes_it_from_every_reader",
             "ReadWriteConformance.test_inspection_counts_the_readers",
             "ReadWriteConformance.test_a_lost_reply_leaves_no_reader_behind",
@@ -345,7 +345,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ReadWriteConformance.test_tokens_order_writers_and_readers",
         ),
         "A reader becomes no writer, at once and before any I/O, nor the other way round": (
-            "ReadWriteConformance.test_who_reads_cannot_become_the_writer_nor_the_other_way_round",
+            "ReadWriteConformance.test_a_reader_cannot_become_the_writer_nor_a_writer_a_reader",
             "ReadWriteConformance.test_a_lease_taken_elsewhere_refuses_no_writer_here",
             "tests/unit/test_shared.py::test_an_upgrade_is_refused_before_any_request",
         ),
@@ -366,7 +366,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "SemaphoreConformance.test_as_many_hold_it_as_there_are_permits",
             "SemaphoreConformance.test_a_mutex_and_readers_of_that_name_exclude_it",
             "SemaphoreConformance.test_one_permit_excludes",
-            "SemaphoreConformance.test_never_more_than_the_permits_under_contention_and_none_sleeps_on",
+            "SemaphoreConformance.test_contention_never_exceeds_the_permits_nor_forgets_a_waiter",
             "SemaphoreConformance.test_a_decorated_function_runs_with_a_permit",
         ),
         "A permit that is given back, or whose holder is dead, goes to the next, and concerns no other": (
@@ -389,7 +389,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockAllConformance.test_it_is_none_of_them_while_one_is_taken",
             "LockAllConformance.test_it_waits_for_all_of_them_within_one_timeout",
             "LockAllConformance.test_callers_in_opposite_orders_never_wait_for_each_other",
-            "LockAllConformance.test_what_is_wrong_is_said_before_any_request",
+            "LockAllConformance.test_a_wrong_argument_raises_before_any_request",
             "LockAllConformance.test_release_through_the_lock_is_about_the_newest_of_this_thread",
         ),
         "Each part is an ordinary lease, with its token and its renewal": (
@@ -460,7 +460,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Client.is_healthy": {
         "The watchdog runs on time; no I/O": (
             "ClientConformance.test_a_client_with_an_idle_watchdog_is_healthy",
-            "OutageConformance.test_liveness_needs_no_backend",
+            "OutageConformance.test_is_healthy_needs_no_backend",
         )
     },
     "Client.events": {
@@ -475,7 +475,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Waiters and later calls get ClientClosed": (
             "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
-            "CloseConformance.test_a_lock_granted_while_the_client_closes_is_nobodys_and_is_given_back",
+            "CloseConformance.test_a_lock_granted_while_the_client_closes_is_released",
             "CloseConformance.test_every_later_call_gets_client_closed",
             "CloseConformance.test_a_client_is_a_context_manager",
         ),
@@ -611,7 +611,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "kernel: states": {
         "AT_RISK goes back to HELD by an acknowledgement in time; LOST is for good": (
-            "LossConformance.test_a_short_silence_is_a_risk_and_no_loss",
+            "LossConformance.test_a_short_silence_is_a_risk_but_not_a_loss",
             "LossConformance.test_a_lost_lease_is_never_held_again",
         )
     },
@@ -663,24 +663,24 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "kernel: cancellation": {
         "Every way out of a wait leaves nothing behind": (
             "LockConformance.test_a_waiter_that_gave_up_leaves_nothing_behind",
-            "LockConformance.test_what_a_client_withdraws_costs_no_later_try_of_its_own",
+            "LockConformance.test_a_withdrawn_claim_never_blocks_a_later_try_of_its_client",
             "CancelConformance.test_a_cancelled_wait_leaves_nothing_behind",
-            "CancelConformance.test_who_waited_on_a_loop_that_was_closed_holds_nobody_up_and_leaves_nothing",
+            "CancelConformance.test_a_waiter_of_a_closed_loop_blocks_nobody_and_leaves_nothing",
             "CloseConformance.test_waiters_get_client_closed_and_leave_nothing",
-            "OutageConformance.test_what_a_failed_wait_may_have_taken_is_given_back",
+            "OutageConformance.test_a_lock_that_a_failed_wait_may_have_taken_is_released",
             "BackendConformance.test_a_cancelled_waiter_never_holds",
         )
     },
     "kernel: waiting": {
         "An answer makes a holder, or a push that grants as much as one; any other push is a hint": (
-            "BackendConformance.test_an_answer_makes_a_waiter_the_holder_or_a_push_that_grants_as_much_as_an_answer",
+            "BackendConformance.test_only_a_reply_or_an_equal_push_makes_a_waiter_the_holder",
             "BackendConformance.test_a_taken_name_is_busy",
         ),
         "A released lock is never reported lost": ("BackendConformance.test_a_released_claim_is_never_reported_lost",),
     },
     "kernel: local gate": {
         "Of the unfair waiters of one client one at a time talks to the server, and all get their turn": (
-            "LockConformance.test_one_of_many_waiters_at_a_time_stands_at_the_backend",
+            "LockConformance.test_one_waiter_of_a_client_at_a_time_queues_at_the_backend",
             "LockConformance.test_unfair_waiters_of_one_client_all_get_their_turn",
         )
     },

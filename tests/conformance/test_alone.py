@@ -112,7 +112,7 @@ class TestCancelByAWriter(Disguise, conformance.CancelConformance):
 class TestLockByAPermit(Disguise, conformance.LockConformance):
     kind = "permit"
 
-    test_one_of_many_waiters_at_a_time_stands_at_the_backend = None  # type: ignore[assignment]  # each permit waits there
+    test_one_waiter_of_a_client_at_a_time_queues_at_the_backend = None  # type: ignore[assignment]  # each permit waits there
 
 
 @on_whole

@@ -83,7 +83,7 @@ on_more = on_some if ALL else on_memory
 class LeaseOfASet(conformance.LeaseConformance):
     """Without what a set has not: a token of its own."""
 
-    test_it_says_what_it_is = None  # type: ignore[assignment]
+    test_a_lease_shows_its_name_ttl_state_and_owner = None  # type: ignore[assignment]
     test_tokens_always_grow = None  # type: ignore[assignment]
     test_check_and_fence_are_quiet_while_it_is_held = None  # type: ignore[assignment]
 

@@ -140,7 +140,7 @@ def test_a_pause_inside_with_is_raised_at_its_end(client: Client, runtime: HandR
 
 
 @pytest.mark.parametrize("by", ["lease", "lock"])
-def test_a_lease_released_by_hand_inside_is_no_loss(client: Client, backend: Scripted, by: str) -> None:
+def test_a_release_inside_with_is_not_a_loss(client: Client, backend: Scripted, by: str) -> None:
     lock = client.lock("n")
     with lock as lease:
         assert (lease if by == "lease" else lock).release() is True

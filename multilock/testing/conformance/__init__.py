@@ -1,4 +1,4 @@
-"""The conformance suite: what every backend does, as tests. Needs pytest.
+"""The conformance suite: tests for the behaviour that every backend must have. Needs pytest.
 
     from multilock.testing.conformance import LockConformance, Place
 
@@ -6,13 +6,13 @@
         url = "mine://127.0.0.1:1234"
 
         def delete(self, name: str) -> None:
-            ...  # remove the key of self.prefix + name from the server
+            ...  # remove the key of self.prefix + name from the server, without multilock
 
     class TestLock(LockConformance):
         backend = MyPlace
 
-`SUITES` are all of them; a backend passes when each has a subclass with its place. What is promised, and which tests
-show it, is a table in multilock's own repository: ``tests/conformance/promises.py``.
+`SUITES` are all suites. A backend passes if each has a subclass with its place. A table of the promises, and of the
+tests that show them, is in multilock's own repository: ``tests/conformance/promises.py``.
 """
 
 from multilock.testing.conformance.base import Conformance

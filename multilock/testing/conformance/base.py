@@ -1,4 +1,4 @@
-"""What all suites share: the fixtures, and how a test waits."""
+"""The common part of all suites: fixtures, and helpers with which a test waits."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ __all__ = [
 
 T = TypeVar("T")
 NAME = "orders/42"
-SOON = 5.0  # seconds within which what should happen at once must happen, on a busy machine
+SOON = 5.0  # seconds in which an immediate effect must be seen, even on a busy machine
 
 
 def eventually(ready: Callable[[], object], within: float = SOON) -> None:
-    """Wait until ``ready()`` is true; AssertionError after ``within`` seconds. For state that nothing announces."""
+    """Wait until ``ready()`` is true. AssertionError after ``within`` seconds. For state that no event reports."""
     until = now() + within
     while not ready():
-        assert now() < until, f"it did not become true within {within:g} s"
+        assert now() < until, f"the condition was not true within {within:g} s"
         time.sleep(0.003)
 
 
 def until_renewed(lease: Lease, within: float = SOON) -> None:
-    """Wait until it is held for longer than it was: a renewal was answered, however late."""
+    """Wait until the lease is valid for longer than before: a renewal had a reply, however late."""
     end = now() + lease.remaining()
     eventually(lambda: not lease.is_held() or now() + lease.remaining() > end + 0.1, within)
     assert lease.is_held(), "lost before it was renewed"
 
 
 def answers(client: Client) -> bool:
-    """Whether the backend answers this client now. For `eventually`, which asks again."""
+    """Return whether the backend answers this client now. For `eventually`, which asks again."""
     try:
         client.ping()
     except BackendUnavailable:
@@ -59,7 +59,7 @@ def answers(client: Client) -> bool:
 
 
 def queued(client: Client, name: str) -> int:
-    """How many wait for it; 0 where nobody answers. For `eventually`."""
+    """Return how many waiters the name has, or 0 if the backend does not answer. For `eventually`."""
     try:
         info = client.inspect(name)
     except BackendUnavailable:
@@ -68,7 +68,7 @@ def queued(client: Client, name: str) -> int:
 
 
 def believed_until(lease: Lease) -> float:
-    """Wait until it is lost: a moment at which it was certainly still held, however late this thread runs."""
+    """Wait until the lease is lost. Returns a moment at which it was certainly still held, however late this runs."""
     believed = asked = now()
     while lease.is_held():
         believed = asked
@@ -78,17 +78,17 @@ def believed_until(lease: Lease) -> float:
 
 
 def inner(lease: AnyLease) -> Holding:
-    """What it is made of, of either face: for the moments that no public member tells."""
+    """Return the lease as the object of the kernel, for moments that no public member shows. For both faces."""
     return cast("Holding", lease)
 
 
 def by_the_clock(loss: Loss) -> bool:
-    """Whether its ttl ended it. Which of the two reasons it has is up to how busy this machine was."""
+    """Return whether the lease ended by its ttl. A busy machine decides which of the two reasons it has."""
     return loss.reason in (LossReason.EXPIRED, LossReason.PAUSED)
 
 
 class Pulse:
-    """How long this process stood still at most: no promise to be in time can hold while it does not run."""
+    """Measures for how long this process did not run: a promise about time cannot hold meanwhile."""
 
     BEAT = 0.005  # seconds
 
@@ -112,13 +112,13 @@ class Pulse:
             self._longest = max(self._longest, last - before - self.BEAT)
 
     def stopped(self) -> float:
-        """Seconds; 0 unless it is more than a busy scheduler explains."""
-        time.sleep(2 * self.BEAT)  # so that the last stop is known
+        """Return the longest stop in seconds, or 0 if it was no longer than a busy scheduler explains."""
+        time.sleep(2 * self.BEAT)  # so that the last stop is counted
         return self._longest if self._longest > 0.02 else 0.0
 
 
 class Recorder(Generic[T]):
-    """A callback that remembers with what it was called, when and where."""
+    """A callback that records its arguments, and when and where it was called."""
 
     def __init__(self, *, raises: bool = False) -> None:
         self.calls: list[T] = []
@@ -137,21 +137,21 @@ class Recorder(Generic[T]):
             raise ValueError("a callback of the test raises")
 
     def wait(self, count: int = 1, within: float = SOON) -> T:
-        """The ``count``-th call's value."""
+        """Wait for the ``count``-th call and return its argument."""
         with self._changed:
             enough = self._changed.wait_for(lambda: len(self.calls) >= count, within)
             assert enough, f"called {len(self.calls)} times within {within:g} s, not {count}: {self.calls}"
             return self.calls[count - 1]
 
     def stays_at(self, count: int, during: float = 0.15) -> bool:
-        """Whether nobody calls it any more for a while."""
+        """Return whether no further call comes for a while."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.calls) > count, during)
             return len(self.calls) == count
 
 
 class Conformance:
-    """Base of the suites. ``backend`` makes the place under test; each test runs on both faces."""
+    """Base of the suites. ``backend`` is the class of the place under test. Each test runs on both faces."""
 
     backend: ClassVar[Callable[[], Place]]
 
@@ -174,7 +174,7 @@ class Conformance:
 
     @pytest.fixture
     def make(self, face: Face, place: Place) -> Iterator[Callable[..., Client]]:
-        """Further clients, all closed after the test."""
+        """A function that makes further clients. All are closed after the test."""
         made: list[Client] = []
 
         def make(*, bystander: bool = False, **options: Any) -> Client:
@@ -188,10 +188,10 @@ class Conformance:
 
     @pytest.fixture
     def client(self, make: Callable[..., Client]) -> Client:
-        """The client under test, whose requests can go wrong."""
+        """The client under test, whose requests may be disturbed by faults."""
         return make()
 
     @pytest.fixture
     def other(self, make: Callable[..., Client]) -> Client:
-        """A competitor, whom no fault concerns."""
+        """A competitor, whose requests are never disturbed."""
         return make(bystander=True)

@@ -1,4 +1,4 @@
-"""The client: who holds what, the operator's means, names, events, and the end."""
+"""The client: inspection, the operator's methods, names, events, and the end."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ClientConformance(Conformance):
 
     def test_events_tell_the_life_of_a_lock_in_order(self, client: Client, other: Client, place: Place) -> None:
         seen = Recorder[Event]()
-        # A busy machine may answer a renewal late.
+        # On a busy machine a reply to a renewal may come late.
         unsubscribe = client.events.subscribe(
             lambda event: None if isinstance(event, (AtRisk, RenewFailed)) else seen(event)
         )
@@ -166,7 +166,7 @@ class CloseConformance(Conformance):
         held.release()
         eventually(lambda: place.leftovers() == [])
 
-    def test_a_lock_granted_while_the_client_closes_is_nobodys_and_is_given_back(
+    def test_a_lock_granted_while_the_client_closes_is_released(
         self, client: Client, other: Client, place: Place
     ) -> None:
         lost = Recorder[Loss]()
@@ -254,6 +254,8 @@ class CloseConformance(Conformance):
 
         def left() -> list[str]:
             names = [each.name for each in set(threading.enumerate()) - before]
-            return [name for name in names if name != telling.THREAD]  # the process's, for the lines of all clients
+            return [
+                name for name in names if name != telling.THREAD
+            ]  # the thread of the process that logs for all clients
 
         eventually(lambda: not left())

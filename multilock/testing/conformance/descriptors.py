@@ -1,4 +1,4 @@
-"""A process that has many descriptors open: a big server's, where ``select()`` takes none of ours."""
+"""A process with many open descriptors, such as a big server: ``select()`` cannot use ours there."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from multilock.urls import split_url
 __all__ = ["DescriptorConformance"]
 
 HERE = "multilock.testing.conformance.descriptors"
-OPEN = 2000  # files; select() takes descriptors below 1024
+OPEN = 2000  # files; select() can only use descriptors below 1024
 TTL = 10.0
-ENDS_WITHIN = 60.0  # seconds for all of it, on a busy machine
+ENDS_WITHIN = 60.0  # seconds for the whole test, on a busy machine
 
 
 class DescriptorConformance(Conformance):
@@ -34,7 +34,7 @@ class DescriptorConformance(Conformance):
         with Helper(f"{HERE}:live", module, face.name, place.clean_url, place.prefix) as helper:
             yield helper
 
-    def test_all_goes_well_in_a_process_with_two_thousand_open_files(self, helper: Helper) -> None:
+    def test_locks_work_in_a_process_with_two_thousand_open_files(self, helper: Helper) -> None:
         assert int(helper.wait_for("lowest", ENDS_WITHIN)[1]) > 1024
         for step in ("acquired", "renewed", "waited", "lost", "again", "closed"):
             helper.wait_for(step, ENDS_WITHIN)
@@ -43,8 +43,8 @@ class DescriptorConformance(Conformance):
 
 
 def live(module: str, face_name: str, url: str, prefix: str) -> None:
-    """In the helper process: the life of some locks, with all connections beyond what select() takes."""
-    import resource  # not on every system, but on those that have select()'s limit
+    """In the helper process: use some locks, with every connection on a descriptor that select() cannot use."""
+    import resource  # not available on every system, but on those with this limit of select()
 
     importlib.import_module(module)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -75,7 +75,7 @@ def _hold_wait_and_lose(client: Client, other: Client) -> None:
     first = client.lock(NAME).acquire()
     say("acquired")
     waiting = background(lambda: other.lock(NAME, on_lost=lost).acquire(timeout=ENDS_WITHIN))
-    time.sleep(0.5)  # until it waits, the lock is watched, and a connection that is kept has been idle
+    time.sleep(0.5)  # so that it waits, the lock is watched, and a kept connection has been idle
     first.renew()
     say("renewed")
     assert first.release()

@@ -1,4 +1,4 @@
-"""Leader election: terms, callbacks in pairs and in order, stepping down, and what others see."""
+"""Leader election: terms, paired and ordered callbacks, resignation, and what others see."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAME = "scheduler"
 
 
 class Diary:
-    """What an election's callbacks were told, in order."""
+    """The calls of an election's callbacks, in order."""
 
     def __init__(self, face: Face) -> None:
         self._face = face
@@ -46,7 +46,7 @@ class Diary:
 
 
 class Shift:
-    """What a leader does, as work or as on_elected: it cleans up until ``go_home`` is set, and says a last line."""
+    """The work of a leader, as ``work`` or as ``on_elected``. It cleans up until ``go_home`` is set, then ends."""
 
     def __init__(self, face: Face, name: str, lines: Recorder[str]) -> None:
         self._name = name
@@ -71,7 +71,7 @@ class Shift:
 
 
 IN_ORDER = ["first begins", "first ends", "second begins"]
-CLEAN_UP = 0.4  # seconds in which a lease given back too early is taken
+CLEAN_UP = 0.4  # seconds in which another node would take a lease that was released too early
 
 
 class ElectionConformance(Conformance):
@@ -134,7 +134,9 @@ class ElectionConformance(Conformance):
         with pytest.raises(LockTimeout):
             election.campaign(timeout=0)
         waiting = background(lambda: election.campaign(timeout=SOON))
-        eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)  # None: there is no queue
+        eventually(
+            lambda: (info := other.inspect(NAME)) and info.waiting != 0
+        )  # None means that the backend has no queue
         assert not waiting.done()
         assert held.release()
         leadership = waiting.result(SOON)
@@ -167,10 +169,10 @@ class ElectionConformance(Conformance):
         taken: list[bool] = []
 
         def on_lost(loss: Loss) -> None:
-            time.sleep(1.1 * place.quick_ttl)  # it is renewed meanwhile
+            time.sleep(1.1 * place.quick_ttl)  # the lease is renewed meanwhile
             taken.append(other.lock(NAME).try_acquire() is None)
 
-        # Kept for one ttl at most; so the callback takes less than a ttl, and more than one between two renewals.
+        # The lease is kept for one ttl at most. So the callback takes less than that, but more than a renewal period.
         ttl = 3 * place.quick_ttl
         election = client.election(NAME, ttl=ttl, on_lost=face.function(on_lost, blocks=True))
         election.campaign()
@@ -214,7 +216,7 @@ class ElectionConformance(Conformance):
             assert not election.is_leader()
             _, next_at = waiting.result(20)
         assert diary.entries.times[1] <= next_at + pulse.stopped()
-        # Whoever stood still may find another leader instead of the end of its own time.
+        # A node that did not run may find another leader instead of the end of its own term.
         assert diary.entries.calls[1] == ("lost", LossReason.EXPIRED) or pulse.stopped()
 
     def test_start_leads_in_the_background_and_stop_steps_down(
@@ -298,7 +300,7 @@ class ElectionConformance(Conformance):
         def on_lost(loss: Loss) -> None:
             diary("lost")
 
-        # Under asyncio an on_elected that runs is cancelled; the thread that it waits for is not.
+        # Under asyncio a running on_elected is cancelled, but not the thread that it waits for.
         election = client.election(
             NAME, ttl=2, on_elected=on_elected if face.name == "blocking" else None, on_lost=on_lost
         )
@@ -363,7 +365,7 @@ class ElectionConformance(Conformance):
 
     def test_an_async_work_is_cancelled_on_loss(self, client: Client, place: Place, face: Face) -> None:
         if not isinstance(face, AsyncioFace):
-            return  # a blocking work watches is_held(): above
+            return  # blocking work must check is_held(): tested above
         rounds = Recorder[str]()
 
         async def work(leadership: Any) -> str:
@@ -448,7 +450,7 @@ class ElectionConformance(Conformance):
         eventually(lambda: not election.is_leader())
         assert not leadership.is_held()
         assert lines.stays_at(1, CLEAN_UP)
-        assert not ended.done(), "it returned before the work had ended"
+        assert not ended.done(), "run() returned before the work had ended"
         first.go_home.set()
         ended.result(SOON)
         lines.wait(3)

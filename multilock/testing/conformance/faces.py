@@ -1,7 +1,7 @@
-"""One test body for both faces: what a test sees is always the blocking interface.
+"""One test body for both faces: a test always uses the blocking interface.
 
-Under asyncio a loop runs in a thread of its own. Each thread of the test is one task of that loop, so that what belongs
-to "this thread" in the blocking face belongs to "this task" there.
+Under asyncio a loop runs in its own thread. Each thread of the test is one task of that loop. So what belongs to "this
+thread" in the blocking face belongs to "this task" in the asyncio face.
 """
 
 from __future__ import annotations
@@ -24,46 +24,57 @@ T = TypeVar("T")
 
 
 class Face(Protocol):
-    """How a test uses one face of the library."""
+    """The way in which a test uses one face of the library."""
 
     name: str
 
     def client(self, backend: Backend, **options: Any) -> Client:
-        """A client of this face; in a test it behaves like the blocking one."""
+        """Return a client of this face, which a test can use like a blocking one."""
 
     def wrap(self, value: Any) -> Any:
-        """What a callback was given, with the blocking interface."""
+        """Return the argument of a callback, with the blocking interface."""
 
     def function(self, body: Callable[..., T], *, blocks: bool = False) -> Callable[..., Any]:
-        """What this face's decorator and ``run()`` take: ``body``, or a coroutine function that calls it; in a thread
-        if it ``blocks``."""
+        """Return a function for this face's decorator and ``run()``: ``body``, or a coroutine function that calls it.
+
+        If it ``blocks``, the coroutine function calls it in a thread.
+        """
 
     def is_callback_thread(self, ident: int) -> bool:
-        """Whether a callback may run there: on the loop, or off every thread of the library's own work."""
+        """Return whether a callback may run in this thread: the loop's, or one that does no work of the library."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the face."""
 
 
 class BlockingFace:
+    """The blocking face."""
+
     name = "blocking"
 
     def client(self, backend: Backend, **options: Any) -> Client:
+        """Return a client."""
         return Client(backend, **options)
 
     def wrap(self, value: Any) -> Any:
+        """Return ``value``."""
         return value
 
     def function(self, body: Callable[..., T], *, blocks: bool = False) -> Callable[..., Any]:
+        """Return ``body``."""
         return body
 
     def is_callback_thread(self, ident: int) -> bool:
+        """Return whether the thread does no work of the library, or is the one for callbacks."""
         return all(each.ident != ident or each.name == "multilock-callback" for each in threading.enumerate())
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 class AsyncioFace:
+    """The asyncio face, with a loop in its own thread."""
+
     name = "asyncio"
 
     def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:
@@ -74,9 +85,11 @@ class AsyncioFace:
         self._thread.start()
 
     def client(self, backend: Backend, **options: Any) -> Client:
+        """Return a client, behind blocking methods."""
         return cast("Client", _Mirror(self, AsyncClient(backend, **options)))
 
     def wrap(self, value: Any) -> Any:
+        """Return ``value`` with the blocking interface."""
         if hasattr(value, "__anext__"):
             return self._iterate(value)
         if isinstance(value, AnyHeld) or type(value).__module__.startswith("multilock.aio"):
@@ -86,6 +99,8 @@ class AsyncioFace:
         return value
 
     def function(self, body: Callable[..., T], *, blocks: bool = False) -> Callable[..., Any]:
+        """Return a coroutine function that calls ``body``."""
+
         @functools.wraps(body)
         async def function(*args: Any, **kwargs: Any) -> T:
             wrapped = [self.wrap(value) for value in args]
@@ -96,19 +111,21 @@ class AsyncioFace:
         return function
 
     def is_callback_thread(self, ident: int) -> bool:
+        """Return whether it is the thread of the loop."""
         return ident == self._thread.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T], within: float = 30.0) -> T:
-        """A coroutine of a test's own, as a task of the loop."""
+        """Run a coroutine of the test as a task of the loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(within)
 
     def call(self, call: Callable[[], Any]) -> Any:
-        """``call()``, awaited if need be, in the task that stands for this thread."""
+        """Return the result of ``call()``, awaited if needed, in the task that stands for this thread."""
         if threading.current_thread() is self._thread:
             return self.wrap(call())
         return self.wrap(self.task().do(call))
 
     def task(self) -> _Task:
+        """Return the task that stands for this thread."""
         try:
             task: _Task = self._tasks.task
         except AttributeError:
@@ -117,6 +134,8 @@ class AsyncioFace:
         return task
 
     def close(self) -> None:
+        """Cancel what is left on the loop, and end it."""
+
         async def end_all() -> None:
             for task in self._all_tasks:
                 task.end()
@@ -144,12 +163,12 @@ FACES: dict[str, Callable[[], Face]] = {"blocking": BlockingFace, "asyncio": Asy
 
 
 class _Task:
-    """A task of the loop that does, one after another, what one thread of the test asks for."""
+    """A task of the loop that does the jobs of one thread of the test, one after another."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: asyncio.Queue[tuple[Callable[[], Any], concurrent.futures.Future[Any]] | None] = asyncio.Queue()
-        self.cancelled = False  # between two jobs: the body of an `async with` was, if there is one
+        self.cancelled = False  # whether the body of an `async with` was cancelled between two jobs
         asyncio.run_coroutine_threadsafe(self._main(), loop)
 
     def do(self, call: Callable[[], Any]) -> Any:
@@ -158,14 +177,14 @@ class _Task:
         return answer.result()
 
     def end(self) -> None:
-        """On the loop, when nobody asks any more."""
+        """End the task. Called on the loop after the last job."""
         self._jobs.put_nowait(None)
 
     async def _main(self) -> None:
         while True:
             try:
                 job = await self._jobs.get()
-            except asyncio.CancelledError:  # the lease of an `async with` that is open was lost
+            except asyncio.CancelledError:  # the lease of an open `async with` was lost
                 self.cancelled = True
                 continue
             if job is None:
@@ -179,12 +198,12 @@ class _Task:
 
 
 def _is_plain(value: object) -> bool:
-    """An AsyncClient may be awaited, and need not be."""
+    """Return whether the value must not be awaited. An AsyncClient can be awaited, but need not be."""
     return isinstance(value, AsyncClient)
 
 
 class _Mirror:
-    """An object of the asyncio face with the blocking interface."""
+    """An object of the asyncio face behind the blocking interface."""
 
     def __init__(self, face: AsyncioFace, target: Any) -> None:
         self._face = face
@@ -201,7 +220,7 @@ class _Mirror:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
         task = self._face.task()
-        if task.cancelled and error is None:  # the body was cancelled in the middle, which a thread cannot be
+        if task.cancelled and error is None:  # a thread, unlike the task, cannot be cancelled in the body
             error = asyncio.CancelledError()
             kind = type(error)
         task.cancelled = False
@@ -218,7 +237,7 @@ class _Mirror:
 
 
 def background(call: Callable[[], T]) -> concurrent.futures.Future[T]:
-    """``call()`` in a thread of its own (asyncio: a task of its own); the answer has ``result(within)``."""
+    """Call ``call()`` in a thread of its own (asyncio: a task of its own). The future has ``result(within)``."""
     answer: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:

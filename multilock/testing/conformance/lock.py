@@ -1,4 +1,4 @@
-"""Taking, holding and giving back: the lock and its lease as long as nothing goes wrong."""
+"""Acquiring, holding and releasing: the lock and its lease while nothing fails."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NAMES = [
 
 
 class LockConformance(Conformance):
-    """acquire, try_acquire, release and what surrounds them."""
+    """Tests of acquire, try_acquire, release, and their surroundings."""
 
     def test_second_caller_is_refused_while_the_first_holds(self, client: Client, other: Client) -> None:
         with client.lock(NAME):
@@ -139,7 +139,7 @@ class LockConformance(Conformance):
         with client.lock(NAME).acquire(timeout=0):
             pass
 
-    def test_what_a_client_withdraws_costs_no_later_try_of_its_own(
+    def test_a_withdrawn_claim_never_blocks_a_later_try_of_its_client(
         self, client: Client, other: Client, place: Place
     ) -> None:
         lease = other.lock(NAME).acquire()
@@ -148,7 +148,7 @@ class LockConformance(Conformance):
             client.lock(NAME).acquire(timeout=1.0)
         lease.release()
         own = client.lock(NAME).try_acquire()
-        assert own is not None, "the claim that was given up kept it out"
+        assert own is not None, "the withdrawn claim blocked it"
         own.release()
 
     def test_a_refused_try_joins_no_queue(self, client: Client, other: Client, make: Callable[..., Client]) -> None:
@@ -283,7 +283,7 @@ class LockConformance(Conformance):
         lease.release()
         assert [each.result(20) for each in waiting] == [True] * 5
 
-    def test_one_of_many_waiters_at_a_time_stands_at_the_backend(self, client: Client, other: Client) -> None:
+    def test_one_waiter_of_a_client_at_a_time_queues_at_the_backend(self, client: Client, other: Client) -> None:
         lease = other.lock(NAME).acquire()
         waiting = [background(lambda: client.lock(NAME).try_acquire(timeout=2)) for _ in range(5)]
         eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
@@ -340,7 +340,7 @@ class LockConformance(Conformance):
 
 
 class ThreadingConformance(Conformance):
-    """What threads have and asyncio has not: the stand-ins for the standard library's locks."""
+    """Tests of the stand-ins for the standard library's locks, which only the blocking face has."""
 
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
@@ -386,9 +386,9 @@ class ThreadingConformance(Conformance):
 
 
 class LeaseConformance(Conformance):
-    """One holding: what it says about itself, and how long it lives."""
+    """Tests of one lease: its attributes, and how long it lives."""
 
-    def test_it_says_what_it_is(self, client: Client) -> None:
+    def test_a_lease_shows_its_name_ttl_state_and_owner(self, client: Client) -> None:
         with client.lock(NAME, ttl=12) as lease:
             assert lease.name == NAME
             assert lease.ttl >= 12
@@ -455,7 +455,7 @@ class LeaseConformance(Conformance):
         lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
         ttl, owner = lease.ttl, lease.owner
         del lease
-        gc.collect(1)  # the young objects, of which it is one: all of them can take longer than a short ttl
+        gc.collect(1)  # only young objects, such as the lease: a full collection can take longer than the ttl
         time.sleep(2 * ttl)
         info = other.inspect(NAME)
         assert info is not None
@@ -490,14 +490,16 @@ class LeaseConformance(Conformance):
         time.sleep(1.3 * place.quick_ttl)
         assert holder.release()
         lease, held_from = waits.result(SOON)
-        # Not remaining(): a session's first proof may be of before, and the next one comes with its renewal.
+        # Not remaining(): a session's proof may be older than the grant, until the session is renewed.
         loss = lease.wait_lost(2 * lease.ttl + SOON)
         assert loss is not None
-        assert loss.detected_at - held_from > 0.6 * lease.ttl - pulse.stopped()  # its callback has the last tenth
+        assert (
+            loss.detected_at - held_from > 0.6 * lease.ttl - pulse.stopped()
+        )  # the last tenth of the ttl is for its callback
 
     def test_renew_moves_the_deadline(self, client: Client) -> None:
         with client.lock(NAME, ttl=10, renew=False) as lease:
-            time.sleep(1.0)  # longer than the renewal takes on a busy machine
+            time.sleep(1.0)  # longer than a renewal takes on a busy machine
             before = lease.remaining()
             lease.renew()
             assert lease.remaining() > before
@@ -526,11 +528,11 @@ class LeaseConformance(Conformance):
         for asked in (can.ttl_min, can.ttl_min + 0.0004, 1.5, 3.3, 7):
             lease = client.lock(NAME, ttl=asked).acquire()
             assert asked <= lease.ttl + 1e-9 <= asked + can.ttl_step + can.ttl_min
-            lease.release()  # a busy machine may have lost one of the shortest ttl
+            lease.release()  # on a busy machine a lease with the shortest ttl may be lost
 
 
 class OptionConformance(Conformance):
-    """What is wrong is said before any I/O: the server is down in all of these."""
+    """Wrong arguments raise before any I/O: the server is down in all of these tests."""
 
     @pytest.fixture
     def client(self, make: Callable[..., Client], place: Place) -> Any:
@@ -538,7 +540,7 @@ class OptionConformance(Conformance):
         with place.down():
             yield client
 
-    def test_making_a_lock_asks_nobody(self, client: Client) -> None:
+    def test_making_a_lock_sends_no_request(self, client: Client) -> None:
         lock = client.lock(NAME)
         assert (lock.name, lock.ttl) == (NAME, 10.0)
         assert client.lock(NAME, ttl=3).ttl == 3
@@ -551,7 +553,7 @@ class OptionConformance(Conformance):
                 use(name)
 
     @pytest.mark.parametrize("name", [b"bytes", 3, None], ids=repr)
-    def test_a_name_that_is_no_text_raises_type_error(self, client: Client, name: Any) -> None:
+    def test_a_name_that_is_not_text_raises_type_error(self, client: Client, name: Any) -> None:
         with pytest.raises(TypeError, match="name"):
             client.lock(name)
 
@@ -602,7 +604,7 @@ class OptionConformance(Conformance):
 
 
 def client_scheme(client: Client) -> str:
-    """The scheme its errors carry."""
+    """Return the scheme that errors of this client carry."""
     with pytest.raises(NotHeld) as caught:
         client.current_lease("nobody holds this")
     assert caught.value.backend is not None

@@ -1,4 +1,4 @@
-"""Losing: who is told, when, how often, and what is true from then on."""
+"""Losses: which code is notified, when and how often, and what is true afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LossConformance(Conformance):
         lost = Recorder[Loss]()
         lock = client.lock(NAME, ttl=3, on_lost=lost)
         lease = lock.acquire()
-        # A loss is pushed once the lease is a quarter of a second old, where the backend pushes losses at all.
+        # A backend that pushes losses watches a lease from a quarter of a second after its grant.
         time.sleep(0.4)
         place.delete(NAME)
         deleted_at = now()
@@ -69,7 +69,7 @@ class LossConformance(Conformance):
         lease = lock.acquire()
         with place.silence():
             assert lease.wait_lost(SOON) is not None
-        time.sleep(0.7 * place.quick_ttl)  # whatever was on its way is answered now
+        time.sleep(0.7 * place.quick_ttl)  # every request has its reply by now
         assert not lease.is_held()
         assert lease.remaining() == 0.0
         assert lease.state is LeaseState.LOST
@@ -80,7 +80,7 @@ class LossConformance(Conformance):
             assert caught.value.loss is not None
             assert caught.value.name == lock.name
 
-    def test_a_short_silence_is_a_risk_and_no_loss(self, client: Client, place: Place) -> None:
+    def test_a_short_silence_is_a_risk_but_not_a_loss(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()
         lease = client.lock(NAME, ttl=5, on_lost=lost).acquire()
         with place.silence():
@@ -206,7 +206,7 @@ class LossConformance(Conformance):
         assert lost.wait().reason is LossReason.TAKEN
         assert lease.state is LeaseState.LOST
 
-    def test_a_lost_lease_is_given_back_false_once_and_then_not_held(self, client: Client, place: Place) -> None:
+    def test_releasing_a_lost_lease_returns_false_once_then_raises_not_held(self, client: Client, place: Place) -> None:
         lock = client.lock(NAME, ttl=place.quick_ttl, renew=False)
         lease = lock.acquire()
         assert lease.wait_lost(SOON) is not None
@@ -282,7 +282,7 @@ class LossConformance(Conformance):
         mishap.wait(SOON)
         with other.lock(NAME).acquire(timeout=SOON):
             pass
-        eventually(lambda: place.faults.answered["release"])  # the cancel
+        eventually(lambda: place.faults.answered["release"])  # the cancel has its reply
         mishap.release()
         time.sleep(0.2)
         assert other.inspect(NAME) is None
@@ -302,11 +302,11 @@ class LossConformance(Conformance):
 
 
 class WithConformance(Conformance):
-    """A lease that is lost inside ``with``."""
+    """Tests of a lease that is lost inside ``with``."""
 
     @pytest.fixture
     def options(self, face: Face) -> dict[str, Any]:
-        # Cancelling the body is asyncio's own and has tests of its own below.
+        # Only asyncio cancels the body. That has tests of its own below.
         return {"cancel_on_lost": False} if face.name == "asyncio" else {}
 
     def test_a_body_that_ends_normally_gets_lock_lost(
@@ -338,9 +338,7 @@ class WithConformance(Conformance):
             body()
         assert any("lost" in note for note in caught.value.__notes__)
 
-    def test_a_lease_released_by_hand_inside_is_no_loss(
-        self, client: Client, place: Place, options: dict[str, Any]
-    ) -> None:
+    def test_a_release_inside_with_is_not_a_loss(self, client: Client, place: Place, options: dict[str, Any]) -> None:
         lost = Recorder[Loss]()
         with client.lock(NAME, on_lost=lost, **options) as lease:
             lease.release()
@@ -372,7 +370,7 @@ class WithConformance(Conformance):
 
 
 class CancelConformance(Conformance):
-    """What asyncio has and threads have not: cancellation."""
+    """Tests of cancellation, which only asyncio has."""
 
     @pytest.fixture(params=["asyncio"])
     def face(self, request: pytest.FixtureRequest) -> Iterator[Face]:
@@ -437,7 +435,7 @@ class CancelConformance(Conformance):
         eventually(lambda: other.inspect(NAME) is None and place.leftovers() == [])
         assert other.lock(NAME).try_acquire() is not None
 
-    def test_who_waited_on_a_loop_that_was_closed_holds_nobody_up_and_leaves_nothing(
+    def test_a_waiter_of_a_closed_loop_blocks_nobody_and_leaves_nothing(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client: Any = make()._target  # type: ignore[attr-defined]

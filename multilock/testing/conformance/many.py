@@ -1,4 +1,4 @@
-"""Several locks at once: all or none, and lost when one is."""
+"""Several locks at once: all or none, and lost if one of them is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def held(client: Client) -> list[str]:
 
 
 class LockAllConformance(Conformance):
-    """`lock_all`: its parts are ordinary locks, so every backend has it."""
+    """Tests of `lock_all`. Its parts are ordinary locks, so every backend supports it."""
 
     def test_all_are_held_and_given_back_together(self, client: Client, other: Client, place: Place) -> None:
         lock = client.lock_all([*NAMES, "b"])
@@ -140,7 +140,7 @@ class LockAllConformance(Conformance):
         lease = client.lock_all(NAMES, on_lost=losses, ttl=place.steady_ttl).acquire()
         other.force_release("a/2")
         losses.wait()
-        assert losses.stays_at(1, 0.5 * place.steady_ttl), "its callback has ended long ago"
+        assert losses.stays_at(1, 0.5 * place.steady_ttl), "the callback ended long ago"
         assert other.lock("a/1").try_acquire() is None
         assert other.lock("b").try_acquire() is None
         assert lease.release() is False
@@ -198,7 +198,7 @@ class LockAllConformance(Conformance):
         with pytest.raises(NotHeld):
             lock.release()
 
-    def test_what_is_wrong_is_said_before_any_request(self, client: Client, place: Place) -> None:
+    def test_a_wrong_argument_raises_before_any_request(self, client: Client, place: Place) -> None:
         with place.silence():
             with pytest.raises(ValueError, match="no names"):
                 client.lock_all([])

@@ -1,4 +1,4 @@
-"""A backend that does not answer: how long a wait bears it, and what it raises then."""
+"""A backend that does not answer: how long a wait tolerates it, and what it then raises."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class OutageConformance(Conformance):
         with place.down(), pytest.raises(BackendUnavailable):
             client.lock(NAME).try_acquire()
 
-    def test_an_answer_taken_is_never_taken_for_silence(
+    def test_a_taken_reply_never_counts_as_silence(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(request_timeout=0.3, outage_timeout=10)
@@ -87,7 +87,7 @@ class OutageConformance(Conformance):
             first = background(lambda: client.lock(NAME).acquire(timeout=20).release())
             time.sleep(0.1)
             with pytest.raises(BackendUnavailable):
-                client.lock(NAME).acquire(timeout=0.6)  # over before the other's request is
+                client.lock(NAME).acquire(timeout=0.6)  # ends before the request of the other one
         assert first.result(SOON)
 
     def test_a_client_starts_while_its_backend_is_down(self, make: Callable[..., Client], place: Place) -> None:
@@ -113,12 +113,14 @@ class OutageConformance(Conformance):
                     ask()
                 assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, MultilockError)
 
-    def test_liveness_needs_no_backend(self, client: Client, place: Place) -> None:
+    def test_is_healthy_needs_no_backend(self, client: Client, place: Place) -> None:
         client.lock(NAME).acquire()
         with place.silence():
             assert client.is_healthy()
 
-    def test_what_a_failed_wait_may_have_taken_is_given_back(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_lock_that_a_failed_wait_may_have_taken_is_released(
+        self, client: Client, other: Client, place: Place
+    ) -> None:
         with place.silence(), pytest.raises(BackendUnavailable):
             client.lock(NAME, ttl=30).acquire(timeout=0.3)
         with other.lock(NAME).acquire(timeout=SOON):

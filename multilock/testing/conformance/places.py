@@ -1,7 +1,7 @@
-"""What the suite must know about a backend to test it, and how it hurts it.
+"""The knowledge of the suite about a backend under test, and the faults that it causes.
 
-A `Place` is one backend under test: `FaultyBackend` puts faults between the kernel and any backend; a place with better
-means (a real server to stop, a proxy) overrides them.
+A `Place` is one backend under test. `FaultyBackend` causes faults between the kernel and any backend. A place with
+better means (a real server that it can stop, a proxy) overrides its methods.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ __all__ = ["Call", "Faults", "FaultyBackend", "Mishap", "Place", "Stroke"]
 Call = Literal["attempt", "renew", "release"]
 
 T = TypeVar("T")
-LATE_WITHIN = 30.0  # seconds a request that is held back waits for its release
-DELIVERED_WITHIN = 5.0  # seconds after that, for its client may be gone
+LATE_WITHIN = 30.0  # seconds for which a request that is held back waits for its release
+DELIVERED_WITHIN = 5.0  # seconds for its delivery after that, since its client may be gone
 
 
 class Mishap(Protocol):
-    """One request that is to go wrong."""
+    """A fault of one request."""
 
     def wait(self, within: float) -> None:
-        """Until it happened; TimeoutError after ``within`` seconds."""
+        """Wait until it happened. Raises TimeoutError after ``within`` seconds."""
 
     def release(self) -> None:
-        """A request held back reaches the backend now."""
+        """Let a request that is held back reach the backend now."""
 
 
 class Place:
-    """One backend under test, fresh for each test. Subclass it and say at least `url` and `delete`; what else a place
-    can do itself (look into the server, stop it, lose its answers) shows more.
+    """One backend under test, new for each test. Subclass it and define at least `url` and `delete`.
 
-    Everything a test takes is below `prefix`, which no other test uses.
+    A place that can do more (look into the server, stop it, lose its replies) should override more methods: its tests
+    then show more. All names of a test are below `prefix`, which no other test uses.
     """
 
-    #: A module that calls `register_backend`, for the helper processes of ProcessConformance, which begin afresh; a
-    #: backend that is installed with an entry point needs none.
+    #: A module that calls `register_backend`. The helper processes of ProcessConformance import it, since they start
+    #: afresh. A backend with an entry point does not need it.
     registered_in: ClassVar[str | None] = None
-    quick_ttl: float = 1.2  #: seconds; the shortest ttl whose timing a busy machine still keeps
-    calm_ttl: float = 2.0  #: seconds; … and of whose last tenth, in which the lost callback starts
+    quick_ttl: float = 1.2  #: seconds; the shortest ttl whose timing is right even on a busy machine
+    calm_ttl: float = 2.0  #: seconds; the same for the last tenth of the ttl, in which the lost callback starts
 
-    rest: float = 1.0  #: seconds; the shortest rest (``hold_at_least``) that the server keeps …
-    rest_at_most: float = 1.0  #: … and for how long it may keep that
+    rest: float = 1.0  #: seconds; the shortest rest (``hold_at_least``) that the server keeps
+    rest_at_most: float = 1.0  #: seconds; for how long the server may keep that rest
 
-    #: Options of the backend's own, for the clients of the suite.
+    #: The backend's own options for the clients of the suite.
     options: ClassVar[dict[str, object]] = {}
 
     def __init__(self) -> None:
@@ -65,70 +65,71 @@ class Place:
 
     @property
     def url(self) -> str:
-        """Where it is, for clients that faults concern."""
+        """The URL for clients whose requests may be disturbed."""
         raise NotImplementedError
 
     @property
     def steady_ttl(self) -> float:
-        """Seconds; of a lease that is to be kept although the machine stands still for half a second."""
+        """The ttl in seconds of a lease that must survive half a second in which the machine does not run."""
         return max(self.quick_ttl, self.calm_ttl)
 
     @property
     def clean_url(self) -> str:
-        """Where it is for bystanders, whom no fault concerns."""
+        """The URL for bystanders, whose requests are never disturbed."""
         return self.url
 
     def delete(self, name: str) -> None:
-        """Take the lock's key away behind everybody's back, by means other than multilock's."""
+        """Remove the lock's key from the server without using multilock."""
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:
-        """What of this test is still stored and has no end of its own.
+        """Return what this test left at the server that does not end by itself.
 
-        The backend is asked for what is held; a look into the server shows also what it does not tell, as waiters.
+        The default asks the backend for held names. A place that looks into the server can also see what the backend
+        does not list, such as waiters.
         """
         with Client(self.backend()) as client:
             return [info.name for info in client.inspect_all()]
 
     def connect(self, face: Face, **options: Any) -> Client:
-        """A client whose requests can go wrong."""
+        """Return a client whose requests may be disturbed."""
         return face.client(FaultyBackend(self._open(self.url, options), self.faults), **_for_client(options))
 
     def bystander(self, face: Face, **options: Any) -> Client:
-        """A client of the same locks that no fault concerns."""
+        """Return a client of the same locks whose requests are never disturbed."""
         return face.client(self._open(self.clean_url, options), **_for_client(options))
 
     def backend(self, **options: Any) -> Backend:
-        """The backend itself, for tests of the SPI."""
+        """Return the backend itself, for tests of the SPI."""
         return self._open(self.clean_url, options)
 
     def drop_reply(self, call: Call) -> Mishap:
-        """The next such request is executed, and its answer never comes."""
+        """Let the next such request be executed, but drop its reply."""
         return self.faults.plan(call, _Dropped())
 
     def delay_reply(self, call: Call) -> Mishap:
-        """The next such request is executed, and its answer comes when the test releases it."""
+        """Let the next such request be executed, but hold back its reply until the test releases it."""
         return self.faults.plan(call, _Delayed())
 
     def hold_request(self, call: Call) -> Mishap:
-        """The next such request is not answered in time, and is executed when the test releases it."""
+        """Hold the next such request back. It gets no reply in time, and is executed when the test releases it."""
         return self.faults.plan(call, _Held())
 
     def slow_request(self, call: Call, seconds: float) -> Mishap:
-        """The next such request takes its time on the way to the backend, and is answered."""
+        """Delay the next such request by ``seconds`` on its way to the backend. It then gets its reply."""
         return self.faults.plan(call, _Slow(seconds))
 
     def slow_answers(self, seconds: float) -> contextlib.AbstractContextManager[Backend] | None:
-        """Give a backend whose answers come ``seconds`` late inside this block. Its requests are executed at once.
+        """Yield a backend whose replies come ``seconds`` late inside this context. Its requests are executed at once.
 
-        It shows a backend that reads ``Granted.sent_at`` after its request has left. None: the answers of this backend
-        do not travel, and cannot come late. A proxy does it: `multilock.testing.FaultProxy.delay`.
+        This shows whether a backend reads ``Granted.sent_at`` only after it sent its request. The default returns None:
+        for a backend whose replies cannot be late. With a server, use `multilock.testing.FaultProxy.delay`.
         """
         return None
 
     @contextlib.contextmanager
     def silence(self) -> Iterator[None]:
-        """Nobody answers inside this block (bystanders excepted)."""
+        """Leave requests without a reply inside this context, except those of bystanders."""
         self.faults.silent.set()
         try:
             yield
@@ -137,7 +138,7 @@ class Place:
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
-        """The server is down inside this block: every request fails at once (bystanders' excepted)."""
+        """Take the server down inside this context: requests fail at once, except those of bystanders."""
         self.faults.down.set()
         try:
             yield
@@ -145,7 +146,7 @@ class Place:
             self.faults.down.clear()
 
     def close(self) -> None:
-        """Whatever the test left is no concern of the next."""
+        """Remove what would disturb the next test."""
 
     def _open(self, url: str, options: dict[str, Any]) -> Backend:
         ttl = options.get("ttl", 10.0)
@@ -158,32 +159,33 @@ def _for_client(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Stroke(Mishap, Protocol):
-    """What `Faults.plan` takes: how one request goes wrong."""
+    """The argument of `Faults.plan`: the way in which one request fails."""
 
     def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
-        """``request()`` for the claims with these ids, going wrong."""
+        """Run ``request()``, for the claims with these ids, with this fault."""
 
 
 S = TypeVar("S", bound=Stroke)
 
 
 class Faults:
-    """What goes wrong between the clients of one place and their backend."""
+    """The faults between the clients of one place and their backend."""
 
     def __init__(self) -> None:
         self.silent = threading.Event()
         self.down = threading.Event()
-        self.answered: Counter[str] = Counter()  #: requests that were answered, by their kind
+        self.answered: Counter[str] = Counter()  #: how many requests had a reply, by their kind
         self._planned: list[tuple[Call, Stroke]] = []
         self._lock = threading.Lock()
 
     def plan(self, call: Call, stroke: S) -> S:
-        """The next request of this kind goes wrong in this way."""
+        """Let the next request of this kind fail in this way."""
         with self._lock:
             self._planned.append((call, stroke))
         return stroke
 
     def take(self, call: str) -> Stroke | None:
+        """Return the fault for a request of this kind, or None."""
         with self._lock:
             found = next((planned for planned in self._planned if planned[0] == call), None)
             if found is None:
@@ -193,7 +195,7 @@ class Faults:
 
 
 class _Dropped:
-    """Executed; the answer never comes."""
+    """The request is executed, but its reply is dropped."""
 
     def __init__(self) -> None:
         self._happened = threading.Event()
@@ -201,18 +203,18 @@ class _Dropped:
     def strike(self, ids: Sequence[str], within: float, request: Callable[[], T]) -> T:
         request()
         self._happened.set()
-        raise BackendUnavailable("the test swallowed the answer")
+        raise BackendUnavailable("the test dropped the reply")
 
     def wait(self, within: float) -> None:
         if not self._happened.wait(within):
-            raise TimeoutError(f"no request went wrong within {within:g} s")
+            raise TimeoutError(f"the fault did not happen within {within:g} s")
 
     def release(self) -> None:
-        """It was executed already."""
+        """Do nothing: the request was executed already."""
 
 
 class _Delayed:
-    """Executed at once; the answer comes when the test releases it."""
+    """The request is executed at once, but its reply comes when the test releases it."""
 
     def __init__(self) -> None:
         self._happened = threading.Event()
@@ -223,18 +225,18 @@ class _Delayed:
         self._happened.set()
         if self._released.wait(within):
             return answer
-        raise BackendUnavailable(f"the test delays the answer: none in {within:g} s")
+        raise BackendUnavailable(f"the test holds the reply back: none came in {within:g} s")
 
     def wait(self, within: float) -> None:
         if not self._happened.wait(within):
-            raise TimeoutError(f"no request went wrong within {within:g} s")
+            raise TimeoutError(f"the fault did not happen within {within:g} s")
 
     def release(self) -> None:
         self._released.set()
 
 
 class _Slow(_Dropped):
-    """On its way for a while, then executed and answered."""
+    """The request takes a while to arrive, is then executed, and gets its reply."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -247,7 +249,7 @@ class _Slow(_Dropped):
 
 
 class _Held(_Dropped):
-    """Not answered in time; executed when the test releases it, by a thread that stands for the network."""
+    """The request gets no reply in time. A thread, which stands for the network, executes it after the release."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,20 +263,20 @@ class _Held(_Dropped):
                 try:
                     request()
                     return
-                except BackendUnavailable:  # the client gives up the connection that it came by, and makes another
+                except BackendUnavailable:  # the client closed the connection of this request, and makes another one
                     threading.Event().wait(0.02)
 
         threading.Thread(target=later, name="late-request", daemon=True).start()
         self._happened.set()
         threading.Event().wait(within)
-        raise BackendUnavailable(f"the test holds the request: no answer in {within:g} s")
+        raise BackendUnavailable(f"the test holds the request back: no reply in {within:g} s")
 
     def release(self) -> None:
         self._released.set()
 
 
 class FaultyBackend:
-    """A backend in front of another one, whose requests go wrong when a test says so."""
+    """A backend in front of another one, whose requests fail when a test wants it."""
 
     def __init__(self, inner: Backend, faults: Faults) -> None:
         self._inner = inner
@@ -341,7 +343,7 @@ class FaultyBackend:
             raise BackendUnavailable("the test took the server down", unknown=False)
         if faults.silent.is_set():
             threading.Event().wait(within)
-            raise BackendUnavailable(f"the test keeps the server silent: no answer in {within:g} s")
+            raise BackendUnavailable(f"the test keeps the server silent: no reply in {within:g} s")
         if stroke := faults.take(call):
             return stroke.strike([claim.id for claim in claims], within, request)
         answer = request()

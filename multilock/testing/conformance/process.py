@@ -1,4 +1,4 @@
-"""Holders in other processes: killed, stopped, forked, exited. For places that processes share."""
+"""Holders in other processes that are killed, frozen or forked, or exit. For places that processes can share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from multilock.testing.process import Helper, hear, say
 __all__ = ["ProcessConformance"]
 
 HERE = "multilock.testing.conformance.process"
-START = 20.0  # seconds for a process to start on a busy machine
+START = 20.0  # seconds in which a process starts, even on a busy machine
 
 
 class ProcessConformance(Conformance):
@@ -174,11 +174,11 @@ class ProcessConformance(Conformance):
         assert overlaps == []
 
 
-# What the helper processes run.
+# The functions that the helper processes run
 
 
 def perform(module: str, function: str, *arguments: str) -> None:
-    """One of the functions below, once ``module`` has registered the backend."""
+    """Call one of the functions below, after importing ``module``, which registers the backend."""
     importlib.import_module(module)
     globals()[function](*arguments)
 
@@ -188,6 +188,7 @@ def _client(url: str, prefix: str, ttl: str) -> Client:
 
 
 def hold(url: str, prefix: str, ttl: str) -> None:
+    """Hold the lock until the test says otherwise."""
     lease = _client(url, prefix, ttl).lock(NAME, on_lost=lambda loss: say("lost", loss.reason.value)).acquire()
     say("held", lease.token)
     while (line := hear()) is not None:
@@ -198,11 +199,13 @@ def hold(url: str, prefix: str, ttl: str) -> None:
 
 
 def hold_and_exit(url: str, prefix: str, ttl: str) -> None:
+    """Exit while the lock is held."""
     lease = _client(url, prefix, ttl).lock(NAME, on_lost=lambda loss: say("lost")).acquire()
     say("held", lease.token)
 
 
 def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
+    """Release a lock that then rests, and wait."""
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
     lease.release()
     say("rests", inner(lease)._granted_at + float(seconds) - GRAIN)
@@ -210,6 +213,7 @@ def rest(url: str, prefix: str, ttl: str, seconds: str) -> None:
 
 
 def hold_resting_and_exit(url: str, prefix: str, ttl: str, seconds: str) -> None:
+    """Exit while a lock with hold_at_least is held."""
     lease = _client(url, prefix, ttl).lock(NAME, hold_at_least=float(seconds)).acquire()
     say("rests", inner(lease)._granted_at + float(seconds) - GRAIN)
 
@@ -228,7 +232,7 @@ def exit_with_waiters_of_its_own(url: str, prefix: str, ttl: str) -> None:
     for client in clients:
         threading.Thread(target=client.lock(NAME).acquire, daemon=True).start()
     eventually(lambda: (info := clients[0].inspect(NAME)) and info.waiting in (None, 2))
-    time.sleep(0.3)  # for backends that do not count them
+    time.sleep(0.3)  # for backends that do not count waiters
     say("waiting")
 
 
@@ -264,11 +268,11 @@ def _what_a_child_sees(client: Client, lease: Any, losses: list[Any]) -> Iterato
     yield "callback" if losses else "no-callback"
 
 
-CLEAN_UP = 0.5  # seconds that a leader's work takes to end
+CLEAN_UP = 0.5  # seconds in which a leader's work ends
 
 
 def serve(url: str, prefix: str, ttl: str) -> None:
-    """Work for as long as it leads, until SIGTERM."""
+    """Work while this node leads, until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def work(leadership: multilock.Leadership) -> None:
@@ -284,7 +288,7 @@ def serve(url: str, prefix: str, ttl: str) -> None:
 
 
 def serve_async(url: str, prefix: str, ttl: str) -> None:
-    """The same under asyncio."""
+    """Do the same as `serve`, under asyncio."""
 
     async def work(leadership: multilock.AsyncLeadership) -> None:
         say("begins", now())
@@ -306,7 +310,7 @@ def serve_async(url: str, prefix: str, ttl: str) -> None:
 
 
 def believe(url: str, prefix: str, ttl: str) -> None:
-    """Take and give back again and again; each interval in which we believed to hold is told at the end."""
+    """Acquire and release again and again. At the end, report each interval in which this process believed to hold."""
     client = _client(url, prefix, ttl)
     say("ready")
     end = background(hear)
@@ -315,7 +319,7 @@ def believe(url: str, prefix: str, ttl: str) -> None:
         try:
             lease = client.lock(NAME).try_acquire(timeout=0.5)
         except BackendUnavailable:
-            continue  # it was stopped in the midst of a request, and its session or its timeout ended meanwhile
+            continue  # frozen during a request: its session or its timeout ended meanwhile
         if lease is None:
             continue
         begun = now()

@@ -1,4 +1,4 @@
-"""A name that is released early rests: ``hold_at_least``."""
+"""``hold_at_least``: a name that is released early stays taken for a while, or rests."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from multilock.testing.conformance.places import Place
 
 __all__ = ["RestConformance"]
 
-GRAIN = 0.01  # seconds by which the clocks of this process and of a server may differ over a rest
+GRAIN = 0.01  # seconds by which this process's clock and the server's may differ over a rest
 
 
 class RestConformance(Conformance):
-    """Where the server can keep a released name taken by its own clock; elsewhere it is refused before any I/O."""
+    """Tests for a server that can keep a released name taken by its own clock. Others must refuse it before any I/O."""
 
     @pytest.fixture(autouse=True)
     def _can(self, client: Client) -> None:
         if not client.capabilities.hold_at_least:
             with pytest.raises(CapabilityMissing, match="cannot keep a released name taken"):
                 client.lock(NAME, hold_at_least=1.0)
-            pytest.skip("declared: the client would have to live for it")
+            pytest.skip("declared: only a living client could do it")
 
     def rests_until(self, client: Client, place: Place, seconds: float) -> float:
-        """Take it, give it back at once; until when nobody may have it."""
+        """Acquire the name and release it at once. Returns until when nobody may have it."""
         lease = client.lock(NAME, hold_at_least=seconds, ttl=place.quick_ttl).acquire()
         assert lease.release()
         return inner(lease.leases[0])._granted_at + seconds - GRAIN
@@ -45,7 +45,7 @@ class RestConformance(Conformance):
     def test_a_name_that_is_released_early_rests_and_is_then_free(
         self, client: Client, other: Client, place: Place
     ) -> None:
-        seconds = place.rest + 1.0  # all that is asked of it is asked while it rests
+        seconds = place.rest + 1.0  # so that the whole test runs while the name rests
         before = datetime.now(UTC)
         lease = client.lock(NAME, hold_at_least=seconds).acquire()
         until = inner(lease.leases[0])._granted_at + seconds - GRAIN
@@ -80,7 +80,7 @@ class RestConformance(Conformance):
         assert info is None or info.resting_until is None
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
 
-    def test_who_waits_gets_it_when_the_rest_is_over(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_waiter_gets_the_lock_when_the_rest_is_over(self, client: Client, other: Client, place: Place) -> None:
         lease = client.lock(NAME, hold_at_least=place.rest).acquire()
         until = inner(lease.leases[0])._granted_at + place.rest - GRAIN
         waiting = background(lambda: other.lock(NAME).acquire(timeout=place.rest_at_most + 2 * SOON))
@@ -123,7 +123,7 @@ class RestConformance(Conformance):
         other.lock(NAME).acquire(timeout=2 * place.rest_at_most + SOON).release()
         eventually(lambda: place.leftovers() == [])
 
-    def test_a_release_that_nobody_heard_lets_it_rest_when_it_is_heard(
+    def test_a_release_that_arrives_late_starts_the_rest_on_arrival(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         client = make(request_timeout=0.3)
@@ -164,7 +164,7 @@ class RestConformance(Conformance):
         leadership = other.election("nightly").campaign(timeout=SOON + client.capabilities.lock_delay)
         assert leadership.is_held()
 
-    def test_what_cannot_be_is_said_before_any_request(self, client: Client) -> None:
+    def test_a_wrong_rest_raises_before_any_request(self, client: Client) -> None:
         for wrong in (-1.0, float("nan"), float("inf"), client.capabilities.ttl_max * 2):
             with pytest.raises(ValueError, match="hold_at_least"):
                 client.lock(NAME, hold_at_least=wrong)

@@ -1,4 +1,4 @@
-"""What several may hold: readers beside a writer, and permits."""
+"""Locks that several may hold: readers beside a writer, and permits."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from multilock.testing.conformance.places import Place
 
 __all__ = ["ReadWriteConformance", "SemaphoreConformance"]
 
-QUICK = 2.0  # seconds within which waiters that are let in are in, though their backend may poll
-WAITS_FOR = 0.5  # seconds that a writer waits which gives up
-TIMERS = 1.0  # seconds; who looks again sooner does so because something was refused
+QUICK = 2.0  # seconds in which waiters that may enter have entered, even if their backend polls
+WAITS_FOR = 0.5  # seconds that an impatient writer waits
+TIMERS = 1.0  # seconds; a waiter that asks again sooner does so because a claim was refused
 NEVER = 3600.0  # seconds
 
 
@@ -44,7 +44,7 @@ def writer(client: Client, **options: object) -> DistributedLock:
 
 
 class ReadWriteConformance(Conformance):
-    """Where the backend has readers and writers; elsewhere they are refused before any I/O."""
+    """Tests for a backend with readers and writers. Others must refuse them before any I/O."""
 
     @pytest.fixture(autouse=True)
     def _can(self, client: Client) -> None:
@@ -79,7 +79,7 @@ class ReadWriteConformance(Conformance):
         both.writer().acquire()
         assert both.writer().release() is True
 
-    def test_the_lock_of_readers_is_held_while_any_of_its_leases_is(self, client: Client) -> None:
+    def test_a_reader_lock_is_held_while_any_of_its_leases_is(self, client: Client) -> None:
         lock = reader(client)
         first = lock.acquire()
         second = background(lock.acquire).result(SOON)
@@ -90,7 +90,7 @@ class ReadWriteConformance(Conformance):
         assert not lock.is_held()
 
     def test_each_reader_is_renewed_on_its_own(self, client: Client, place: Place) -> None:
-        """The end of one of two leases of a name in one client is not the end of the other."""
+        """One lease of a name can end while another one in the same client goes on."""
         lock = reader(client, ttl=place.steady_ttl)
         first, second = lock.acquire(), background(lock.acquire).result(SOON)
         first.release()
@@ -136,7 +136,7 @@ class ReadWriteConformance(Conformance):
         self, client: Client, other: Client, face: Face, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not client.capabilities.push_wait:
-            pytest.skip("declared: who waits polls")
+            pytest.skip("declared: waiters poll")
         by_the_timer = _Contender._look_again_in
 
         def by_a_push(self: _Contender, busy: Busy) -> float:
@@ -168,7 +168,9 @@ class ReadWriteConformance(Conformance):
     def test_waiting_readers_come_in_together(self, client: Client, other: Client) -> None:
         held = writer(client).acquire()
         waiting = [background(lambda: reader(other).acquire(timeout=SOON)) for _ in range(5)]
-        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)  # None: there is no queue
+        eventually(
+            lambda: (info := client.inspect(NAME)) and info.waiting != 0
+        )  # None means that the backend has no queue
         held.release()
         leases = [each.result(SOON) for each in waiting]
         assert all(lease.is_held() for lease in leases)
@@ -197,9 +199,9 @@ class ReadWriteConformance(Conformance):
         assert wrong == 0
 
     def test_tokens_order_writers_and_readers(self, client: Client, other: Client) -> None:
-        """What a resource compares: of a reader with what wrote before and after it, and never of two readers."""
+        """A resource compares tokens of a reader and a writer, in both orders, but never those of two readers."""
         if not client.capabilities.fencing:
-            pytest.skip("declared: there are no tokens")
+            pytest.skip("declared: it has no tokens")
         tokens: list[tuple[str, int]] = []
         for take in (writer, reader, writer, reader):
             with take(client) as lease:
@@ -213,7 +215,7 @@ class ReadWriteConformance(Conformance):
             assert all(before < token for _, before in tokens[:number])
             assert all(after > token for _, after in tokens[number + 1 :])
 
-    def test_who_reads_cannot_become_the_writer_nor_the_other_way_round(self, client: Client) -> None:
+    def test_a_reader_cannot_become_the_writer_nor_a_writer_a_reader(self, client: Client) -> None:
         with reader(client):
             with pytest.raises(CapabilityMissing, match="asks to write"):
                 writer(client).acquire()
@@ -297,7 +299,7 @@ class ReadWriteConformance(Conformance):
 
 
 class SemaphoreConformance(Conformance):
-    """Where the backend has semaphores; elsewhere they are refused before any I/O."""
+    """Tests for a backend with semaphores. Others must refuse them before any I/O."""
 
     @pytest.fixture(autouse=True)
     def _can(self, client: Client) -> None:
@@ -352,9 +354,7 @@ class SemaphoreConformance(Conformance):
         assert waiting.result(SOON).is_held()
         assert held[1].is_held()
 
-    def test_never_more_than_the_permits_under_contention_and_none_sleeps_on(
-        self, client: Client, other: Client
-    ) -> None:
+    def test_contention_never_exceeds_the_permits_nor_forgets_a_waiter(self, client: Client, other: Client) -> None:
         inside: list[int] = []
         most = 0
 
@@ -418,7 +418,7 @@ class SemaphoreConformance(Conformance):
     def test_the_permit_of_a_client_that_is_silent_is_free_at_its_own_end(
         self, client: Client, other: Client, place: Place, make: Callable[..., Client]
     ) -> None:
-        """And nobody else's: its neighbour goes on."""
+        """Its neighbour's permit goes on."""
         dead = client.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
         kept = other.semaphore(NAME, 2, ttl=place.steady_ttl).acquire()
         with place.silence():

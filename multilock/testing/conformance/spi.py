@@ -1,4 +1,4 @@
-"""The service-provider interface itself, without the kernel: what each call of a backend promises."""
+"""The service-provider interface without the kernel: what each method of a backend promises."""
 
 from __future__ import annotations
 
@@ -22,56 +22,67 @@ WITHIN = 2.0
 
 
 class Ear:
-    """A `multilock.backend.Notices` that remembers what it was told."""
+    """A `multilock.backend.Notices` that records all reports."""
 
     def __init__(self) -> None:
         self.client = os.urandom(8).hex()
         self.wakes: list[str | None] = []
         self.pushed: dict[str, Granted] = {}
         self.losses: list[tuple[str, LossReason]] = []
-        self.down: dict[str, str] = {}  # push connections
+        self.down: dict[str, str] = {}  # push connections that are down, with the reason
         self.changes: list[str | None] = []
         self.sessions: list[Hashable] = []
         self._changed = threading.Condition()
 
     def now(self) -> float:
+        """Return the clock."""
         return now()
 
     def wake(self, claim_id: str | None) -> None:
+        """Record a wake-up."""
         self._tell(lambda: self.wakes.append(claim_id))
 
     def gone(self, claim_id: str, reason: LossReason, message: str) -> None:
+        """Record a loss."""
         self._tell(lambda: self.losses.append((claim_id, reason)))
 
     def group(self, group: Hashable, ttl: float, renew_every: float) -> None:
+        """Record a session."""
         self._tell(lambda: self.sessions.append(group))
 
-    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None: ...
+    def shortened(self, group: Hashable, ttl: float, valid_until: float, renew_every: float) -> None:
+        """Ignore it."""
 
     def group_gone(self, group: Hashable, message: str) -> None:
+        """Forget a session."""
         self._tell(lambda: self.sessions.remove(group))
 
-    def silent(self, group: Hashable) -> None: ...
+    def silent(self, group: Hashable) -> None:
+        """Ignore it."""
 
     def granted(self, claim_id: str, granted: Granted) -> None:
-        """Heard as a wake-up too: a client may drop it."""
+        """Record a push, which is also a wake-up: a client may ignore the push itself."""
         self.pushed[claim_id] = granted
         self.wake(claim_id)
 
     def changed(self, name: str | None) -> None:
+        """Record a change of holder."""
         self._tell(lambda: self.changes.append(name))
 
     def pushes(self, connection: str, trouble: str | None, *, refused: bool = False) -> None:
+        """Record whether a push connection is down."""
         self._tell(
             lambda: self.down.pop(connection, None) if trouble is None else self.down.update({connection: trouble})
         )
 
     def wait(self, ready: object, within: float = SOON) -> bool:
+        """Wait until ``ready()`` is true after a report. Returns whether it is."""
         assert callable(ready)
         with self._changed:
             return bool(self._changed.wait_for(ready, within))
 
     def claim(self, name: str = NAME, *, ttl: float = 10.0, fair: bool = False, renew: bool = True) -> Claim:
+        """Return a new claim."""
         claim_id = f"{self.client}.{os.urandom(16).hex()}"
         owner = owner_text(claim_id, "lock", "host", os.getpid(), "conformance", ttl)
         return Claim(name, "lock", claim_id, owner, ttl, renew, fair, "conformance")
@@ -116,7 +127,7 @@ class BackendConformance(Conformance):
         late = 0.3
         slow = place.slow_answers(late)
         if slow is None:
-            pytest.skip("the answers of this backend do not travel")
+            pytest.skip("the replies of this backend cannot be late")
         with slow as backend:
             backend.open(ear)
             try:
@@ -152,7 +163,7 @@ class BackendConformance(Conformance):
         refused = ear.claim()
         answer = backend_.attempt(refused, False, WITHIN)
         assert isinstance(answer, Busy)
-        if answer.spent:  # it says that it has left something, which is to be cancelled
+        if answer.spent:  # it left something at the server, which must be cancelled
             give_back(backend_, refused, None, unsure=True)
         give_back(backend_, holder, granted, unsure=False)
         assert backend_.inspect(NAME, WITHIN) is None
@@ -175,15 +186,15 @@ class BackendConformance(Conformance):
         assert until_told(lambda: backend_.release(claim, granted, False, WITHIN)) is True
         assert until_told(lambda: backend_.release(claim, granted, False, WITHIN)) is False
 
-    def test_nobody_revives_or_lengthens_a_name_that_rests(self, backend_: Backend, ear: Ear, place: Place) -> None:
+    def test_a_resting_name_is_neither_revived_nor_lengthened(self, backend_: Backend, ear: Ear, place: Place) -> None:
         if not backend_.capabilities.hold_at_least:
-            pytest.skip("declared: no name rests")
+            pytest.skip("declared: names cannot rest")
         assert isinstance(backend_, Rests)
         claim = ear.claim()
         granted = take(backend_, claim)
         assert until_told(lambda: backend_.rest(claim, granted, True, place.rest, WITHIN)) is True
         until = now() + place.rest_at_most
-        late = until_told(lambda: backend_.rest(claim, granted, True, 60.0, WITHIN))  # an earlier request
+        late = until_told(lambda: backend_.rest(claim, granted, True, 60.0, WITHIN))  # an earlier request arrives late
         assert late is True
         assert backend_.renew(granted.group, [(claim, granted)], WITHIN) == [None]
         assert isinstance(backend_.attempt(claim, True, WITHIN), Busy)
@@ -196,9 +207,9 @@ class BackendConformance(Conformance):
             assert now() < until + SOON
             time.sleep(0.02)
 
-    def test_what_is_held_no_more_does_not_rest(self, backend_: Backend, ear: Ear, place: Place) -> None:
+    def test_a_claim_that_is_no_longer_held_does_not_rest(self, backend_: Backend, ear: Ear, place: Place) -> None:
         if not backend_.capabilities.hold_at_least:
-            pytest.skip("declared: no name rests")
+            pytest.skip("declared: names cannot rest")
         assert isinstance(backend_, Rests)
         claim = ear.claim()
         granted = take(backend_, claim)
@@ -220,9 +231,7 @@ class BackendConformance(Conformance):
         backend_.release(holder, granted, False, WITHIN)
         assert backend_.inspect(NAME, WITHIN) is None
 
-    def test_an_answer_makes_a_waiter_the_holder_or_a_push_that_grants_as_much_as_an_answer(
-        self, backend_: Backend, ear: Ear
-    ) -> None:
+    def test_only_a_reply_or_an_equal_push_makes_a_waiter_the_holder(self, backend_: Backend, ear: Ear) -> None:
         holder, waiter = ear.claim(), ear.claim()
         begun = now()
         granted = take(backend_, holder)
@@ -235,7 +244,7 @@ class BackendConformance(Conformance):
             assert set(ear.wakes) <= {waiter.id, None}
         pushed = ear.pushed.get(waiter.id)
         if pushed:
-            # Never from when it came; a session that serves both claims may be proved since before the second one.
+            # A grant never counts from its arrival. If a session has both claims, its proof may be older than one.
             assert (begun if ear.sessions else asked) - 0.001 <= pushed.sent_at <= answered
             assert pushed.valid_for <= waiter.ttl
             [renewed] = backend_.renew(pushed.group, [(waiter, pushed)], WITHIN)
@@ -245,8 +254,8 @@ class BackendConformance(Conformance):
         else:
             since = now()
         granted = take(backend_, waiter)
-        # Of a session's lease its last renewal counts, and of a push that came just now the request that it echoes.
-        # One of several servers may have been asked since the renewal, and answer only now.
+        # A session is proven by its last renewal, a push that just came by the request that it echoes. One of several
+        # servers may have received its request after the renewal, and reply only now.
         assert granted.sent_at >= (asked if granted.short else since) - 0.001 or ear.sessions
         if pushed:
             assert (granted.token, granted.key) == (pushed.token, pushed.key)
@@ -303,7 +312,7 @@ class BackendConformance(Conformance):
 
     def test_a_lost_claim_is_reported_where_losses_are_pushed(self, backend_: Backend, ear: Ear, place: Place) -> None:
         if not backend_.capabilities.push_loss:
-            pytest.skip("declared: a loss is seen by the next renewal")
+            pytest.skip("declared: only the next renewal notices a loss")
         claim, early = ear.claim(), ear.claim("early")
         granted, early_granted = take(backend_, claim), take(backend_, early)
         place.delete("early")
@@ -326,7 +335,7 @@ class BackendConformance(Conformance):
     ) -> None:
         if not backend_.follow(frozenset({NAME}), WITHIN):
             return  # the kernel polls
-        ear.changes.clear()  # the present holder may have been told
+        ear.changes.clear()  # the present holder may have been reported
         claim = ear.claim()
         granted = take(backend_, claim)
         assert ear.wait(lambda: ear.changes)
@@ -353,7 +362,7 @@ class BackendConformance(Conformance):
         assert tokens == sorted(set(tokens))
 
     def test_a_backend_can_be_opened_again(self, backend_: Backend, ear: Ear) -> None:
-        """As in a forked child."""
+        """A forked child does the same."""
         take(backend_, ear.claim())
         child = Ear()
         backend_.open(child)
@@ -371,14 +380,14 @@ class BackendConformance(Conformance):
 
 
 def give_back(backend: Backend, claim: Claim, granted: Granted | None, *, unsure: bool) -> None:
-    """As the kernel does: again and again, until nothing of it can be anywhere."""
+    """Release as the kernel does: again and again, until nothing of the claim can be at a server."""
     while backend.release(claim, granted, unsure, WITHIN).again:
         unsure = True
         time.sleep(0.01)
 
 
 def until_told(tell: Callable[[], Returned]) -> bool:
-    """Told again until nothing of it can be anywhere, as the kernel does. Whether it was ours."""
+    """Call ``tell`` until nothing of the claim can be at a server, as the kernel does. Returns whether it was ours."""
     deadline = now() + WITHIN
     while (returned := tell()).again:
         assert now() < deadline
@@ -388,7 +397,7 @@ def until_told(tell: Callable[[], Returned]) -> bool:
 
 def take(backend: Backend, claim: Claim) -> Granted:
     granted = backend.attempt(claim, False, WITHIN)
-    if isinstance(granted, Busy):  # its turn may be a moment away
+    if isinstance(granted, Busy):  # it may be granted a moment later
         granted = backend.attempt(claim, True, WITHIN)
     assert isinstance(granted, Granted), granted
     return granted

@@ -194,7 +194,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     _add_command(run)
     run.add_argument("--timeout", metavar="S", type=float, help="seconds to wait; 0 tries once (default: no limit)")
     run.add_argument("--hold-at-least", metavar="S", type=float, default=0.0,
-                     help="keep NAME taken for at least S seconds, even if CMD ends earlier")  # fmt: skip
+                     help="keep NAME taken for S seconds, even if CMD is shorter")  # fmt: skip
     run.add_argument("--shared", action="store_true", help="hold NAME as a reader, together with other readers")
     run.add_argument("--permits", metavar="N", type=int, help="hold NAME as one of at most N holders")
     run.add_argument("--quiet", "-q", action="store_true", help="do not say that NAME is awaited or was not obtained")
@@ -209,7 +209,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     )
     for holding in (run, elect):
         holding.add_argument(
-            "--ttl", metavar="S", type=float, help="seconds for which the lock outlives a dead holder (default: 30)"
+            "--ttl", metavar="S", type=float, help="seconds the lock outlives a dead holder (default: 30)"
         )
 
     status = command("status", _status, "[PREFIX]", "list the held locks and their holders")

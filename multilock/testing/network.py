@@ -21,7 +21,7 @@ def why_no_network(url: str) -> str:
     """Return why `Network` cannot be used with this URL, or an empty text if it can."""
     scheme = urlsplit(url).scheme
     if scheme in LOCAL:
-        return f"{scheme}:// does not use a network"
+        return f"{scheme}:// uses no network"
     if scheme in TOLD:
         return f"{scheme}:// gives its clients other addresses, so they bypass every proxy"
     return ""

@@ -388,6 +388,7 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
 
 
 @pytest.mark.oracle
+@pytest.mark.timeout(240)  # some hundred clients, one after the other
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
 def test_an_interrupt_anywhere_in_with_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):

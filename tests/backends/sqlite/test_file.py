@@ -175,7 +175,7 @@ def test_file_of_format_1_is_refused_with_what_to_do_and_left_alone(path: Path, 
         before = contents(path)
         told = rejection(path)
         assert contents(path) == before
-    assert "file format 1: it was made by an older multilock, and this one needs 2" in told
+    assert "file format 1: it was made by an older multilock, and this one needs format 2" in told
     assert (
         f"End all programs that use the file, then delete it or move it away, together with {path}-wal and -shm" in told
     )

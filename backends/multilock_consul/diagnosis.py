@@ -111,7 +111,7 @@ def _library() -> list[Finding]:
         Finding(
             "python-consul",
             "warning",
-            f"python-consul {version} is installed: nobody maintains it, and py-consul overwrites parts of it",
+            f"python-consul {version} is installed: it is not maintained, and py-consul overwrites parts of it",
             "pip uninstall python-consul py-consul; pip install py-consul",
         )
     ]

@@ -36,6 +36,7 @@ class Keys:
         return f"{self.folder(name)}.lock"
 
     def folder(self, name: str) -> str:
+        """Return the beginning of all keys of this name."""
         return f"{self.prefix}{escape(name)}/"
 
     def readers(self, name: str) -> str:
@@ -129,6 +130,7 @@ def names_of(response: Response, folder: str) -> frozenset[str]:
 
 
 def index_of(response: Response) -> int:
+    """Return the index of a reply, to wait from for the next change. Raises `BackendUnavailable` if it has none."""
     try:
         return int(response.headers["x-consul-index"])
     except (LookupError, ValueError) as error:
@@ -147,4 +149,5 @@ def listed(response: Response, begin: str) -> list[tuple[str, Entry]]:
 
 
 def no_answer(response: Response) -> BackendUnavailable:
+    """Return the error for a reply that cannot be Consul's, such as a proxy's page."""
     return BackendUnavailable(f"this is not a reply of Consul: {response.text}", backend="consul")

@@ -77,6 +77,7 @@ class Query:
     due: float = 0.0  # when to send the request or, while a reply is awaited, when to give up
 
     def wanted(self) -> bool:
+        """Return whether anything still needs this query's reply."""
         return self.kind == SESSION or bool(self.waiting or self.held or self.followed)
 
     def pending(self) -> bool:
@@ -147,10 +148,12 @@ class Listener:
             self._post(lambda: self._forget(claim_id))
 
     def watch_session(self, session_id: str) -> None:
+        """Report the end of this session."""
         if (SESSION, session_id) not in self._queries:
             self._post(lambda: self._watch_session(session_id))
 
     def forget_session(self, session_id: str) -> None:
+        """Stop watching this session."""
         if self._bell:
             self._post(lambda: self._forget_session(session_id))
 

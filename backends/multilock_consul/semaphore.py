@@ -51,6 +51,7 @@ class State:
 
     @property
     def dead(self) -> list[str]:
+        """The holders whose sessions no longer lock their keys."""
         return sorted(self.holders - self.living.keys())
 
 
@@ -170,7 +171,7 @@ class Semaphore:
     # ---- release
 
     def leave(self, claim: Claim, session: str, until: float) -> bool:
-        """Step 4: give back the permit. Returns whether this session held one until now."""
+        """Step 4: release the permit. Returns whether this session held one until now."""
         lock, mine = self._keys.of(claim.name), self._keys.folder(claim.name) + session
         held = [operation("check-session", mine, Session=session), operation("delete", mine)]
         for _ in range(TRIES):

@@ -82,6 +82,7 @@ class Session:
 
     @property
     def shared(self) -> bool:
+        """Whether several claims may use this session."""
         return not isinstance(self.purpose, str)
 
     def idle(self) -> bool:
@@ -245,7 +246,7 @@ class Sessions:
         session_id, ttl, sent_at = self._new(claim.ttl, self._lock_delay, _behaviour(claim), until)
         session = Session(session_id, ttl, sent_at, _purpose(claim))
         with self._lock:
-            closed = session.ended = self._closed  # if it is closed, no one was told of this session
+            closed = session.ended = self._closed  # if it is closed, the kernel does not have this session
             self._current[session.purpose] = self._by_id[session.id] = session
         if closed:
             self.destroy(session, until - self._now())
@@ -401,12 +402,15 @@ class Sessions:
     # Releases
 
     def get(self, session_id: object) -> Session | None:
+        """Return the session with this id, unless it is gone."""
         return self._by_id.get(session_id) if isinstance(session_id, str) else None
 
     def known_over(self, session_id: object) -> bool:
+        """Return whether this session is known to have ended."""
         return session_id in self._over
 
     def own(self, claim: Claim) -> Session | None:
+        """Return the separate session of this claim, if it has one."""
         return self._current.get(claim.id)
 
     def holds(self, claim: Claim) -> bool:

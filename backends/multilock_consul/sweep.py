@@ -109,5 +109,5 @@ class Sweep:
                         self._transactions.delete(key, session.id, entry.index, end)
                         dirty.discard(key)
                     except MultilockError as error:
-                        logger.debug("the key %r is not given back yet: %s", key, error)
+                        logger.debug("the key %r is not deleted yet: %s", key, error)
         return dirty

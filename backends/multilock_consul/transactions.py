@@ -157,14 +157,15 @@ class Transactions:
 
 
 def operation(verb: str, key: str, **arguments: object) -> dict[str, Any]:
+    """Return one operation of a transaction on a key."""
     return {"KV": {"Verb": verb, "Key": key, **arguments}}
 
 
 def whole_tree(begin: str) -> list[dict[str, Any]]:
     """Return the operations that show all keys with this beginning, or fail if the token has no rights there.
 
-    A ``get-tree`` leaves out what the token may not read. So an empty tree proves that no key is there only together
-    with a query for one key of it, which is refused if the right is missing.
+    A ``get-tree`` leaves out what the token may not read, so an empty tree alone proves nothing. The second operation
+    asks for one key of the tree, and is refused if the right is missing.
     """
     return [operation("get-tree", begin), operation("check-not-exists", f"{begin}!")]
 

@@ -69,6 +69,7 @@ class Wire:
         self._now = now
 
     def request(self, method: str, target: str, body: bytes = b"") -> bytes:
+        """Encode a request for this connection."""
         return b"%b %b%bContent-Length: %d\r\n\r\n%b" % (method.encode(), target.encode(), self._head, len(body), body)
 
     def call(self, request: bytes, within: float) -> Answer:

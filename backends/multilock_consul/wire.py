@@ -35,6 +35,7 @@ class Response:
 
     @property
     def text(self) -> str:
+        """The beginning of the body, for messages."""
         return self.body[:300].decode(errors="replace").strip()
 
     def json(self) -> Any:

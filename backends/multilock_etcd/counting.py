@@ -121,11 +121,13 @@ class Countdown:
         return self._judge([(each, self._catch_up(each)) for each in self._waiting.values()])
 
     def enter(self, standing: Standing) -> list[Verdict]:
+        """Start counting for this claim. Returns its verdict, if the reported deletions already decide."""
         self.unheeded = 0
         self._waiting[standing.claim.id] = standing
         return self._judge([(standing, self._catch_up(standing))])
 
     def leave(self, claim_id: str) -> None:
+        """Stop counting for this claim."""
         self._waiting.pop(claim_id, None)
         self._first.pop(claim_id, None)
 
@@ -136,7 +138,7 @@ class Countdown:
         for each in deletions:
             self._told.append(each)
             if len(self._told) > REMEMBERED:
-                # Deletions after the revision of this one are still complete; up to it, they are not.
+                # The deletions are complete only after the revision of this one. It may be a replay, hence max().
                 self._after = max(self._after or 0, self._told.popleft().revision)
         taken = self._taken_back(deletions)
         return taken + self._judge([(each, each.hear(deletions)) for each in self._waiting.values()])

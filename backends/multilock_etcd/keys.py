@@ -43,6 +43,7 @@ class Keyspace:
         return _below(self._folder(name))
 
     def own(self, claim: Claim) -> bytes:
+        """Return the key of this claim."""
         return self._folder(claim.name) + _kin(claim) + claim.id.encode()
 
     def ahead(self, claim: Claim) -> Ahead:

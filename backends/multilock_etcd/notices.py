@@ -41,7 +41,7 @@ CONNECTION = "watch stream"  # the name of the connection in messages
 # Losses within IN_A_ROW seconds of each other wait together at most REASON_WITHIN seconds for their reasons.
 REASON_WITHIN = 0.1
 IN_A_ROW = 1.0
-# The watches of names that no claim waits for any longer: so many are kept, each for so many answers in a row.
+# How many watches of names are kept after the last waiter has left, and for how many answers in a row each is kept.
 KEPT_COUNTDOWNS = 8
 KEPT_FOR = 32
 
@@ -172,6 +172,7 @@ class Watcher:
         self._start()
 
     def stop(self, claim_id: str) -> None:
+        """Stop notifying this claim: it no longer waits or holds."""
         if claim_id not in self._waiting and claim_id not in self._holding and claim_id not in self._counting:
             return  # most claims were never added; adding one concurrently counts as coming after this stop
         with self._lock:

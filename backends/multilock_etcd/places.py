@@ -72,9 +72,11 @@ class Places:
         self._rests[claim.id] = lease
 
     def may_rest(self, claim: Claim) -> bool:
+        """Return whether this claim was asked to rest, so that a release must look first."""
         return claim.id in self._rests
 
     def given_back(self, claim: Claim) -> None:
+        """Drop the place of a claim whose release or rest was answered."""
         with self.lock:
             self._places.pop(claim.id, None)
             if claim.id in self._rests:

@@ -143,8 +143,8 @@ class Recipe:
         """Steps 1 and 2: read which keys ours will be behind, and put our key at the end of the queue.
 
         Idempotent: if it is sent again, the reply shows the key that the first one put. A claim with another number of
-        permits never enters the queue. Once the keys before it were gone it would be the first permit, and claims with
-        the right number would be refused because of it.
+        permits never enters the queue. If it did, it would be the first permit once the keys before it were gone, and
+        claims with the right number would then be refused.
         """
         own, ahead = self._keys.own(claim), self._keys.ahead(claim)
         said = self._transactions.execute(
@@ -443,7 +443,9 @@ class Recipe:
         return ours
 
     def _restless(self, claim: Claim) -> BackendUnavailable:
-        return BackendUnavailable(f"the key {self._keys.own(claim).decode()!r} changes all the time", unknown=False)
+        return BackendUnavailable(
+            f"another program changes the key {self._keys.own(claim).decode()!r} again and again", unknown=False
+        )
 
     # ---- close
 

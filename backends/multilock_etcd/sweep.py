@@ -70,9 +70,11 @@ class Sweep:
         return gone, at
 
     def remember_tombstone(self, key: bytes) -> None:
+        """Have this tombstone deleted once it is old enough."""
         self._tombstones.append(_Tombstone(key, self._now() + REMEMBERED))
 
     def forget_tombstones(self, deadline: float) -> None:
+        """Delete the tombstones that are old enough. If that fails, a later call tries again."""
         old: list[_Tombstone] = []
         while self._tombstones and self._tombstones[0].until < self._now() and len(old) < AT_ONCE:
             old.append(self._tombstones.popleft())

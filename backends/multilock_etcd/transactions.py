@@ -166,6 +166,7 @@ def present_revision(transport: Transport, within: float) -> int:
 
 
 def absent(key: bytes) -> Part:
+    """Compare that this key does not exist."""
     return {"target": wire.CREATE, "key": key}
 
 
@@ -175,10 +176,12 @@ def nobody(there: Range) -> Part:
 
 
 def created(key: bytes, at: int) -> Part:
+    """Compare that this key exists and was created at this revision."""
     return {"target": wire.CREATE, "key": key, "create_revision": at}
 
 
 def modified(key: bytes, at: int | None) -> Part:
+    """Compare that this key was last written at this revision."""
     return {"target": wire.MODIFY, "key": key, "mod_revision": at}
 
 
@@ -186,10 +189,12 @@ def modified(key: bytes, at: int | None) -> Part:
 
 
 def put(key: bytes, claim: Claim, lease: int) -> Part:
+    """Write the claim's key on this lease."""
     return {"request_put": {"key": key, "value": encode_value(claim), "lease": lease}}
 
 
 def delete(key: bytes) -> Part:
+    """Delete this key."""
     return {"request_delete_range": {"key": key}}
 
 
@@ -199,6 +204,7 @@ def read_key(key: bytes) -> Part:
 
 
 def read(key: bytes) -> Part:
+    """Read a key with its value."""
     return {"request_range": {"key": key}}
 
 

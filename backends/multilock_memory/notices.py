@@ -26,15 +26,19 @@ class Outbox:
         self._followers[notices.client] = (notices, names)
 
     def forget(self, notices: Notices) -> None:
+        """Stop following for a client that is closed."""
         self._followers.pop(notices.client, None)
 
     def wake(self, notices: Notices, claim_id: str) -> None:
+        """Notify a waiter to look again."""
         self._waiting.append(partial(notices.wake, claim_id))
 
     def gone(self, notices: Notices, claim_id: str, message: str) -> None:
+        """Notify a holder that its lock was taken."""
         self._waiting.append(partial(notices.gone, claim_id, LossReason.TAKEN, message))
 
     def changed(self, key: str) -> None:
+        """Notify all followers of this name that its holder has changed."""
         for notices, names in self._followers.values():
             if key in names:
                 self._waiting.append(partial(notices.changed, names[key]))

@@ -63,6 +63,7 @@ class Name:
         return holder if holder and not holder.rests else None
 
     def extend(self, holder: Holder, until: float) -> None:
+        """Let this holder's lease end at ``until``."""
         holder.until = until
         self.none_ends_before = min(self.none_ends_before, until)
 
@@ -209,6 +210,7 @@ class Store:
         self._cancelled[claim_id] = now + TOMBSTONE
 
     def force(self, key: str, now: float) -> bool:
+        """Take the name from its holders. Returns whether there were any."""
         name = self.look(key, now)
         holders = list(name.holders.values())
         for holder in holders:

@@ -99,7 +99,8 @@ def _capabilities(ttl: float, replicas: Replicas) -> Capabilities:
         ttl_min=0.1,
         ttl_max=365 * 86400.0,
         ttl_step=0.001,
-        # The wait for the holder's ttl and for a waiter that died with it, then for the next heartbeat with its jitter.
+        # The holder's ttl or the place of a waiter that died with it must end. Then the next heartbeat comes, with
+        # jitter.
         takeover_bound=max(ttl, wait) + 1.1 * wait / 3,
         hold_at_least=True,
         read_write=True,

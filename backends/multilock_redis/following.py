@@ -51,6 +51,7 @@ class Told(NamedTuple):
         return int(self.facts.get("num-other-sentinels", 0)) + 1
 
     def agrees_with(self, other: Told) -> bool:
+        """Return whether both name the same primary in the same epoch."""
         return (self.epoch, self.primary) == (other.epoch, other.primary)
 
 

@@ -43,6 +43,7 @@ class Keyspace:
         self.of = lru_cache(maxsize=1024)(self._keys)
 
     def lock(self, name: str) -> bytes:
+        """Return the key of the lock itself."""
         return (self.prefix + escape(name)).encode()
 
     def primary_only(self, name: str) -> bytes:
@@ -65,8 +66,10 @@ class Keyspace:
 
 
 def token_of(lock: bytes) -> bytes:
+    """Return the key of this lock's token."""
     return b"{%b}:token" % lock
 
 
 def holders_of(lock: bytes) -> bytes:
+    """Return the key of the set of holders, while this lock is shared."""
     return b"{%b}:holders" % lock

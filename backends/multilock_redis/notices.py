@@ -111,6 +111,7 @@ class Listener:
         self._look([claim.name for claim, _ in held], deadline - self._now())
 
     def unwatch(self, claim_id: str) -> None:
+        """Stop watching this claim."""
         self._watched.take(claim_id)
 
     def follow(self, names: frozenset[str], within: float) -> bool:
@@ -160,6 +161,7 @@ class Listener:
         return answers
 
     def watches(self) -> bool:
+        """Return whether any claim is watched or any name followed."""
         return bool(self._watched or self._followed)
 
     def doubt(self) -> None:

@@ -70,6 +70,7 @@ class Replicas:
         return pack("WAIT", wanted, max(1, int(within * 750)))
 
     def too_few(self, wanted: int, reached: int) -> BackendUnavailable | None:
+        """Return the error to raise if fewer replicas than wanted were reached."""
         if reached >= wanted:
             return None
         what = f"{reached} of the {wanted} replicas that replicas={wanted} requires have acknowledged the lock in time"
@@ -139,6 +140,7 @@ class Recipe:
         return granted
 
     def to_attempt(self, claim: Claim, join: bool) -> bytes:
+        """Return the request of an attempt."""
         keys, mode = self._keys.of(claim.name), claim.mode
         head = ACQUIRE.head if mode == "x" else SHARE.head
         # A push is a grant, except in two cases. With replicas= nobody has waited for them at a hand-over, so the
@@ -151,6 +153,7 @@ class Recipe:
         return b"".join((head, keys.common, keys.own(claim), how))
 
     def attempted(self, claim: Claim, answer: Any, sent_at: float) -> Granted | Busy:
+        """Return what the reply to an attempt means. Raises if the name has another number of permits."""
         ttl = claim.ttl
         if isinstance(answer, int):
             return Granted(answer, ttl, sent_at, ttl, ttl / 3, self._group, claim.owner)
@@ -251,6 +254,7 @@ class Recipe:
         return bool(answer)
 
     def to_release(self, claim: Claim, unsure: bool) -> bytes:
+        """Return the request of a release."""
         keys = self._keys.of(claim.name)
         return b"".join((RELEASE.head, keys.common, keys.own(claim), _LAST if unsure else _ORDINARY))
 
@@ -272,7 +276,7 @@ def _how(ttl: float, join: bool, told: bool, mode: str, fair: bool, renew: bool)
     one is instead whether a free lock may be taken past the queue. The echo carries the time of sending in µs.
 
     If a push can only be a hint, the echo is empty and part of the arguments. That is so for a lock that is not
-    renewed, because only a reply gives it its whole ttl. It is also so for a ttl below a liveness, because a
+    renewed, because only a reply gives it its whole ttl. The same holds for a ttl below the liveness, because a
     confirmation would then end earlier than the hand-over.
     """
     wait = round(liveness(ttl) * 1000) if join else 0

@@ -50,6 +50,7 @@ class SlotTable:
         return cls(owners, replicas)
 
     def owner(self, slot: int) -> Address | None:
+        """Return the primary that serves this slot, or None."""
         return self._owners[slot]
 
     def moved(self, slot: int, to: Address) -> None:

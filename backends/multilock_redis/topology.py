@@ -70,6 +70,7 @@ class Topology:
     # ---- the node to ask
 
     def owner(self, name: str, within: float) -> Address:
+        """Return the primary that serves the slot of this name."""
         slot = self._keys.slot(name)
         address = self.table(within).owner(slot)
         if address is None:
@@ -78,6 +79,7 @@ class Topology:
         return address
 
     def node(self, address: Address) -> Node:
+        """Return the node at this address, and make it if there is none."""
         node = self._nodes.get(address)
         if node is None:
             # Its address may come from an older table, and it may be a former primary that does not know it yet.
@@ -99,6 +101,7 @@ class Topology:
         return dict(self._nodes)
 
     def primaries(self, within: float) -> Iterator[tuple[Address, Node]]:
+        """Yield the primaries of the table, with their nodes."""
         for address in self.table(within).primaries:
             yield address, self.node(address)
 
@@ -168,7 +171,9 @@ class Topology:
 
     def _present(self) -> SlotTable:
         if self._table is None:
-            raise BackendUnavailable(f"{self._name}: nobody has said yet which node serves what", unknown=False)
+            raise BackendUnavailable(
+                f"{self._name}: no node has reported yet which node serves which slot", unknown=False
+            )
         return self._table
 
     def _look(self, deadline: float) -> None:

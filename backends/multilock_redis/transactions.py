@@ -67,6 +67,7 @@ class Transactions:
         self.now = now
 
     def run(self, script: Script, request: bytes, within: float) -> Answer:
+        """Call one script; return its reply, and when it was sent. Load the script if the server lacks it."""
         deadline = self.now() + within
         try:
             return self.connections.call(request, within)

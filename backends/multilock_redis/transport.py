@@ -277,7 +277,7 @@ class Wire:
     def stale(self) -> bool:
         """Return whether no further request may be sent on this connection.
 
-        That is so if bytes arrived that nobody asked for: the server has closed the connection, or it has sent a reply
+        That is so if bytes arrived without a request: the server has closed the connection, or it has sent a reply
         twice, which the next request would take for its own. It is also so if the server did not reply on another
         connection since this one was last used.
         """
@@ -530,6 +530,7 @@ def _hint(error: BaseException, where: str) -> str:
 
 
 def speaks_tls(where: str) -> bool:
+    """Return whether this server's URL is one with TLS."""
     return where.startswith("rediss")
 
 
@@ -585,6 +586,7 @@ class Connections:
         self._tended = False  # whether a thread looks after them, as it does while there are many
 
     def call(self, request: bytes, within: float) -> Answer:
+        """Send one request over an idle or a new connection; return its reply, and when it was sent."""
         wire, left = self._take(within)
         try:
             return wire.call(request, left), wire.used
@@ -592,6 +594,7 @@ class Connections:
             self._give(wire)
 
     def exchange(self, requests: Sequence[bytes], within: float) -> list[Answer]:
+        """Send a pipeline over an idle or a new connection; see `Wire.exchange`."""
         wire, left = self._take(within)
         try:
             return wire.exchange(requests, left)

@@ -22,6 +22,7 @@ class Watched:
         self._indexing = system.RLock()  # held briefly to change _owners; reentrant, since a finalizer may run inside
 
     def add(self, claim_id: str, name: str, owner: bytes) -> None:
+        """Watch a claim."""
         with self._indexing:
             self._owners.setdefault(name, {})[claim_id] = owner
             self._names[claim_id] = name
@@ -40,12 +41,15 @@ class Watched:
         return True
 
     def name(self, claim_id: str) -> str | None:
+        """Return the name of a watched claim."""
         return self._names.get(claim_id)
 
     def names(self) -> set[str]:
+        """Return the names of all watched claims."""
         return set(self._owners)
 
     def has_name(self, name: str) -> bool:
+        """Return whether a claim of this name is watched."""
         return name in self._owners
 
     def of_name(self, name: str) -> dict[str, bytes]:

@@ -160,7 +160,7 @@ def refusal(text: str, where: str) -> Exception:
     """
     word = text.partition(" ")[0]
     if _FULL in text:
-        why = f"{where}: {text} (raise maxclients, or see who has the connections with CLIENT LIST)"
+        why = f"{where}: {text} (raise maxclients, or run CLIENT LIST to see which clients have the connections)"
         return BackendUnavailable(why, unknown=False, backend="redis")
     if "user_script" in text and (word == "ERR" or word.startswith("@")):
         inner = _IN_SCRIPT.search(text)

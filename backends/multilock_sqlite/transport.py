@@ -45,6 +45,7 @@ class Connection(sqlite3.Connection):
     _busy_timeout: int = -1
 
     def use_until(self, deadline: float) -> None:
+        """Let the present request end at this time."""
         self.deadline = deadline
         self.wait_no_longer()
 
@@ -124,6 +125,7 @@ class Database:
             connection.close()
 
     def forget_idle(self) -> None:
+        """Forget the idle connections of the parent in a forked child, without closing them."""
         self._idle = []
 
     def _take(self, deadline: float) -> Connection:

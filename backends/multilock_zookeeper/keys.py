@@ -30,6 +30,7 @@ class Contender(NamedTuple):
 
     @property
     def permits(self) -> int:
+        """The number of permits, or 0 if the contender is not a permit."""
         return int(self.mode[1:]) if self.mode[0] == "p" else 0
 
 

@@ -62,6 +62,7 @@ class Watcher:
         self._losses = _Worker(notices.now, "multilock-zookeeper-losses")
 
     def attach(self, transport: Transport) -> None:
+        """Use this transport for all requests."""
         self._transport = transport
         self._name = f"watch connection to {transport.name}"
 
@@ -323,20 +324,24 @@ class Watcher:
             self._plan_look()
 
     def shortened(self, session: Session) -> None:
+        """Report to the kernel that the session's timeout was cut."""
         proof = session.validity()
         self._notices.shortened(session.number, proof.ttl, proof.until, proof.renew_every)
 
     def suspended(self, session: Session) -> None:
+        """Report that the connection broke, and have the session renewed."""
         self._forget_watches()
         self._notices.pushes(self._name, "the connection broke")
         self._notices.silent(session.number)
 
     def resumed(self, session: Session) -> None:
+        """Have the session renewed, and every waiter look again, after a reconnect."""
         self._notices.silent(session.number)  # a renewal that failed may pause for longer than the lock lasts
         self._notices.wake(None)
         self._plan_look()
 
     def ended(self, session: Session) -> None:
+        """Report the end of the session, and with it the loss of all its locks."""
         self._forget_watches()
         with self._lock:
             self._holding.clear()
@@ -357,6 +362,7 @@ class Watcher:
     # ---- planned jobs
 
     def at(self, when: float, job: Callable[[], object]) -> int:
+        """Plan a job for this time. Returns its number, for `not_at`."""
         return self._looks.at(when, job)
 
     def not_at(self, number: int) -> None:

@@ -72,6 +72,7 @@ class Places:
         return place
 
     def given_back(self, claim: Claim, place: Place) -> None:
+        """Drop the place of a claim whose release was answered."""
         with self.lock:
             place.unsure = False
             self.of.pop(claim.id, None)

@@ -296,7 +296,7 @@ class Recipe:
                 place.end = self._watcher.at(when, partial(self._end, claim, place))
 
     def _lengthen(self, claim: Claim, first_at: float, session: Session) -> None:
-        """Count the ttl of a lease without renewal anew, if its holder has renewed it by hand."""
+        """Restart the ttl of a lease without renewal, if its holder has renewed it by hand."""
         with self._places.lock:
             place = self._places.of.get(claim.id)
             if place is None or place.cancelled or place.first_at is None or first_at <= place.first_at:

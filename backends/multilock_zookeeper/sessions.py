@@ -1,6 +1,6 @@
 """Compute for how long a ZooKeeper session certainly lives. This module has the argument, and does no I/O.
 
-Each server records when it receives something in a session. The leader ends sessions, and is told of those records only
+Each server records when it receives something in a session. The leader ends sessions, and receives those records only
 once in half a tick. So when a write was acknowledged, the leader may not yet know how fresh the session is. If the
 leader is cut off from the session's server at that moment, it counts from an earlier request.
 
@@ -38,10 +38,12 @@ class Validity(NamedTuple):
 
     @property
     def until(self) -> float:
+        """When the proof ends."""
         return self.sent_at + self.valid_for
 
     @property
     def renew_every(self) -> float:
+        """The pause between two renewals, in seconds."""
         return self.ttl / PERIODS
 
 
@@ -60,6 +62,7 @@ class Session:
 
     @property
     def renew_every(self) -> float:
+        """The pause between two renewals, in seconds."""
         return self.ttl / PERIODS
 
     def shorten(self, ttl: float) -> bool:
@@ -91,6 +94,7 @@ class Session:
             self._heard_at = max(self._heard_at, sent_at)
 
     def validity(self) -> Validity:
+        """Return the newest proof, and for how long it is valid."""
         with self._lock:
             valid_for = SHARE * self.ttl
             if self.proved_at - self._silent_until < GAP * self.ttl:

@@ -89,14 +89,17 @@ class Answer:
         self._pending.acquire()
 
     def set(self, value: object = None) -> None:
+        """Set the value of the reply. kazoo calls this."""
         self.value = value
         self._answered()
 
     def set_exception(self, error: Exception) -> None:
+        """Set the error of the reply. kazoo calls this."""
         self.error = error
         self._answered()
 
     def wait(self, within: float) -> bool:
+        """Wait for the reply for so many seconds; return whether it is there."""
         return self._pending.acquire(timeout=max(within, 0.0))
 
     def _answered(self) -> None:
@@ -130,6 +133,7 @@ class Ensemble:
 
     @property
     def name(self) -> str:
+        """The ensemble, as messages call it."""
         return f"zookeeper {self.hosts}{self.chroot}"
 
     @property
@@ -163,6 +167,7 @@ class Transport:
 
     @property
     def name(self) -> str:
+        """The ensemble, as messages call it."""
         return self._ensemble.name
 
     @property
@@ -202,6 +207,7 @@ class Transport:
 
     @property
     def connected(self) -> bool:
+        """Whether the connection is up, as far as kazoo knows."""
         return self._up.is_set()
 
     def present(self) -> Session | None:
@@ -209,6 +215,7 @@ class Transport:
         return self._session
 
     def is_present(self, number: object) -> bool:
+        """Return whether the session with this number is the present one."""
         session = self._session
         return session is not None and session.number == number
 
@@ -385,6 +392,7 @@ class Transport:
     # ---- requests
 
     def create(self, path: str, value: bytes, flags: int) -> Answer:
+        """Send a request to create a node."""
         return self._send(Create2(self._full(path), value, self._ensemble.acl, flags))
 
     def _create_parent(self, path: str, *, container: bool) -> Answer:
@@ -394,21 +402,27 @@ class Transport:
         return self._send(Create2(path, b"", self._ensemble.acl, PERSISTENT))
 
     def delete(self, path: str) -> Answer:
+        """Send a request to delete a node."""
         return self._send(Delete(self._full(path), ANY_VERSION))
 
     def put(self, path: str, value: bytes) -> Answer:
+        """Send a request to write a node."""
         return self._send(SetData(self._full(path), value, ANY_VERSION))
 
     def get(self, path: str) -> Answer:
+        """Send a request to read a node."""
         return self._send(GetData(self._full(path), None))
 
     def exists(self, path: str, watch: Callable[[Any], None] | None = None) -> Answer:
+        """Send a request for a node's state, and watch it if ``watch`` is given."""
         return self._send(Exists(self._full(path), watch))
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> Answer:
+        """Send a request for a node's children, and watch them if ``watch`` is given."""
         return self._send(GetChildren(self._full(path), watch))
 
     def sync(self, path: str) -> Answer:
+        """Send a request that makes later reads at least as new as the leader's present state."""
         return self._send(Sync(self._full(path)))
 
     def ensemble_config(self) -> Answer:

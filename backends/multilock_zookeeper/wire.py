@@ -185,6 +185,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self.loop: Worker | None = None
 
     def create_connection(self, address: Any, timeout: float | None = None, **options: Any) -> Any:
+        """Connect for kazoo, or report that the session has expired if it must be given up."""
         self.dialed_at = self._now()
         if self._greeting and self._turned_away_at is None:
             self._turned_away_at = self.dialed_at

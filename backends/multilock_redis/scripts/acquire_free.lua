@@ -1,4 +1,5 @@
--- The beginning of acquire, before what a queue needs is even defined: a lock that is free and for which nobody waits.
+-- The beginning of acquire, for a lock that is free and for which nobody waits. It comes before the functions of the
+-- queue are even defined.
 
 local function take()
   local now_us, now = clock()

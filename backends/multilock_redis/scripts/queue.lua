@@ -1,29 +1,32 @@
 -- Common head of acquire, share, release, rest and force, after token.lua. KEYS: 1 lock, 2 queue, 3 live, 4 token,
 -- 5 holders. Times are server milliseconds.
 --
--- The lock is the owner that holds it alone, or a marker, `#multilock:<mode>:<generation>`, while it is shared in a mode:
--- `r` (readers) or `p<n>` (n permits). Those who share it stand in `holders`, each with the end of its own lease. What
--- stands there counts under a marker only, and who makes a marker deletes it first: else one who had the name before an
--- operator deleted the marker would have it again.
+-- The lock contains the owner that holds it exclusively, or a marker, `#multilock:<mode>:<generation>`, while it is
+-- shared in a mode: `r` (readers) or `p<n>` (n permits). The holders of a shared lock are in `holders`, each with the
+-- end of its own lease. `holders` counts under a marker only, and is deleted before a marker is made. Otherwise a
+-- holder from before an operator deleted the marker would get the name back.
 --
--- The push of a hand-over is a grant for as long as the waiter's own request vouches for: it sends its time of sending
--- (`echo`), which stands beside the deadline that this very request set, and goes back with the push. The server never
--- reads it.
+-- The push of a hand-over is a grant for as long as the waiter's own request allows. The waiter sends its time of
+-- sending (`echo`). It is stored beside the deadline that this very request set, and returned with the push. The server
+-- never reads it.
 --
--- Invariant: who hold it fit together; a waiter that is alive and listens is never overtaken, whatever it wants; a waiter
--- that is dead costs nobody more than the rest of its own deadline.
+-- Invariant: all holders fit together. A waiter that is alive and listens is never overtaken, whatever it wants. A dead
+-- waiter costs others no more than the rest of its own deadline.
 
-local LOOKED_AT = 100 -- waiters that do not listen, in one script: they keep the server for about a millisecond
-local GIVEN = 64 -- who share it and are given it in one script: so do these; their confirmations go on with the next
--- Milliseconds that one request can keep a place for (`liveness` in recipe.py). A deadline that is further away was
--- written before the clock was stepped back; it would keep a dead waiter's place, or give it the lock, for that long.
+local LOOKED_AT = 100 -- waiters that do not listen, in one script: they occupy the server for about a millisecond
+-- Waiters that are given a shared lock in one script, for the same reason. Their confirmations go on with the next.
+local GIVEN = 64
+-- The longest time in milliseconds for which one request keeps a place (`liveness` in recipe.py). A deadline further
+-- away was written before the clock was stepped back. It would keep a dead waiter's place, or give it the lock, for
+-- that long.
 local LONGEST = 6000
 
--- Takes a place at the end of the queue, or keeps the one it has. `wait` is for how long; below 0: its client is refused
--- a subscription (`q`), and that it does not listen says nothing. `echo` is empty where a push is a hint only. `ticket`
--- is the place that its client asks for on several servers alike, in µs of its own clock; nil: at the end.
+-- Takes a place at the end of the queue, or keeps the present one. `wait` is for how long. Below 0 its client's
+-- subscription was refused (`q`), so it does not matter that it does not listen. `echo` is empty if a push is only a
+-- hint. `ticket` is the place that the client requests on several servers alike, in µs of its own clock; nil: at the
+-- end.
 local function join(owner, mode, wait, echo, ticket)
-  -- Who has its place keeps it though the memory is full: after this write nothing is refused for that.
+  -- A claim with a place keeps it even if the memory is full: after this write, nothing is refused for that reason.
   if redis.call('ZSCORE', KEYS[2], owner) then
     redis.call('PEXPIRE', KEYS[2], 60000)
   end
@@ -36,9 +39,9 @@ local function join(owner, mode, wait, echo, ticket)
   else
     ticket = now_us
   end
-  -- The first write decides: a full memory or a missing right refuses that one, and nothing is left. What is refused
-  -- after it must leave no key without an end.
-  -- And one write sets both: an echo beside the deadline of another request would vouch for too much.
+  -- The first write decides: if the memory is full or a right is missing, it is refused, and nothing is left behind. A
+  -- refusal after it must not leave a key without an end. One write sets both values: an echo beside the deadline of
+  -- another request would allow too much.
   local deadline = string.format('%s:%.0f%s', mode, now + math.abs(wait), wait < 0 and 'q' or '')
   if echo ~= '' then
     deadline = deadline .. ':' .. echo
@@ -58,14 +61,14 @@ local function leave(owner)
   return redis.call('ZREM', KEYS[2], owner) == 1
 end
 
--- The id in an owner's text, and the channel on which its client listens; nil for what is none of ours.
+-- The id in an owner's text, and the channel to which its client subscribes; nil for an owner that is not ours.
 local function channel_of(owner)
   local id, client = string.match(owner, '^((%x+)%.%x+)@')
   return id, client and 'multilock:wake:' .. client
 end
 
--- Tells the client of this owner to look again or, with a token, that it has it: `text` then stands in the lock. Not
--- being allowed to publish must not abort a half-done script: its timer wakes the waiter.
+-- Notifies the client of this owner to look again. With a token it is a grant, and `text` is then the lock's text. If
+-- the server refuses to publish, that must not abort a half-done script: the waiter's timer wakes it.
 local function wake(owner, echo, token, text)
   local id, channel = channel_of(owner)
   if id then
@@ -73,25 +76,25 @@ local function wake(owner, echo, token, text)
   end
 end
 
--- False only if nobody certainly listens for this owner: its process is dead, or connects again. Not what PUBLISH
--- answers, which counts every monitor that is subscribed to a pattern. Not being allowed to ask is no answer.
+-- False only if certainly nobody listens for this owner: its process is dead, or is just reconnecting. The result of
+-- PUBLISH would not do, since it counts every monitor that is subscribed to a pattern. A refusal is no proof.
 local function listens(owner)
   local _, channel = channel_of(owner)
   return not channel or redis.pcall('PUBSUB', 'NUMSUB', channel)[2] ~= 0
 end
 
--- The mode in which a lock of this text is shared; nil: it is free, rests, or is held alone.
+-- The mode in which a lock with this text is shared; nil: it is free, rests, or is held exclusively.
 local function shared_as(text)
   return text and string.match(text, '^#multilock:([rp]%d*):%d+$')
 end
 
--- Takes those out whose lease has ended. A full memory never refuses it, nor what is written after it.
+-- Removes holders whose leases have ended. A full memory refuses neither this nor a write after it.
 local function forget_ended()
   local _, now = clock()
   redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now)
 end
 
--- The text of a shared lock, or nil: nobody is left who shares it.
+-- The text of a shared lock, or nil if it has no holder left.
 local function if_anybody(text)
   if redis.call('EXISTS', KEYS[5]) == 1 then
     return text
@@ -100,7 +103,7 @@ local function if_anybody(text)
   return nil
 end
 
--- What stands in the lock, as it is now: nil if it is free.
+-- The present text of the lock, or nil if it is free.
 local function present(text)
   if shared_as(text) then
     forget_ended()
@@ -109,7 +112,7 @@ local function present(text)
   return text or nil
 end
 
--- Whether one more of this mode (`x`: alone) may hold what stands in the lock.
+-- Whether one more claim of this mode (`x`: exclusive) may hold a lock with this text.
 local function fits(mode, text)
   if not text then
     return true
@@ -118,14 +121,14 @@ local function fits(mode, text)
   return mode == shared_as(text) and (not permits or redis.call('ZCARD', KEYS[5]) < permits)
 end
 
--- The number of permits that stands in the lock, if this mode asks for another one.
+-- The number of permits in the lock, if this mode asks for another number.
 local function other_number(mode, text)
   local shared = shared_as(text)
   return shared and shared ~= mode and string.match(shared .. mode, '^p(%d+)p')
 end
 
--- No earlier than in `ttl` the marker and what it makes count end. Half as late again when it has to be put off: else each
--- acquire and each renewal would change the lock, which is pushed to all who share it.
+-- Makes the marker and the holders live for at least `ttl`. If they must be extended, then by half as much again.
+-- Otherwise each acquire and each renewal would change the lock, and the change is pushed to all its holders.
 local function put_off(ttl)
   if redis.call('PTTL', KEYS[1]) < ttl then
     redis.call('PEXPIRE', KEYS[1], math.ceil(ttl * 1.5))
@@ -133,8 +136,8 @@ local function put_off(ttl)
   end
 end
 
--- Makes it one of those who share the lock, for ttl from now. Returns what then stands in it and, with a new marker, the
--- token that was issued.
+-- Makes this owner a holder of the shared lock, for ttl from now. Returns the text that the lock then has and, with a
+-- new marker, the token that was issued.
 local function share(owner, mode, text, ttl)
   local now_us, now = clock()
   if text then
@@ -146,18 +149,19 @@ local function share(owner, mode, text, ttl)
   text = string.format('#multilock:%s:%.0f', mode, token)
   redis.call('SET', KEYS[1], text, 'PX', math.ceil(ttl * 1.5))
   redis.call('DEL', KEYS[5])
-  redis.call('PEXPIRE', KEYS[5], ttl) -- a missing right shows here, before there is a key that would not end
+  redis.call('PEXPIRE', KEYS[5], ttl) -- a missing right shows here, before there is a key without an end
   redis.call('ZADD', KEYS[5], now + ttl, owner)
   redis.call('PEXPIRE', KEYS[5], math.ceil(ttl * 1.5))
   return text, token
 end
 
--- Gives the lock to the first waiters that are alive and listen, in their order, as many as fit what stands in it (`text`).
--- Returns what stands in it then, and whether `me` comes next: before every other such waiter, or there is none. Who does
--- not listen keeps its place. Where not all who do not could be looked at, it is not known who is next: nobody is, until
--- a deadline of theirs is over. What a push tells of is never taken back: so it is sent last, when all of it is written,
--- and never to one that is skipped, who may hear it all the same (a replica passes on what nobody here listens to).
--- Of many to share it the last one has to ask: with its confirmation it goes on with the next.
+-- Gives the lock to the first waiters that are alive and listen, in order, as many as fit its text. Returns the text
+-- that it has then, and whether `me` is next: it comes before every other such waiter, or there is none. A waiter that
+-- does not listen keeps its place. If not all of these could be looked at, it is unknown who is next; then nobody is,
+-- until one of their deadlines is over.
+-- A push is never taken back. So it is sent last, when everything is written. It is never sent to a waiter that is
+-- skipped, which might receive it all the same: a replica passes on a push to which nobody is subscribed here.
+-- Of many waiters that get a shared lock the last one has to ask. With its confirmation it goes on with the next ones.
 local function pass(me, text)
   local now_us, now = clock()
   local skipped, given = 0, 0
@@ -179,7 +183,7 @@ local function pass(me, text)
       skipped = skipped + 1
     elseif not fits(mode, text) then
       if other_number(mode, text) then
-        wake(head) -- to be refused now: it keeps out all behind it until then
+        wake(head) -- so that it is refused now: until then it keeps out all behind it
       end
       return text, false
     else
@@ -207,8 +211,9 @@ local function pass(me, text)
   return text, false
 end
 
--- What the queue says to one who has to wait: in how many ms what stands in the lock can end by itself (-1: never), and
--- its rank (-1: not queued). Of as many permits as it asks for the first one to end lets it in, of others the last one.
+-- The reply to a claim that has to wait: in how many ms the lock's present text can end by itself (-1: never), and the
+-- claim's rank (-1: not queued). If it waits for one of equally many permits, the holder that ends first counts,
+-- otherwise the one that ends last.
 local function busy(owner, mode, text)
   local left
   local shared = shared_as(text)

@@ -1,4 +1,5 @@
--- The beginning of release, before what a queue needs is even defined: who holds it alone, and nobody waits for it.
+-- The beginning of release, for an exclusive lock for which nobody waits. It comes before the functions of the queue
+-- are even defined.
 
 local text = redis.call('GET', KEYS[1])
 local queue = redis.call('EXISTS', KEYS[2]) == 1

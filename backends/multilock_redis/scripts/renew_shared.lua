@@ -1,6 +1,6 @@
--- Prolongs shared locks. KEYS: lock, token, holders of each; ARGV: owner, ttl ms of each. Returns 1 or 0 (not its any
--- more) for each.
--- Invariant: as renew. A lease that has ended is not prolonged any more, nor one that was not given under this marker.
+-- Extends shared locks. KEYS: lock, token, holders of each; ARGV: owner, ttl ms of each. Returns 1 or 0 (no longer the
+-- owner's) for each.
+-- Invariant: as renew. A lease that has ended is not extended, nor is one that was not granted under this marker.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -14,7 +14,8 @@ for i = 1, #KEYS, 3 do
   end
   local ours = false
   if type(text) == 'string' and string.match(text, '^#multilock:[rp]%d*:%d+$') then
-    redis.call('ZREMRANGEBYSCORE', holders, '-inf', now) -- first: a full memory refuses ZADD, unless after such a write
+    -- This comes first: a full memory refuses ZADD, except after such a write.
+    redis.call('ZREMRANGEBYSCORE', holders, '-inf', now)
     ours = redis.call('ZSCORE', holders, owner)
   end
   if ours then

@@ -1,11 +1,11 @@
--- Lets the name, or one's permit, rest: nobody's, and taken until an end by the server's own clock. KEYS 6: tombstone of
--- this id.
+-- Lets the name, or the owner's permit, rest: it is nobody's, and taken until an end by the server's own clock. KEYS 6:
+-- tombstone of this id.
 -- ARGV: owner, lifetime of the tombstone in ms (0: every request of this id was answered), what is left of the rest in
--- ms, what the owner of what rests begins with.
--- Returns 1: it was ours until now; 0: it was not, and this was a release.
--- Invariant: what rests has an owner that no request of any id names, so nobody renews, takes or gives it back; sent
--- again, or executed late, this only ends the rest earlier. Who waits keeps its place, and gets the name when the rest is
--- over, as when a holder's lease is.
+-- ms, prefix of the owner of what rests.
+-- Returns 1: it was this owner's until now; 0: it was not, and this was a release.
+-- Invariant: what rests has an owner that no request of any id names, so nobody renews, takes or releases it. If this
+-- is sent again or executed late, it can only end the rest earlier. A waiter keeps its place, and gets the name when
+-- the rest is over, as when a holder's lease ends.
 
 local owner, tomb, left, resting = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] .. ARGV[1]
 
@@ -23,9 +23,10 @@ elseif shared_as(text) then
   forget_ended()
   local _, now = clock()
   local ends = redis.call('ZSCORE', KEYS[5], resting)
+  -- The resting owner is added before the old one leaves: the set's end would go with its last member.
   held, again = redis.call('ZSCORE', KEYS[5], owner), ends
   if held or again and now + left < tonumber(ends) then
-    redis.call('ZADD', KEYS[5], now + left, resting) -- before the owner leaves: the last one takes the set's end along
+    redis.call('ZADD', KEYS[5], now + left, resting)
     put_off(left)
   end
   redis.call('ZREM', KEYS[5], owner)
@@ -33,9 +34,9 @@ elseif shared_as(text) then
 end
 if held then
   if redis.call('PTTL', KEYS[4]) < left + 600000 then
-    redis.call('PEXPIRE', KEYS[4], left + 600000) -- else the tokens would begin anew after a long rest
+    redis.call('PEXPIRE', KEYS[4], left + 600000) -- otherwise the tokens would start again after a long rest
   end
-  -- They learn when it ends, for those whose turn it may be then.
+  -- The next waiters learn in this way when the rest ends.
   for _, waiter in ipairs(redis.call('ZRANGE', KEYS[2], 0, 2)) do
     wake(waiter)
   end

@@ -1,9 +1,10 @@
--- Takes the lock beside others of the same mode, or takes and keeps a place in its queue. KEYS 6: tombstone of this id.
--- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be told), mode: `r`, or
--- `p<n>` for one of n permits, echo (empty: it has to ask).
+-- Takes the lock together with others of the same mode, or takes and keeps a place in its queue. KEYS 6: tombstone of
+-- this id.
+-- ARGV: owner, ttl ms, liveness as a waiter in ms (0: do not join; below 0: its client cannot be notified), mode: `r`,
+-- or `p<n>` for one of n permits, echo (empty: a push is only a hint).
 -- Returns {1, token, generation}: held for ttl from now. {pttl, rank} and {-2, -1}: as acquire. {-3, n}: the name has n
--- permits at present, and another number was asked for; nothing of this id is left.
--- Invariant: as acquire. Each answer has a token of its own, so one that is lost costs nothing but a number.
+-- permits at present, and this claim asked for another number; nothing of this id is left.
+-- Invariant: as acquire. Each reply has its own token, so a lost reply costs nothing but a number.
 
 local owner, ttl, wait, mode = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 
@@ -17,7 +18,8 @@ local present_mode = shared_as(text)
 if present_mode and redis.call('ZSCORE', KEYS[5], owner) then
   share(owner, mode, text, ttl)
   if redis.call('EXISTS', KEYS[2]) == 1 then
-    pass(owner, text) -- one script gives it to so many at once; with the next ones their confirmations go on
+    -- One script gives the lock to a limited number of waiters; their confirmations give it to the next.
+    pass(owner, text)
   end
   return held(text)
 end

@@ -1,10 +1,10 @@
--- Common head of what can let a claim in where several servers are asked for one lock (Redlock). KEYS 4: token. The last
--- of ARGV: the stamp that the client proposes, µs of its wall clock or more.
--- Invariant: each time that a claim is let in its stamp is greater than every stamp of this name before it, here.
+-- Common head of the scripts that can admit a claim to a lock on several servers (Redlock). KEYS 4: token. The last of
+-- ARGV: the stamp that the client proposes, in µs of its wall clock or more.
+-- Invariant: whenever a claim is admitted, its stamp is greater than every earlier stamp of this name on this server.
 
-local NEAR = 1000000 -- µs that a client's clock may be off; a number further off counts as one that is just so far off
+local NEAR = 1000000 -- µs by which a client's clock may be off; a greater difference counts as this one
 
--- The server's clock: microseconds, milliseconds. Numbers go to commands with all 16 digits as they are (%.17g).
+-- The server's clock: microseconds, milliseconds. Numbers are passed to commands with all 16 digits (%.17g).
 local function clock()
   local time = redis.call('TIME')
   local now_us = time[1] * 1000000 + time[2]
@@ -15,14 +15,14 @@ local function near(number, now_us)
   return math.min(math.max(number, now_us - NEAR), now_us + NEAR)
 end
 
--- The key outlives the instant that the stamp itself names by ten minutes, so a stamp ahead of the clock is remembered
--- until the clock has passed it.
+-- The key outlives the instant that the stamp names by ten minutes. So a stamp ahead of the clock is remembered until
+-- the clock has passed it.
 local function keep(stamp, now)
   redis.call('SET', KEYS[4], stamp, 'PX', math.max(math.ceil(stamp / 1000) - now, 0) + 600000)
   return stamp
 end
 
--- A new stamp: the proposed one, or else one more than what is kept.
+-- A new stamp: the proposed one, or one more than the stored stamp if that is greater.
 local function after_all(proposed, now)
   local last = redis.call('GET', KEYS[4])
   if last and last + 1 > proposed then

@@ -1,8 +1,9 @@
--- The beginning of stand, before what a queue needs is even defined: a lock that is free and for which nobody waits.
+-- The beginning of stand, for a lock that is free and for which nobody waits. It comes before the functions of the
+-- queue are even defined.
 
 local function take()
   local stamp
-  if ARGV[4] == '4' then -- the token of a lease that a majority has: as it is, however old
+  if ARGV[4] == '4' then -- the token of a lease that a majority has: it is kept as it is, however old
     local _, now = clock()
     stamp = after_all(tonumber(ARGV[8]), now)
   else

@@ -1,15 +1,15 @@
--- Common head of what can issue a token. KEYS 3: live, 4: token.
--- Invariant: a token is greater than every token of this name before it.
+-- Common head of all scripts that can issue a token. KEYS 3: live, 4: token.
+-- Invariant: a token is greater than every earlier token of this name.
 
--- The server's clock: microseconds, milliseconds. Numbers go to commands with all 16 digits as they are (%.17g).
+-- The server's clock: microseconds, milliseconds. Numbers are passed to commands with all 16 digits (%.17g).
 local function clock()
   local time = redis.call('TIME')
   local now_us = time[1] * 1000000 + time[2]
   return now_us, math.floor(now_us / 1000)
 end
 
--- Raises on a replica, which may lag behind, or be empty: no server says no that could not write. It changes nothing.
--- What else refuses a write (a full disk) says nothing of that.
+-- Raises an error on a replica, and changes nothing. A replica may lag behind, or be empty, so no server may say "no"
+-- that cannot write. Other reasons to refuse a write, such as a full disk, do not matter here.
 local function primary_only()
   local wrote = redis.pcall('HDEL', KEYS[3], '')
   if type(wrote) == 'table' and string.find(wrote.err, 'READONLY', 1, true) then
@@ -17,9 +17,9 @@ local function primary_only()
   end
 end
 
--- Greater than every token before it. The key outlives the instant that the token itself names by ten minutes, so a
--- token ahead of the clock (which was stepped back) is remembered until the clock has passed it; and, where that is
--- later, the end of a lease of `ttl` by as much.
+-- Issues a token greater than every earlier one. The key outlives the instant that the token names by ten minutes. So a
+-- token ahead of the clock (which was stepped back) is remembered until the clock has passed it. If a lease of `ttl`
+-- ends later than that, the key outlives that end by as much.
 local function next_token(now_us, now, ttl)
   local last = redis.call('GET', KEYS[4])
   local token = now_us

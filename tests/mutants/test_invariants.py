@@ -12,6 +12,8 @@ from tests.mutants.__main__ import INVARIANTS, misfits, read_all
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 MUTANTS = read_all()
+#: One for each rule and backend: a new mutant of an old rule replaces the one that it has (docs/decisions/0046).
+AT_MOST = 250
 
 
 @pytest.mark.parametrize("invariant", INVARIANTS)
@@ -22,6 +24,10 @@ def test_every_invariant_has_a_mutant_on_every_backend(backend: str, invariant: 
 
 def test_every_mutant_of_an_invariant_names_one_that_there_is() -> None:
     assert [each.name for each in MUTANTS if each.invariant not in (None, *INVARIANTS)] == []
+
+
+def test_there_are_at_most_250_mutants() -> None:
+    assert len(MUTANTS) <= AT_MOST
 
 
 def test_every_mutant_fits_the_product() -> None:

@@ -24,8 +24,6 @@ from multilock.testing.compare.scenarios import SCENARIOS
 from multilock.testing.compare.servers import ServerFault, ServerProcess
 from multilock.testing.compare.together import Together
 
-pytestmark = pytest.mark.timeout(60)
-
 ENDS = {"what": "end", "at": 10.0}
 CONTROLS = "multilock.testing.compare.controls"
 

@@ -104,13 +104,11 @@ def crowd(kind: type[Chaos], seconds: float, show: Show, **least: int) -> Report
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_no_writer_is_beside_anybody_and_none_starved_in_a_crowd_that_is_stopped_and_killed(show: Show) -> None:
     crowd(Crowd, 6.0, show, x=10, r=100)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_there_are_never_four_permits_of_three_and_those_of_killed_holders_come_back_within_the_bound(
     show: Show,
 ) -> None:

@@ -270,7 +270,6 @@ def test_the_lock_delay_keeps_others_out_until_the_holders_of_a_frozen_server_ha
         assert computes.result(LOOKED_FOR) > min(computing)
 
 
-@pytest.mark.timeout(90)
 def test_diagnose_ends_in_time_whichever_of_its_questions_is_not_answered(
     cluster: ConsulCluster, connect: Connect
 ) -> None:

@@ -69,7 +69,6 @@ def free_after_under_load(server: ConsulServer) -> float:
     return min(got) - ended
 
 
-@pytest.mark.timeout(90)
 def test_a_request_for_a_lock_that_was_on_its_way_when_its_session_ended_meets_no_lock_delay() -> None:
     """The leader looks for a lock delay before Raft, and takes the lock after it."""
     with ConsulServer(keep=True) as server:
@@ -80,7 +79,6 @@ def test_a_request_for_a_lock_that_was_on_its_way_when_its_session_ended_meets_n
     pytest.fail("mended in this version of Consul? Then docs/backends/consul.md says too little of it")
 
 
-@pytest.mark.timeout(90)
 def test_a_server_that_started_within_a_lock_delay_ends_the_next_one_too_early() -> None:
     """It reads in its log of a session that ended long ago, and begins a lock delay whose end ends any later one."""
     with ConsulServer(keep=True) as server:

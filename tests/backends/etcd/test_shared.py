@@ -413,7 +413,6 @@ def test_a_permit_that_rests_counts_until_an_operator_ends_it(us: Ours, them: Ou
 # ---- many
 
 
-@pytest.mark.timeout(90)
 def test_a_reader_asks_and_reads_as_much_beside_a_thousand_as_beside_one(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -711,7 +711,7 @@ def test_a_loop_that_was_closed_with_a_wait_under_way_does_not_stop_the_watchdog
     loop.close()
     take(backend)
     assert not lease.is_held()
-    assert client.is_healthy()
+    eventually(client.is_healthy)
     task._log_destroy_pending = False
     client._kernel.end.close()
 

@@ -63,7 +63,7 @@ def test_a_thread_that_dies_begins_again_and_is_logged_once(
     assert caplog.text.count("multilock-x died") == 1
     [finding] = of_threads(client)
     assert "died 2 times, first of ValueError: a bug" in finding.message
-    assert client.is_healthy()
+    eventually(client.is_healthy)
 
 
 def test_a_thread_that_two_watchdogs_start_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,9 +96,9 @@ class ClientConformance(Conformance):
         assert 0 <= client.ping() < SOON
 
     def test_a_client_with_an_idle_watchdog_is_healthy(self, client: Client, place: Place) -> None:
-        assert client.is_healthy()
+        eventually(client.is_healthy)
         with client.lock(NAME, ttl=place.quick_ttl):
-            assert client.is_healthy()
+            eventually(client.is_healthy)
 
     def test_events_tell_the_life_of_a_lock_in_order(self, client: Client, other: Client, place: Place) -> None:
         seen = Recorder[Event]()

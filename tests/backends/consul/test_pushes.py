@@ -63,7 +63,7 @@ def test_one_refused_thread_delays_no_loss_and_no_hand_over(
         assert waits.result(WITHIN)
     assert lost.times[0] - begun < SOON + pulse.stopped()
     assert now() - begun < SOON + pulse.stopped()
-    assert client.is_healthy()
+    eventually(client.is_healthy)
 
 
 @pytest.mark.usefixtures("threads_may_die")

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from multilock.testing.conformance import SUITES, LossConformance
+from multilock.testing.conformance import LossConformance
 from tests import again
-from tests.oracles import CONFORMANCE, is_of_conformance
+from tests.oracles import is_of_conformance
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,10 +82,6 @@ def test_what_an_oracle_reports_is_never_run_again(
     nodeid: str, files: list[str], phase: str, marked: bool, final: bool
 ) -> None:
     assert bool(again.must_not_run_again(nodeid, files, phase, marked)) == final
-
-
-def test_every_oracle_of_the_shared_suites_is_one_of_their_tests() -> None:
-    assert {name for suite in SUITES for name in vars(suite)} >= CONFORMANCE
 
 
 @pytest.mark.parametrize(

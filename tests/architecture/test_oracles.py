@@ -1,0 +1,10 @@
+"""The list of the shared suites' oracles follows their names."""
+
+from __future__ import annotations
+
+from multilock.testing.conformance import SUITES
+from tests.oracles import CONFORMANCE
+
+
+def test_every_oracle_of_the_shared_suites_is_one_of_their_tests() -> None:
+    assert sorted(CONFORMANCE - {name for suite in SUITES for name in vars(suite)}) == []

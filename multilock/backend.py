@@ -33,6 +33,7 @@ __all__ = [
     "Channel",
     "Claim",
     "Finding",
+    "FindsTheDead",
     "Granted",
     "Held",
     "Lingers",
@@ -277,6 +278,15 @@ class Rests(Protocol):
 
         In all else it is like `release`. It is idempotent: a repeated call keeps the time that is left.
         """
+
+
+@runtime_checkable
+class FindsTheDead(Protocol):
+    """What a `Backend` offers besides, if it frees the names of a process as soon as that process is gone."""
+
+    def works_in_children(self) -> None:
+        """Other processes work under the leases of this one, and may outlive it for a moment. So from now on its names
+        are free when their ttl ends, not when this process is gone."""
 
 
 def other_number(claim: Claim, permits: int, scheme: str) -> BackendRejected:

@@ -84,6 +84,7 @@ class SqliteBackend:
     def __init__(self, path: str, *, prefix: str, ttl: float) -> None:
         self._path = path
         self._prefix = prefix
+        self._in_children = False
         self.capabilities = Capabilities(
             fencing=True,
             fencing_scope="the file",
@@ -105,11 +106,16 @@ class SqliteBackend:
 
     def open(self, notices: Notices) -> None:
         self._now = notices.now
-        self._recipe = Recipe(host.boot_id(), host.Process.current())
+        self._recipe = Recipe(host.boot_id(), host.Process.current(), self._in_children)
         if "_database" in vars(self):  # opened again, in a forked child, where no connection is open any longer
             self._database.close()
         self._database = Database(self._path, lambda sql: set_up(self._path, notices.now, sql))
         self._waiting: dict[str, tuple[float, float]] = {}  # claim id -> when it began to wait, when a heartbeat is due
+
+    def works_in_children(self) -> None:
+        """See `multilock.backend.FindsTheDead`."""
+        self._in_children = True
+        self._recipe = replace(self._recipe, in_children=True)
 
     def attempt(self, claim: Claim, join: bool, within: float) -> Granted | Busy:
         key = self._key(claim.name)

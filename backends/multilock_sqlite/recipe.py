@@ -62,10 +62,14 @@ def liveness(claim: Claim) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The decisions of one process. ``boot`` and ``me`` are None if /proc does not show them."""
+    """The decisions of one process. ``boot`` and ``me`` are None if /proc does not show them.
+
+    With ``in_children``, other processes work under its leases. So the row of a holder records no process.
+    """
 
     boot: str | None
     me: Process | None
+    in_children: bool = False
 
     def ahead(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
         """Return what keeps ``claim`` out, or None if it may have the name. Raises `OtherNumber`."""
@@ -231,7 +235,7 @@ class Recipe:
         sql.execute("UPDATE counter SET token = ?, reserved = ?", (token, reserved))
         # renew=False promises the whole ttl even if this process dies. So no process is recorded that others could
         # check.
-        process = self._columns() if claim.renew else (None, None, None)
+        process = self._columns() if claim.renew and not self.in_children else (None, None, None)
         if claim.mode == ALONE or self._first(sql, HOLDERS, key, now) is None:
             sql.execute("DELETE FROM locks WHERE key = ?", (key,))  # rows that ended, or whose processes are gone
         sql.execute(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from multilock import Client, ConfigurationError, DistributedLock, Lease, LockTimeout, Loss, system
+from multilock.backend import FindsTheDead
 from multilock.cli.child import CannotStart, Child
 from multilock.cli.exits import LOST, leave, say
 from multilock.cli.signals import Signalled, Signals
@@ -26,6 +27,7 @@ def run(
     if not 0 <= taken <= 255:
         raise ConfigurationError(f"-E {taken}: give an exit code from 0 to 255")
     _check_command(command)
+    _works_in_children(client)
     if not quiet:
         _tell_waiting(client)
     with Signals() as signals:
@@ -49,6 +51,7 @@ def elect(client: Client, name: str, command: Sequence[str], identity: str | Non
     Returns the exit code of the run that ended by itself, or by SIGTERM.
     """
     _check_command(command)
+    _works_in_children(client)
     election = client.election(name, identity=identity, grace=grace)
     _tell_waiting(client)
     with Signals() as signals:
@@ -69,6 +72,13 @@ def elect(client: Client, name: str, command: Sequence[str], identity: str | Non
 def _check_command(command: Sequence[str]) -> None:
     if not command[0]:
         raise ConfigurationError("CMD is empty: name the program to run after --")
+
+
+def _works_in_children(client: Client) -> None:
+    """When multilock is killed, the processes of CMD are killed a moment later: until then nobody may get the name."""
+    backend = client._kernel.backend
+    if isinstance(backend, FindsTheDead):
+        backend.works_in_children()
 
 
 def _tell_waiting(client: Client) -> None:

@@ -427,6 +427,24 @@ def test_what_is_said_to_a_full_stderr_comes_as_soon_as_somebody_reads_it(start:
     assert "multilock: ending sh\n" in said
 
 
+@pytest.mark.parametrize("command", ["run", "elect"])
+def test_a_killed_multilock_keeps_the_name_while_its_command_may_live(
+    start: Start, sqlite_url: str, command: str
+) -> None:
+    process = start(command, "job", "--ttl", "6", "--url", sqlite_url, "--", "sh", "-c", "echo $$; sleep 60")
+    pid = int(line_of(process))
+    with multilock.connect(sqlite_url) as client:
+        process.kill()
+        killed_at = multilock.now()
+        process.wait(WITHIN)
+        until(lambda: gone(pid))
+        with Pulse() as pulse:
+            taken = client.lock("job").try_acquire()
+            # At the ttl it is free, also on a machine that has no time: then the try says nothing.
+            assert taken is None or multilock.now() - killed_at + pulse.stopped() > 3
+        client.lock("job").acquire(timeout=WITHIN).release()
+
+
 # As with `multilock run … -- sudo …`: multilock may not kill what another user runs.
 UNPRIVILEGED = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"]
 ANOTHER_USER = ["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 60"]

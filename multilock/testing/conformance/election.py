@@ -564,7 +564,7 @@ class ElectionConformance(Conformance):
         began = now()
         election.stop(grace=0.7)
         assert 0.65 <= now() - began < 0.7 + SOON
-        eventually(lambda: "still running beside the next one: its work" in caplog.text)
+        eventually(lambda: "Still running while another node may lead: its work" in caplog.text)
         assert other.lock(NAME).try_acquire(timeout=SOON) is not None
         end.set()
         assert running.result(SOON) is None

@@ -28,7 +28,7 @@ CONFORMANCE = frozenset(
         "test_a_leader_that_is_stopped_leaves_no_rest",
         "test_a_lease_ends_before_anybody_else_gets_in_when_the_backend_is_silent",
         "test_a_lease_that_was_lost_leaves_no_rest",
-        "test_a_lost_leadership_is_told_before_anybody_else_leads",
+        "test_a_lost_leadership_is_reported_before_anybody_else_leads",
         "test_a_lost_lease_is_never_held_again",
         "test_a_lost_reply_leaves_no_reader_behind",
         "test_a_lost_reply_to_a_single_try_raises_and_leaves_nothing",

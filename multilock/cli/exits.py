@@ -26,7 +26,7 @@ USAGE, UNREACHABLE, INTERNAL, TAKEN, LOST = 64, 69, 70, 75, 76  # those of sysex
 
 
 BACKLOG = 100  # lines kept while stderr is full; further lines are dropped
-LAST_WORDS = 10  # at the end, so many checks whether the lines were read
+LAST_WORDS = 10  # checks at the end whether the lines were written
 LAST_WORD = 0.05  # seconds between these checks
 
 

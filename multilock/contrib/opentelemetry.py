@@ -47,7 +47,6 @@ def instrument(
     Several clients may share a provider: their figures are added. If a client is instrumented again for the same
     provider, the new call replaces the earlier one. The buckets of the histograms are only advice, which your view may
     override.
-    replaces what was asked first. The buckets of the histograms are an advice, which a view of yours may overrule.
     """
     return _metrics_of(meter_provider).clients.add(client, name_label)
 

@@ -52,17 +52,17 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "OptionConformance.test_a_ttl_beyond_the_limit_raises_and_tells_the_limit",
         ),
         "renew=True keeps it until released, whether or not anybody still refers to it": (
-            "LeaseConformance.test_it_is_renewed_until_released",
-            "LeaseConformance.test_it_is_renewed_even_if_nobody_refers_to_it",
+            "LeaseConformance.test_a_lease_is_renewed_until_released",
+            "LeaseConformance.test_a_lease_is_renewed_even_if_nobody_refers_to_it",
         ),
         "hold_at_least: a release before that time leaves the name taken until then, whatever becomes of us": (
             "RestConformance.test_a_name_that_is_released_early_rests_and_is_then_free",
-            "RestConformance.test_it_may_be_longer_than_the_ttl",
+            "RestConformance.test_a_rest_may_be_longer_than_the_ttl",
             "RestConformance.test_a_release_after_that_time_frees_it_at_once",
             "RestConformance.test_a_waiter_gets_the_lock_when_the_rest_is_over",
-            "RestConformance.test_it_rests_whatever_becomes_of_the_client",
+            "RestConformance.test_a_name_rests_whatever_happens_to_the_client",
             "RestConformance.test_a_client_that_is_closed_while_it_holds_leaves_it_resting",
-            "RestConformance.test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss",
+            "RestConformance.test_an_operator_ends_the_rest_and_no_loss_is_reported",
             "RestConformance.test_a_lost_reply_leaves_it_resting",
             "RestConformance.test_a_release_that_arrives_late_starts_the_rest_on_arrival",
             "RestConformance.test_a_lease_that_was_lost_leaves_no_rest",
@@ -126,8 +126,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Raises BackendUnavailable after outage_timeout seconds of silence, never past timeout": (
             "OutageConformance.test_a_wait_raises_after_the_outage_timeout",
             "OutageConformance.test_a_wait_never_outlasts_its_timeout_and_silence_has_the_last_word",
-            "OutageConformance.test_a_wait_behind_one_that_was_never_answered_is_not_told_that_it_is_taken",
-            "OutageConformance.test_all_waiters_of_one_client_hear_of_the_outage_in_time",
+            "OutageConformance.test_a_wait_behind_an_unanswered_one_never_raises_lock_timeout",
+            "OutageConformance.test_all_waiters_of_one_client_notice_the_outage_in_time",
         ),
         "timeout=0 raises at the first silence": ("OutageConformance.test_a_single_try_raises_at_the_first_silence",),
         "LockTimeout always means that it answered": ("OutageConformance.test_a_taken_reply_never_counts_as_silence",),
@@ -190,7 +190,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Lease.is_held": {
         "From the clock at every call": ("tests/unit/test_holding.py::test_is_held_turns_false_with_the_clock_alone",),
         "False right after a pause that outlived the lease": (
-            "ProcessConformance.test_a_stopped_holder_knows_when_it_runs_again",
+            "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
         ),
         "False in a forked child": ("ProcessConformance.test_a_forked_child_holds_nothing_and_opens_afresh",),
         "Never true again after a release or a loss": (
@@ -271,7 +271,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Works from any thread": ("LockConformance.test_a_lease_is_released_from_any_thread",),
         "Never frees the lock of somebody else": (
-            "LockConformance.test_release_by_somebody_else_never_frees_the_lock",
+            "LockConformance.test_a_release_by_another_client_never_frees_the_lock",
             "BackendConformance.test_release_touches_nothing_of_another_claim",
         ),
         "Never raises; unanswered, it goes on in the background": (
@@ -302,7 +302,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "LossReason.PAUSED": {
         "This process did not run; whoever looks first, the callback comes once": (
-            "ProcessConformance.test_a_stopped_holder_knows_when_it_runs_again",
+            "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
             "tests/unit/test_holding.py::test_whoever_looks_first_after_a_pause_notices_it_and_the_callback_comes_once",
         )
     },
@@ -330,7 +330,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         "Neither is starved, and who gives up keeps nobody out": (
             "ReadWriteConformance.test_a_waiting_writer_is_not_starved_by_a_stream_of_readers",
             "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_come_in_at_once",
-            "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_are_pushed_in_and_no_timer_helps",
+            "ReadWriteConformance.test_readers_behind_a_writer_that_gives_up_are_admitted_by_push",
             "ReadWriteConformance.test_waiting_readers_come_in_together",
         ),
         "Each reader has a lease of its own": (
@@ -354,12 +354,14 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "ReadWriteConformance.test_the_reentrant_reader_is_not_the_reentrant_mutex",
         ),
     },
-    "ReadWriteLock.name": {"As given": ("ReadWriteConformance.test_its_two_locks_are_always_the_same",)},
+    "ReadWriteLock.name": {
+        "As given": ("ReadWriteConformance.test_a_read_write_lock_always_returns_the_same_two_locks",)
+    },
     "ReadWriteLock.reader": {
-        "Always the same object": ("ReadWriteConformance.test_its_two_locks_are_always_the_same",),
+        "Always the same object": ("ReadWriteConformance.test_a_read_write_lock_always_returns_the_same_two_locks",),
     },
     "ReadWriteLock.writer": {
-        "Always the same object": ("ReadWriteConformance.test_its_two_locks_are_always_the_same",),
+        "Always the same object": ("ReadWriteConformance.test_a_read_write_lock_always_returns_the_same_two_locks",),
     },
     "Client.semaphore": {
         "Up to permits hold it, never more, and every other lock of that name excludes them": (
@@ -386,8 +388,8 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Client.lock_all": {
         "All or none, within one timeout, whatever order others name them in": (
             "LockAllConformance.test_all_are_held_and_given_back_together",
-            "LockAllConformance.test_it_is_none_of_them_while_one_is_taken",
-            "LockAllConformance.test_it_waits_for_all_of_them_within_one_timeout",
+            "LockAllConformance.test_a_set_holds_nothing_while_one_part_is_taken",
+            "LockAllConformance.test_a_set_waits_for_all_parts_within_one_timeout",
             "LockAllConformance.test_callers_in_opposite_orders_never_wait_for_each_other",
             "LockAllConformance.test_a_wrong_argument_raises_before_any_request",
             "LockAllConformance.test_release_through_the_lock_is_about_the_newest_of_this_thread",
@@ -398,7 +400,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
             "LockAllConformance.test_a_reentrant_set_is_acquired_again",
         ),
         "Lost when one is, once; the others are kept until the callback has ended": (
-            "LockAllConformance.test_it_is_lost_with_one_part_and_says_which",
+            "LockAllConformance.test_a_set_is_lost_with_one_part_and_names_it",
             "LockAllConformance.test_the_other_parts_are_kept_until_the_lost_set_is_released",
             "LockAllConformance.test_the_other_parts_of_a_forgotten_lost_set_are_kept_for_one_ttl",
             "LockAllConformance.test_the_end_of_with_raises_the_loss",
@@ -488,7 +490,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "Twice is harmless": (
             "CloseConformance.test_closing_twice_is_harmless",
-            "BackendConformance.test_close_is_harmless_twice_and_its_facts_stay",
+            "BackendConformance.test_closing_twice_is_harmless_and_the_capabilities_stay",
         ),
         "Stops elections as stop() does": (
             "ElectionConformance.test_closing_the_client_stops_elections_with_a_resignation",
@@ -497,14 +499,14 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     "Client.election": {
         "A contest for the lock of that name": (
             "ElectionConformance.test_an_election_is_a_contest_for_the_lock_of_that_name",
-            "ElectionConformance.test_nobody_leads_beside_readers_or_permits_of_that_name_nor_they_beside_a_leader",
+            "ElectionConformance.test_a_leader_excludes_readers_and_permits_of_that_name",
         ),
         "Callbacks come in pairs and in order; any gap in leadership shows as a pair": (
             "ElectionConformance.test_callbacks_of_a_campaign_come_in_a_pair",
             "ElectionConformance.test_a_started_node_stands_again_after_a_loss_and_a_gap_shows_as_a_pair",
         ),
         "on_lost comes before anybody else leads": (
-            "ElectionConformance.test_a_lost_leadership_is_told_before_anybody_else_leads",
+            "ElectionConformance.test_a_lost_leadership_is_reported_before_anybody_else_leads",
         ),
         "A running on_elected never delays on_lost; the node stands again when both have ended": (
             "ElectionConformance.test_a_running_on_elected_never_delays_on_lost_and_the_node_waits_for_both",
@@ -600,7 +602,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "kernel: clock": {
         "Counts the time in which the process or the machine stands still": (
-            "ProcessConformance.test_a_stopped_holder_knows_when_it_runs_again",
+            "ProcessConformance.test_a_frozen_holder_notices_the_loss_when_it_runs_again",
             "tests/unit/test_validity.py::test_nothing_here_reads_a_clock",
         )
     },
@@ -691,7 +693,7 @@ PROMISES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "At the end of the interpreter what is held is given back, without callbacks": (
             "ProcessConformance.test_a_process_that_ends_gives_back_what_it_holds",
-            "ProcessConformance.test_what_a_process_gives_back_at_its_end_goes_to_no_waiter_of_its_own",
+            "ProcessConformance.test_an_exiting_process_never_hands_its_locks_to_its_own_waiters",
         ),
         "No thread keeps the process alive, no signal handler is installed": (
             "ProcessConformance.test_no_thread_of_ours_keeps_a_process_alive",

@@ -74,8 +74,8 @@ class Safety(Disguise, conformance.Conformance):
     test_holders_never_overlap_under_contention = (
         conformance.LockConformance.test_holders_never_overlap_under_contention
     )
-    test_release_by_somebody_else_never_frees_the_lock = (
-        conformance.LockConformance.test_release_by_somebody_else_never_frees_the_lock
+    test_a_release_by_another_client_never_frees_the_lock = (
+        conformance.LockConformance.test_a_release_by_another_client_never_frees_the_lock
     )
     test_tokens_always_grow = conformance.LeaseConformance.test_tokens_always_grow
 

@@ -167,7 +167,7 @@ class TestCancelOfThree(OfThree, conformance.CancelConformance): ...
 
 @on_more
 class TestRestOfThree(OfThree, RestOfASet):
-    test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss = None  # type: ignore[assignment]  # of one name
+    test_an_operator_ends_the_rest_and_no_loss_is_reported = None  # type: ignore[assignment]  # of one name
 
 
 @on_more

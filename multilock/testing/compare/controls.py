@@ -36,6 +36,7 @@ class Flag(Blocking):
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
+        """Return a client."""
         return _FlagPlace(Blocking.open(url, ttl))
 
 

@@ -27,9 +27,9 @@ LOOKS = 8
 ACQUIRES, DISTURBED, PINGS = 0, -2, -1  # the looks of points over time
 # The capabilities that matter for a choice; report.json has the others.
 TOLD = {
-    "fencing": "fencing tokens", "fencing_scope": "they grow within", "fair": "in the order of asking",
-    "cross_host": "for several hosts", "survives_failover": "survives a failover", "push_wait": "waiters are told",
-    "push_loss": "holders are told of a loss",
+    "fencing": "fencing tokens", "fencing_scope": "they grow within", "fair": "served in order of arrival",
+    "cross_host": "for several hosts", "survives_failover": "survives a failover", "push_wait": "waiters are notified",
+    "push_loss": "holders are notified of a loss",
 }  # fmt: skip
 
 
@@ -88,7 +88,7 @@ class Shown:
         if gap is None:
             return ""
         if gap.seconds < 0:
-            allowed = "" if self.outcome == "broken" else ", which is allowed until A has heard of it"
+            allowed = "" if self.outcome == "broken" else ", which is allowed until A is notified"
             return f"both believed for {_ms(-gap.seconds)}{allowed}" if gap.of == "belief" else ""
         return f"B began {_ms(gap.seconds)} after {GAPS[gap.of]}"
 

@@ -157,17 +157,20 @@ class Conformance:
 
     @pytest.fixture(params=sorted(FACES))
     def face(self, request: pytest.FixtureRequest) -> Iterator[Face]:
+        """The face under test."""
         face = FACES[request.param]()
         yield face
         face.close()
 
     @pytest.fixture
     def pulse(self) -> Iterator[Pulse]:
+        """The measurement of the times in which this process did not run."""
         with Pulse() as pulse:
             yield pulse
 
     @pytest.fixture
     def place(self) -> Iterator[Place]:
+        """The place under test."""
         place = type(self).backend()
         yield place
         place.close()

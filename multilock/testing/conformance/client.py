@@ -38,6 +38,8 @@ __all__ = ["ClientConformance", "CloseConformance"]
 
 
 class ClientConformance(Conformance):
+    """Tests of a client while nothing fails."""
+
     def test_inspect_tells_who_holds_a_name(self, make: Callable[..., Client]) -> None:
         client, other = make(identity="node-7"), make()
         assert client.inspect(NAME) is None
@@ -136,6 +138,8 @@ class ClientConformance(Conformance):
 
 
 class CloseConformance(Conformance):
+    """Tests of the end of a client."""
+
     def test_a_held_lease_is_lost_first_and_then_given_back(self, client: Client, other: Client, face: Face) -> None:
         still_taken: list[bool] = []
         told = threading.Event()

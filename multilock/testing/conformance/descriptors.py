@@ -28,8 +28,11 @@ ENDS_WITHIN = 60.0  # seconds for the whole test, on a busy machine
 
 
 class DescriptorConformance(Conformance):
+    """A test in a process with many open files."""
+
     @pytest.fixture
     def helper(self, face: Face, place: Place) -> Iterator[Helper]:
+        """The process with many open files."""
         module = place.registered_in or HERE
         with Helper(f"{HERE}:live", module, face.name, place.clean_url, place.prefix) as helper:
             yield helper

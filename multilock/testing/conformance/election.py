@@ -32,16 +32,20 @@ class Diary:
         self.entries = Recorder[tuple[str, Any]]()
 
     def on_elected(self, leadership: Any) -> None:
+        """Record the callback."""
         self.entries(("elected", leadership.term))
 
     def on_lost(self, loss: Loss) -> None:
+        """Record the callback."""
         self.entries(("lost", loss.reason))
 
     @property
     def words(self) -> list[str]:
+        """Return the names of the callbacks so far."""
         return [word for word, _ in self.entries.calls]
 
     def callbacks(self) -> dict[str, Any]:
+        """Return the callbacks as options of an election."""
         return {"on_elected": self.on_elected, "on_lost": self.on_lost}
 
 
@@ -75,8 +79,11 @@ CLEAN_UP = 0.4  # seconds in which another node would take a lease that was rele
 
 
 class ElectionConformance(Conformance):
+    """Tests of leader election."""
+
     @pytest.fixture
     def diary(self, face: Face) -> Diary:
+        """A record of callbacks."""
         return Diary(face)
 
     def test_campaign_makes_the_one_leader(self, client: Client, other: Client) -> None:
@@ -122,9 +129,7 @@ class ElectionConformance(Conformance):
             client.election(NAME).campaign(timeout=1.0)
 
     @pytest.mark.parametrize("kind", ["reader", "permit"])
-    def test_nobody_leads_beside_readers_or_permits_of_that_name_nor_they_beside_a_leader(
-        self, client: Client, other: Client, kind: str
-    ) -> None:
+    def test_a_leader_excludes_readers_and_permits_of_that_name(self, client: Client, other: Client, kind: str) -> None:
         can = client.capabilities
         if not (can.read_write if kind == "reader" else can.semaphore):
             pytest.skip(f"declared: it has no {kind}s")
@@ -134,9 +139,8 @@ class ElectionConformance(Conformance):
         with pytest.raises(LockTimeout):
             election.campaign(timeout=0)
         waiting = background(lambda: election.campaign(timeout=SOON))
-        eventually(
-            lambda: (info := other.inspect(NAME)) and info.waiting != 0
-        )  # None means that the backend has no queue
+        # ``waiting`` is None if the backend has no queue.
+        eventually(lambda: (info := other.inspect(NAME)) and info.waiting != 0)
         assert not waiting.done()
         assert held.release()
         leadership = waiting.result(SOON)
@@ -205,7 +209,7 @@ class ElectionConformance(Conformance):
         assert waiting.result(SOON).is_held()
         assert now() - begun < 2.0
 
-    def test_a_lost_leadership_is_told_before_anybody_else_leads(
+    def test_a_lost_leadership_is_reported_before_anybody_else_leads(
         self, client: Client, other: Client, place: Place, diary: Diary, pulse: Pulse
     ) -> None:
         election = client.election(NAME, ttl=place.calm_ttl, **diary.callbacks())
@@ -423,14 +427,17 @@ class ElectionConformance(Conformance):
 
     @pytest.fixture
     def lines(self) -> Recorder[str]:
+        """The lines of both leaders."""
         return Recorder[str]()
 
     @pytest.fixture
     def first(self, face: Face, lines: Recorder[str]) -> Shift:
+        """The work of the first leader."""
         return Shift(face, "first", lines)
 
     @pytest.fixture
     def second(self, face: Face, lines: Recorder[str]) -> Shift:
+        """The work of the second leader."""
         second = Shift(face, "second", lines)
         second.go_home.set()
         return second

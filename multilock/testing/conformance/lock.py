@@ -189,7 +189,7 @@ class LockConformance(Conformance):
         assert background(lease.release).result(SOON) is True
         assert client.lock(NAME).try_acquire() is not None
 
-    def test_release_by_somebody_else_never_frees_the_lock(self, client: Client, other: Client) -> None:
+    def test_a_release_by_another_client_never_frees_the_lock(self, client: Client, other: Client) -> None:
         first = client.lock(NAME).acquire()
         assert first.release() is True
         second = other.lock(NAME).acquire(timeout=0)
@@ -344,6 +344,7 @@ class ThreadingConformance(Conformance):
 
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
+        """Only the blocking face."""
         return FACES[request.param]()
 
     def test_a_lock_is_a_distributed_lock(self, client: Client) -> None:
@@ -445,13 +446,13 @@ class LeaseConformance(Conformance):
             if client.capabilities.fencing:
                 assert lease.fence() == lease.token
 
-    def test_it_is_renewed_until_released(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_lease_is_renewed_until_released(self, client: Client, other: Client, place: Place) -> None:
         with client.lock(NAME, ttl=place.steady_ttl) as lease:
             time.sleep(2.5 * lease.ttl)
             assert lease.is_held()
             assert other.lock(NAME).try_acquire() is None
 
-    def test_it_is_renewed_even_if_nobody_refers_to_it(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_lease_is_renewed_even_if_nobody_refers_to_it(self, client: Client, other: Client, place: Place) -> None:
         lease = client.lock(NAME, ttl=place.steady_ttl).acquire()
         ttl, owner = lease.ttl, lease.owner
         del lease
@@ -493,9 +494,8 @@ class LeaseConformance(Conformance):
         # Not remaining(): a session's proof may be older than the grant, until the session is renewed.
         loss = lease.wait_lost(2 * lease.ttl + SOON)
         assert loss is not None
-        assert (
-            loss.detected_at - held_from > 0.6 * lease.ttl - pulse.stopped()
-        )  # the last tenth of the ttl is for its callback
+        # The callback starts in the last tenth of the ttl.
+        assert loss.detected_at - held_from > 0.6 * lease.ttl - pulse.stopped()
 
     def test_renew_moves_the_deadline(self, client: Client) -> None:
         with client.lock(NAME, ttl=10, renew=False) as lease:
@@ -536,6 +536,7 @@ class OptionConformance(Conformance):
 
     @pytest.fixture
     def client(self, make: Callable[..., Client], place: Place) -> Any:
+        """A client whose server is down."""
         client = make()
         with place.down():
             yield client

@@ -20,6 +20,8 @@ __all__ = ["CancelConformance", "LossConformance", "WithConformance"]
 
 
 class LossConformance(Conformance):
+    """Tests of lost leases, of late and missing replies, and of callbacks."""
+
     def test_a_deleted_key_is_a_confirmed_loss(self, client: Client, place: Place) -> None:
         lost = Recorder[Loss]()
         lock = client.lock(NAME, ttl=3, on_lost=lost)
@@ -306,6 +308,7 @@ class WithConformance(Conformance):
 
     @pytest.fixture
     def options(self, face: Face) -> dict[str, Any]:
+        """The options that let the body of ``with`` run on after a loss."""
         # Only asyncio cancels the body. That has tests of its own below.
         return {"cancel_on_lost": False} if face.name == "asyncio" else {}
 
@@ -374,6 +377,7 @@ class CancelConformance(Conformance):
 
     @pytest.fixture(params=["asyncio"])
     def face(self, request: pytest.FixtureRequest) -> Iterator[Face]:
+        """Only the asyncio face."""
         face = FACES[request.param]()
         yield face
         face.close()
@@ -514,5 +518,6 @@ class CancelConformance(Conformance):
 
 
 def watch_until_lost(lease: Any) -> None:
+    """Check the lease again and again until it is lost."""
     while lease.is_held():
         time.sleep(0.001)

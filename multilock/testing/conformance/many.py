@@ -30,6 +30,7 @@ IN_ORDER = ["a/1", "a/2", "b"]
 
 
 def held(client: Client) -> list[str]:
+    """Return the names that are held."""
     return sorted(info.name for info in client.inspect_all() if not info.resting_until)
 
 
@@ -54,7 +55,7 @@ class LockAllConformance(Conformance):
             lease.check()
         eventually(lambda: place.leftovers() == [])
 
-    def test_it_is_none_of_them_while_one_is_taken(self, client: Client, other: Client) -> None:
+    def test_a_set_holds_nothing_while_one_part_is_taken(self, client: Client, other: Client) -> None:
         with other.lock("b"):
             assert client.lock_all(NAMES).try_acquire() is None
             assert held(other) == ["b"]
@@ -62,7 +63,7 @@ class LockAllConformance(Conformance):
                 client.lock_all(NAMES).acquire(timeout=1.0)
             eventually(lambda: held(other) == ["b"])
 
-    def test_it_waits_for_all_of_them_within_one_timeout(self, client: Client, other: Client) -> None:
+    def test_a_set_waits_for_all_parts_within_one_timeout(self, client: Client, other: Client) -> None:
         first = other.lock("a/1").acquire()
         waiting = background(lambda: client.lock_all(NAMES).acquire(timeout=SOON))
         eventually(lambda: (info := other.inspect("a/1")) and info.waiting != 0)
@@ -111,7 +112,7 @@ class LockAllConformance(Conformance):
             lease.renew()
             assert held(other) == IN_ORDER
 
-    def test_it_is_lost_with_one_part_and_says_which(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_set_is_lost_with_one_part_and_names_it(self, client: Client, other: Client, place: Place) -> None:
         losses: Recorder[Loss[Lease]] = Recorder()
         late: Recorder[Loss[Lease]] = Recorder()
         lease = client.lock_all(NAMES, on_lost=losses, ttl=place.quick_ttl).acquire()

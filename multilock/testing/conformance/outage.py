@@ -16,8 +16,11 @@ __all__ = ["OutageConformance"]
 
 
 class OutageConformance(Conformance):
+    """Tests of waits during an outage."""
+
     @pytest.fixture
     def client(self, make: Callable[..., Client]) -> Client:
+        """A client with short timeouts."""
         return make(request_timeout=0.15, outage_timeout=1.0)
 
     def test_a_wait_outlasts_a_shorter_silence(self, make: Callable[..., Client], place: Place) -> None:
@@ -70,7 +73,7 @@ class OutageConformance(Conformance):
         with pytest.raises(LockTimeout):
             waiting.result(SOON)
 
-    def test_all_waiters_of_one_client_hear_of_the_outage_in_time(self, client: Client, place: Place) -> None:
+    def test_all_waiters_of_one_client_notice_the_outage_in_time(self, client: Client, place: Place) -> None:
         with place.silence():
             begun = now()
             waiting = [background(lambda: client.lock(NAME).acquire()) for _ in range(4)]
@@ -79,7 +82,7 @@ class OutageConformance(Conformance):
                     each.result(SOON)
             assert now() - begun < 3.0
 
-    def test_a_wait_behind_one_that_was_never_answered_is_not_told_that_it_is_taken(
+    def test_a_wait_behind_an_unanswered_one_never_raises_lock_timeout(
         self, make: Callable[..., Client], place: Place
     ) -> None:
         client = make(request_timeout=1.0, outage_timeout=10)

@@ -30,12 +30,16 @@ START = 20.0  # seconds in which a process starts, even on a busy machine
 
 
 class ProcessConformance(Conformance):
+    """Tests with holders in other processes."""
+
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
+        """Only the blocking face."""
         return FACES[request.param]()
 
     @pytest.fixture
     def helper(self, place: Place) -> Iterator[Callable[..., Helper]]:
+        """A function that starts helper processes."""
         helpers: list[Helper] = []
 
         def start(function: str, *arguments: object) -> Helper:
@@ -67,7 +71,7 @@ class ProcessConformance(Conformance):
         assert client.lock(NAME).try_acquire(timeout=client.capabilities.takeover_bound + START) is not None
         assert now() - killed_at <= place.quick_ttl + client.capabilities.takeover_bound + 1.0
 
-    def test_a_stopped_holder_knows_when_it_runs_again(
+    def test_a_frozen_holder_notices_the_loss_when_it_runs_again(
         self, client: Client, place: Place, helper: Callable[..., Helper]
     ) -> None:
         holder = helper("hold", place.quick_ttl)
@@ -90,7 +94,7 @@ class ProcessConformance(Conformance):
         assert client.lock(NAME).try_acquire(timeout=SOON) is not None
         assert not any(line.startswith("lost") for line in holder.lines)
 
-    def test_what_a_process_gives_back_at_its_end_goes_to_no_waiter_of_its_own(
+    def test_an_exiting_process_never_hands_its_locks_to_its_own_waiters(
         self, client: Client, helper: Callable[..., Helper]
     ) -> None:
         holder = helper("exit_with_waiters_of_its_own", 30)
@@ -219,6 +223,7 @@ def hold_resting_and_exit(url: str, prefix: str, ttl: str, seconds: str) -> None
 
 
 def exit_with_a_waiter(url: str, prefix: str, ttl: str) -> None:
+    """Exit while a thread waits for the lock."""
     client = _client(url, prefix, ttl)
     client.lock("another").acquire()
     threading.Thread(target=client.lock(NAME).acquire, daemon=True).start()
@@ -227,6 +232,7 @@ def exit_with_a_waiter(url: str, prefix: str, ttl: str) -> None:
 
 
 def exit_with_waiters_of_its_own(url: str, prefix: str, ttl: str) -> None:
+    """Exit while the lock is held and threads of this process wait for it."""
     clients = [_client(url, prefix, ttl) for _ in range(2)]
     clients[0].lock(NAME).acquire()
     for client in clients:
@@ -237,6 +243,7 @@ def exit_with_waiters_of_its_own(url: str, prefix: str, ttl: str) -> None:
 
 
 def fork(url: str, prefix: str, ttl: str) -> None:
+    """Fork while the lock is held, and report what the child sees."""
     client = _client(url, prefix, ttl)
     losses: list[Any] = []
     lease = client.lock(NAME, on_lost=losses.append).acquire()

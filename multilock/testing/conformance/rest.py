@@ -35,6 +35,7 @@ class RestConformance(Conformance):
         return inner(lease.leases[0])._granted_at + seconds - GRAIN
 
     def stays_taken(self, other: Client, until: float) -> None:
+        """Check that the name stays taken until that time."""
         while now() < until:
             got = other.lock(NAME).try_acquire()
             assert got is None or now() >= until
@@ -67,7 +68,7 @@ class RestConformance(Conformance):
         assert next_one.release()
         eventually(lambda: client.inspect(NAME) is None and place.leftovers() == [])
 
-    def test_it_may_be_longer_than_the_ttl(self, client: Client, other: Client, place: Place) -> None:
+    def test_a_rest_may_be_longer_than_the_ttl(self, client: Client, other: Client, place: Place) -> None:
         until = self.rests_until(client, place, place.quick_ttl + place.rest)
         self.stays_taken(other, until)
         assert other.lock(NAME).try_acquire(timeout=2 * place.rest_at_most + SOON) is not None
@@ -89,7 +90,7 @@ class RestConformance(Conformance):
         assert waiting.result(place.rest_at_most + 2 * SOON).is_held()
         assert until <= now() <= until + place.rest_at_most - place.rest + SOON
 
-    def test_it_rests_whatever_becomes_of_the_client(
+    def test_a_name_rests_whatever_happens_to_the_client(
         self, make: Callable[..., Client], other: Client, place: Place
     ) -> None:
         first = make()
@@ -105,7 +106,7 @@ class RestConformance(Conformance):
         first.close()
         self.stays_taken(other, inner(lease.leases[0])._granted_at + place.rest - GRAIN)
 
-    def test_an_operator_ends_the_rest_and_nobody_is_told_of_a_loss(self, client: Client, other: Client) -> None:
+    def test_an_operator_ends_the_rest_and_no_loss_is_reported(self, client: Client, other: Client) -> None:
         losses = Recorder[object]()
         with client.lock(NAME, hold_at_least=60, on_lost=losses):
             pass

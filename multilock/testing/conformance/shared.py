@@ -36,10 +36,12 @@ NEVER = 3600.0  # seconds
 
 
 def reader(client: Client, **options: object) -> DistributedLock:
+    """Return a reader's lock."""
     return client.read_write_lock(NAME, **options).reader()  # type: ignore[arg-type]
 
 
 def writer(client: Client, **options: object) -> DistributedLock:
+    """Return a writer's lock."""
     return client.read_write_lock(NAME, **options).writer()  # type: ignore[arg-type]
 
 
@@ -71,7 +73,7 @@ class ReadWriteConformance(Conformance):
         with writer(client):
             assert other.lock(NAME).try_acquire() is None
 
-    def test_its_two_locks_are_always_the_same(self, client: Client) -> None:
+    def test_a_read_write_lock_always_returns_the_same_two_locks(self, client: Client) -> None:
         both = client.read_write_lock(NAME)
         assert both.name == both.reader().name == both.writer().name == NAME
         both.reader().acquire()
@@ -132,7 +134,7 @@ class ReadWriteConformance(Conformance):
         for lease in leases:
             assert lease.release()
 
-    def test_readers_behind_a_writer_that_gives_up_are_pushed_in_and_no_timer_helps(
+    def test_readers_behind_a_writer_that_gives_up_are_admitted_by_push(
         self, client: Client, other: Client, face: Face, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not client.capabilities.push_wait:
@@ -168,9 +170,8 @@ class ReadWriteConformance(Conformance):
     def test_waiting_readers_come_in_together(self, client: Client, other: Client) -> None:
         held = writer(client).acquire()
         waiting = [background(lambda: reader(other).acquire(timeout=SOON)) for _ in range(5)]
-        eventually(
-            lambda: (info := client.inspect(NAME)) and info.waiting != 0
-        )  # None means that the backend has no queue
+        # ``waiting`` is None if the backend has no queue.
+        eventually(lambda: (info := client.inspect(NAME)) and info.waiting != 0)
         held.release()
         leases = [each.result(SOON) for each in waiting]
         assert all(lease.is_held() for lease in leases)

@@ -95,16 +95,21 @@ class Ear:
 
 
 class BackendConformance(Conformance):
+    """Tests of the methods of a backend."""
+
     @pytest.fixture(params=["blocking"])
     def face(self, request: pytest.FixtureRequest) -> Face:
+        """Any face: these tests use none."""
         return FACES[request.param]()
 
     @pytest.fixture
     def ear(self) -> Ear:
+        """The recorder of reports."""
         return Ear()
 
     @pytest.fixture
     def backend_(self, place: Place, ear: Ear) -> Iterator[Backend]:
+        """The backend under test, opened."""
         backend = place.backend()
         backend.open(ear)
         yield backend
@@ -112,6 +117,7 @@ class BackendConformance(Conformance):
 
     @pytest.fixture
     def ttl(self, backend_: Backend, place: Place) -> float:
+        """A short ttl that the backend grants."""
         can = backend_.capabilities
         return max(place.quick_ttl, can.ttl_min if can.ttl_floor is None else can.ttl_floor)
 
@@ -370,7 +376,7 @@ class BackendConformance(Conformance):
         take(backend_, child.claim("another"))
         backend_.ping(WITHIN)
 
-    def test_close_is_harmless_twice_and_its_facts_stay(self, place: Place, ear: Ear) -> None:
+    def test_closing_twice_is_harmless_and_the_capabilities_stay(self, place: Place, ear: Ear) -> None:
         backend = place.backend()
         backend.open(ear)
         facts = backend.scheme, backend.capabilities
@@ -396,6 +402,7 @@ def until_told(tell: Callable[[], Returned]) -> bool:
 
 
 def take(backend: Backend, claim: Claim) -> Granted:
+    """Attempt until the claim holds its name."""
     granted = backend.attempt(claim, False, WITHIN)
     if isinstance(granted, Busy):  # it may be granted a moment later
         granted = backend.attempt(claim, True, WITHIN)

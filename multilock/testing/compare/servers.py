@@ -194,9 +194,8 @@ def _hear(keeper: subprocess.Popen[bytes], within: float) -> str:
 
 def _says_something(keeper: subprocess.Popen[bytes], within: float) -> bool:
     """Return whether the keeper has printed something, or has ended."""
-    poll = (
-        select.poll()
-    )  # select() cannot use descriptors above 1023, and with 1,000 contenders all lower ones are taken
+    # select() cannot use descriptors above 1023, and with 1,000 contenders all lower ones are taken.
+    poll = select.poll()
     poll.register(keeper.stdout, select.POLLIN)  # type: ignore[arg-type]
     return bool(poll.poll(within * 1000))
 

@@ -258,8 +258,7 @@ class CloseConformance(Conformance):
 
         def left() -> list[str]:
             names = [each.name for each in set(threading.enumerate()) - before]
-            return [
-                name for name in names if name != telling.THREAD
-            ]  # the thread of the process that logs for all clients
+            # One thread of the process logs for all clients.
+            return [name for name in names if name != telling.THREAD]
 
         eventually(lambda: not left())

@@ -163,8 +163,8 @@ class Backend(Protocol):
         """Take the name if it is free. Idempotent on ``claim.id``.
 
         A refused claim takes its place in the queue if ``join`` is True. If it is False, the claim leaves nothing at
-        the server. For a claim that is already queued, this call is its heartbeat, and the way to learn that it holds:
-        only a `Granted` returned here, or one brought by `Notices.granted`, makes a holder.
+        the server. For a claim that is already queued, this call is its heartbeat. Only a `Granted`, returned here or
+        brought by `Notices.granted`, makes the claim a holder.
 
         Only ``claim.mode`` and ``claim.fair`` decide which claims exclude each other, never the kind.
         """
@@ -215,7 +215,7 @@ class Backend(Protocol):
         """Return if the server replies; else raise as any method."""
 
     def close(self) -> None:
-        """End connections and threads. No claim is held at that time. Never raises, does not wait for a server."""
+        """End connections and threads. The kernel holds no claim by then. Never raises, does not wait for a server."""
 
 
 class Channel(Protocol):

@@ -121,7 +121,7 @@ def test_each_outcome_on_each_backend_and_where_they_differ(pytester: pytest.Pyt
             r"1-memory: memory://two",
             r"test\s+0-memory\s+1-memory",
             r"test_user.py::test_fails_on_one\s+passed \d.\d\ds\s+failed \d.\d\ds",
-            r"different on different backends:",
+            r"tests with different results:",
             r"  test_user.py::test_fails_on_one: passed on 0-memory; failed on 1-memory \(AssertionError: not here\)",
             r"written to .*matrix.json and matrix.html",
         ],

@@ -122,8 +122,8 @@ class Place:
     def slow_answers(self, seconds: float) -> contextlib.AbstractContextManager[Backend] | None:
         """Yield a backend whose replies come ``seconds`` late inside this context. Its requests are executed at once.
 
-        This shows whether a backend reads ``Granted.sent_at`` only after it sent its request. The default returns None:
-        for a backend whose replies cannot be late. With a server, use `multilock.testing.FaultProxy.delay`.
+        This shows whether a backend reads ``Granted.sent_at`` only after it sent its request. The default returns None,
+        which is right if replies cannot be late. With a server, use `multilock.testing.FaultProxy.delay`.
         """
         return None
 

@@ -27,7 +27,7 @@ def tell(terminal: pytest.TerminalReporter, matrix: Matrix, notes: list[str], *,
         differences = matrix.differences()
         if len(heads) > 1:
             terminal.write_line("")
-            terminal.write_line("different on different backends:" if differences else "no test differs between them")
+            terminal.write_line("tests with different results:" if differences else "no test differs between them")
         for row, what in differences:
             terminal.write_line(f"  {row}: {what}")
     for line in loud:

@@ -347,7 +347,7 @@ class Watcher:
             self._holding.clear()
         self._notices.group_gone(session.number, ENDED)
         self._notices.pushes(self._name, None)  # no claim holds or waits until the next session
-        # A follower that looks makes the next session, in which its names are watched again
+        # A follower that looks opens the next session, and its names are watched there.
         self._notices.changed(None)
 
     def _forget_watches(self) -> None:

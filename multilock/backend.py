@@ -304,8 +304,8 @@ class OpenBackend(Protocol):
 
     ``options`` has ``ttl`` (float seconds: the client's default), ``prefix``, ``identity`` and ``request_timeout``
     (float seconds or None). It also has the backend's own options, as given: text from a URL, or any object. ``client``
-    is the connected client object of a library, if the program passed one. Raises ConfigurationError for an option that
-    the backend does not know.
+    is the client object of a library such as redis-py, if the program passed one. Raises ConfigurationError for an
+    option that the backend does not know.
     """
 
     def __call__(self, url: str, options: dict[str, Any]) -> Backend: ...

@@ -7,7 +7,6 @@ import asyncio
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
@@ -76,12 +75,20 @@ def test_a_release_in_the_middle_of_another_client_keeps_its_time_from_nobody() 
     backend = Scripted()
     client, other = client_on(backend, Threads()), client_on(Scripted(), Threads())
     lease = client.lock("n").acquire()
-    backend.always("release", silence(1.0))
-    began = time.monotonic()
+    go_on = threading.Event()
+    answers: list[str] = []
+
+    def answer_late(backend: Scripted, call: Call) -> Any:
+        go_on.wait(10)
+        answers.append(call.method)
+        return call.execute()
+
+    backend.always("release", answer_late)
     with other._kernel.lock:
         assert lease.release()
         assert not lease.is_held()
-        assert time.monotonic() - began < 0.9
+        assert answers == [], "it waited for the answer"
+    go_on.set()
     backend.always("release", None)
     eventually(lambda: backend.holders == {})
     client.close()
@@ -105,7 +112,7 @@ def test_two_finalizers_each_in_the_middle_of_the_others_client_wait_for_each_ot
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(15)
     assert not any(thread.is_alive() for thread in threads)
     eventually(lambda: not any(backend.holders for backend in backends))
     first.close()
@@ -115,21 +122,21 @@ def test_two_finalizers_each_in_the_middle_of_the_others_client_wait_for_each_ot
 @pytest.mark.parametrize("end", ["release", "stop", "close"])
 def test_what_ends_in_the_middle_of_ours_waits_for_no_callback_there(end: str) -> None:
     backend = Scripted()
-    client = client_on(backend, Threads(), ttl=4.0)
-    told, go_on = threading.Event(), threading.Event()
+    client = client_on(backend, Threads(), ttl=20.0)
+    told, go_on, over = threading.Event(), threading.Event(), threading.Event()
 
     def on_lost(loss: Loss) -> None:
         told.set()
-        go_on.wait(10)
+        go_on.wait(15)
+        over.set()
 
     election = client.election("n", on_lost=on_lost)
     leadership = election.campaign()
-    began = time.monotonic()
     with client._kernel.lock:
         ends: dict[str, Callable[[], object]]
         ends = {"release": leadership.release, "stop": election.stop, "close": client.close}
         ends[end]()
-    assert time.monotonic() - began < 2
+    assert not over.is_set()
     assert told.wait(5)
     assert backend.holders, "kept until on_lost has ended"
     go_on.set()
@@ -142,10 +149,9 @@ def test_a_close_in_the_middle_of_ours_ends_in_the_background() -> None:
     client = client_on(backend, Threads(), ttl=10.0)
     go_on = threading.Event()
     client.lock("n", on_lost=lambda loss: go_on.wait(10)).acquire()
-    began = time.monotonic()
     with client._kernel.lock:
         client.close()
-    assert time.monotonic() - began < 1.5, "the time of one request is 2 s"
+        assert not backend.closed, "it waited for the callback"
     go_on.set()
     eventually(lambda: backend.closed)
     assert backend.holders == {}

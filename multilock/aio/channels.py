@@ -128,8 +128,8 @@ class LoopChannel:
         self._fileno = channel.fileno()
         self._answer: asyncio.Future[Any] | None = None  # the answer to the request under way
         self._lingers = channel if isinstance(channel, Lingers) else None
-        self._timer: asyncio.TimerHandle | None = None  # reads the channel even if no data arrives …
-        self._look_at = 0.0  # … at this time of the loop
+        self._timer: asyncio.TimerHandle | None = None  # reads the channel even if no data arrives
+        self._look_at = 0.0  # the time of that read, by the loop's clock
         loop.add_reader(self._fileno, self._read)
 
     async def ask(self, send: Callable[[Channel], bool], answer: asyncio.Future[Any]) -> Any:
@@ -173,7 +173,10 @@ class LoopChannel:
             self.close()  # at once, because the loop would find a broken connection readable again and again
 
     def _plan(self) -> None:
-        """Plan a read without new data, if the channel wants one (`Lingers`). A read that is too early plans anew."""
+        """Plan a read without new data, if the channel wants one (`Lingers`).
+
+        An earlier read that is planned already stays. If it comes too early, it plans the next one.
+        """
         if self._lingers is None or (seconds := self._lingers.look_in()) is None:
             return
         at = self._loop.time() + seconds
@@ -185,6 +188,7 @@ class LoopChannel:
         self._timer = self._loop.call_at(at, self._look)
 
     def _look(self) -> None:
+        """Read the channel at the planned time."""
         self._timer = None
         self._read()
 

@@ -56,12 +56,17 @@ class KillingTimer:
 
             self._libc = _with_timers()
         except (ImportError, OSError) as error:
-            raise CapabilityMissing(f"hard_fence=True: this Python cannot use a POSIX timer: {error}") from error
+            raise CapabilityMissing(
+                f"hard_fence=True needs a POSIX timer, which this Python cannot use ({error}): leave it out"
+            ) from error
         self._timer = ctypes.c_void_p()
         event = SIGEVENT.pack(0, SIGKILL, SIGEV_SIGNAL)
         if self._libc.timer_create(clock, event, ctypes.byref(self._timer)):
             why = os.strerror(ctypes.get_errno())
-            raise CapabilityMissing(f"hard_fence=True: the operating system gives this process no timer: {why}")
+            raise CapabilityMissing(
+                f"hard_fence=True cannot work, because the operating system gives this process no timer ({why}): leave "
+                "it out, or raise the limit"
+            )
 
     def at(self, when: float) -> None:
         times = NEVER
@@ -112,7 +117,7 @@ class Fence:
     def lift(self, claim_id: str) -> None:
         """Forget this lease, because its holder has ended its work.
 
-        Also called after an interrupt, which may have come before the timer was set.
+        An interrupted call is repeated, because the interrupt may have come before the timer was set.
         """
         self._until.pop(claim_id, None)
         self._set()

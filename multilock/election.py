@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from multilock.errors import ClientClosed
+from multilock.errors import ClientClosed, MultilockError
 from multilock.foreign import ForWith
 from multilock.kernel.acquire import Stop
 from multilock.kernel.callbacks import call_in_thread, refuse_awaitable
@@ -45,6 +45,29 @@ class Leadership(Leading, HeldLease):
     ) -> None:
         super().__init__(kernel, want, claim, granted, unsure)
         self._term: ThreadTerm = ThreadTerm(office, self)
+
+    def __enter__(self) -> Self:
+        try:
+            self._term.body_begins()
+            return super().__enter__()
+        except MultilockError:  # it does not lead any longer
+            self._term.body_ends()
+            raise
+        except BaseException:  # interrupted: this `with` will not end
+            self._term.body_ends()
+            self._term.abdicate(INTERRUPTED)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._term.body_ends()
+        except BaseException:  # interrupted
+            self._term.body_ends()
+            self._term.abdicate(INTERRUPTED)
+            raise
+        super().__exit__(kind, error, trace)
 
     def release(self) -> bool:
         return run(self._term.resign())

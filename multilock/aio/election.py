@@ -9,6 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from multilock.aio.body import Body
 from multilock.aio.face import LoopFace, await_safely, go_on_if_cancelled
 from multilock.aio.lock import Acquiring, HeldAsyncLease
 from multilock.errors import ClientClosed
@@ -46,6 +47,18 @@ class AsyncLeadership(Leading, HeldAsyncLease):
         super().__init__(kernel, want, claim, granted, unsure, cancel_on_lost=True)
         self._election = election
         self._term: LoopTerm = LoopTerm(election._office, self)
+
+    def _enter(self) -> Body:
+        self._term.body_begins()
+        try:
+            return super()._enter()
+        except BaseException:
+            self._term.body_ends()
+            raise
+
+    async def _exit(self, body: Body | None, error: BaseException | None) -> None:
+        self._term.body_ends()
+        await super()._exit(body, error)
 
     async def release(self) -> bool:
         self._election._come_to_loop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from multilock import system
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multilock.kernel.runtime import Bell
     from multilock.kernel.scopes import Scope
 
-__all__ = ["Condition", "Office", "Part", "inside"]
+__all__ = ["Condition", "Mark", "Office", "Part", "inside", "mark", "unmark"]
 
 T = TypeVar("T", bound=Holding)
 
@@ -39,15 +39,28 @@ class Part:
 _INSIDE: ContextVar[tuple[Part, ...]] = ContextVar("multilock_inside", default=())
 
 
+Mark = Token[tuple[Part, ...]]
+
+
+def mark(part: Part) -> Mark:
+    """Mark what this thread or task does from here on as running inside ``part``."""
+    return _INSIDE.set((*_INSIDE.get(), part))
+
+
+def unmark(token: Mark) -> None:
+    # It may end in another thread or task, where a mark of a part that is done changes nothing; or twice.
+    with contextlib.suppress(ValueError, RuntimeError):
+        _INSIDE.reset(token)
+
+
 @contextlib.contextmanager
 def inside(part: Part) -> Iterator[None]:
     """Mark the body as running inside ``part``."""
-    token = _INSIDE.set((*_INSIDE.get(), part))
+    token = mark(part)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # after its loop was closed, the garbage collector unwinds it elsewhere
-            _INSIDE.reset(token)
+        unmark(token)
 
 
 def _never() -> float:

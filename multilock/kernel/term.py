@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from multilock.kernel.holding import HELD, LOST, RELEASING, Holding
-from multilock.kernel.office import Office, Part
+from multilock.kernel.office import Mark, Office, Part, mark, unmark
 from multilock.model import Loss, LossReason
 from multilock.telling import logger
 
@@ -73,6 +73,7 @@ class Term(Generic[T]):
         self.resigning = False
         self.end_at = math.inf
         self.nobody_waits = False
+        self._body: Mark | None = None  # the body of a `with` that is counted as work
         self.outlasted = False  # the warning about parts that outlast the grace is logged
 
     def over(self) -> bool:
@@ -141,6 +142,18 @@ class Term(Generic[T]):
             if not self.resigning:  # under the lock, so that a resignation sees the work or prevents it
                 self.work.done = False
             return not self.resigning
+
+    def body_begins(self) -> None:
+        """Count the body of a ``with`` as work: the lease is kept until the body has ended, or the grace is over."""
+        if self.work_begins():
+            self._body = mark(self.work)
+
+    def body_ends(self) -> None:
+        """Record that the body has ended. A second call changes nothing."""
+        if body := self._body:
+            self.part_ended(self.work)
+            self._body = None
+            unmark(body)
 
     # Ends
 

@@ -132,6 +132,32 @@ def test_a_leadership_is_the_current_lease_of_who_leads(client: Client, server: 
         client.current_lease()
 
 
+@pytest.mark.parametrize("how", ["stop", "resign", "close"])
+def test_the_body_of_a_campaign_ends_before_its_leadership_is_given_back(
+    client: Client, server: Scripted, how: str
+) -> None:
+    election = client.election("e")
+    end: dict[str, Callable[[], object]] = {"stop": election.stop, "resign": election.resign, "close": client.close}
+    ending = threading.Thread(target=end[how])
+    with election.campaign() as leadership:
+        ending.start()
+        eventually(lambda: not leadership.is_held())
+        assert not server.called("release")
+        assert ending.is_alive()
+    ending.join(10)
+    assert not ending.is_alive()
+    assert server.holders == {}
+
+
+def test_a_body_that_resigns_waits_for_nobody(client: Client, server: Scripted) -> None:
+    election = client.election("e")
+    with election.campaign() as leadership:
+        assert election.resign()
+        assert not leadership.is_held()
+        assert server.holders
+    eventually(lambda: server.holders == {})
+
+
 def test_a_campaign_has_a_timeout(client: Client, server: Scripted) -> None:
     server.holders["e"] = "another"
     with pytest.raises(LockTimeout, match="another node leads"):

@@ -1,16 +1,30 @@
-"""One connection to each server, without servers: who handles what, and when."""
+"""One connection to each server: who handles what, and when; and what a call leaves that ends in the middle."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from multilock import BackendUnavailable
+import pytest
+
+import multilock
+from multilock import BackendUnavailable, MultilockError
+from multilock.testing import FaultProxy
+from multilock.testing.proxy import Fault
 from multilock_redis.redlock.fan import Fan, Lane, Link, Owed, Pool
 from multilock_redis.redlock.guard import Guarded
+from multilock_redis.redlock.rounds import Joins
 from multilock_redis.transport import Wire
 from multilock_redis.wire import ScriptMissing
+from tests.backends.redis.kit import eventually
+from tests.backends.redlock.kit import WITHIN, Contender, holders
+from tests.servers_redlock import RedisServers, url_of
+
+Contend = Callable[..., Contender]
 
 
 class Broken:
@@ -120,3 +134,127 @@ def test_a_pool_that_closes_sends_again_what_a_server_had_forgotten() -> None:
     assert handled == [1]
     ours.close()
     server.close()
+
+
+def test_no_caller_makes_a_connection_itself(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server that hangs while it is connected to would keep the caller, and those that wait for it."""
+    connected: set[int] = set()
+    connect = Guarded.connect
+
+    def noted(self: Guarded, within: float, now: Callable[[], float]) -> Wire:
+        connected.add(threading.get_ident())
+        return connect(self, within, now)
+
+    monkeypatch.setattr(Guarded, "connect", noted)
+    us = contend()
+    claim, _ = us.take()
+    us.give_back(claim)
+    assert connected
+    assert threading.get_ident() not in connected
+
+
+def test_an_ask_that_did_not_join_leaves_nobody_in_a_queue(contend: Contend) -> None:
+    """The client has subscribed since: what counts is what was asked."""
+    them, us = contend(), contend()
+    held, _ = them.take()
+    them.settle(held)
+    rounds, claim = us.backend.rounds, us.claim()
+    rounds.servers.listen(WITHIN)
+    assert rounds.servers.listening()
+    evidence = rounds.enter(claim)
+    assert evidence is not None
+    fan = rounds.pool.take()
+    rounds.begin(evidence, fan, True, Joins.NO)
+    eventually(lambda: fan.look(0.01) or not evidence.pending(), within=WITHIN)
+    assert us.states(claim) == ["out"] * 3
+    evidence.asking = False
+    rounds.give(fan)
+
+
+# A call that ends in the middle, on real servers
+
+
+@pytest.fixture
+def proxies(servers: RedisServers) -> Iterator[list[FaultProxy]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(FaultProxy.before(member.url)) for member in servers.members]
+
+
+def before(proxies: list[FaultProxy]) -> str:
+    return url_of([f"{each.host}:{each.port}" for each in proxies])
+
+
+def held_back(proxies: list[FaultProxy]) -> list[Fault]:
+    """The next lock's requests do not reach their servers yet."""
+    return [proxy.hold_request(b"EVALSHA") for proxy in proxies]
+
+
+def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
+    """The requests are executed now, and what they take is given back."""
+    for fault in faults:
+        fault.release()
+    eventually(lambda: holders(servers) == [""] * 3, within=WITHIN)
+    with multilock.connect(servers.url, ttl=30) as them:
+        them.lock("a").acquire(timeout=WITHIN).release()
+
+
+def test_a_cancel_while_all_servers_are_asked_leaves_nothing(proxies: list[FaultProxy], servers: RedisServers) -> None:
+    async def main() -> None:
+        async with multilock.connect_async(before(proxies), ttl=30) as client:
+            async with client.lock("a"):
+                pass  # the loop has a connection to each server from now on
+            faults = held_back(proxies)
+            asks = asyncio.create_task(client.lock("a").acquire())
+            for fault in faults:
+                await asyncio.to_thread(fault.wait, WITHIN)
+            asks.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asks
+            await asyncio.to_thread(nothing_comes_of, faults, servers)
+
+    asyncio.run(main())
+
+
+def test_a_close_while_all_servers_are_asked_leaves_nothing(proxies: list[FaultProxy], servers: RedisServers) -> None:
+    async def main() -> None:
+        client = multilock.connect_async(before(proxies), ttl=30)
+        async with client.lock("a"):
+            pass
+        faults = held_back(proxies)
+        asks = asyncio.create_task(client.lock("a").acquire())
+        for fault in faults:
+            await asyncio.to_thread(fault.wait, WITHIN)
+        closing = asyncio.create_task(client.close())
+        with pytest.raises(MultilockError):
+            await asks
+        for fault in faults:
+            fault.release()
+        await closing
+        await asyncio.to_thread(nothing_comes_of, [], servers)
+
+    asyncio.run(main())
+
+
+def test_a_close_while_a_thread_asks_all_servers_leaves_nothing(
+    proxies: list[FaultProxy], servers: RedisServers
+) -> None:
+    client = multilock.connect(before(proxies), ttl=30)
+    with client.lock("a"):
+        pass
+    faults = held_back(proxies)
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.lock("a").acquire()
+        except MultilockError as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for fault in faults:
+        fault.wait(WITHIN)
+    client.close()
+    asking.join(WITHIN)
+    assert failed
+    nothing_comes_of(faults, servers)

@@ -44,9 +44,9 @@ TTL_MIN = 0.1  # seconds
 def open_redlock(url: str, scheme: str, options: Mapping[str, object]) -> RedlockBackend:
     """The backend of ``redlock://h1,h2,h3[/db]`` or ``redlocks://…``; ``client`` is a list of ``redis.Redis``.
 
-    Own options besides those of ``redis://``: ``token`` (true; false saves a round trip, and leases have none) and
-    ``restart_guard`` (seconds for which a server that restarted does not count, and the longest ttl; default: the
-    client's ttl; 0: it counts at once).
+    Own options besides those of ``redis://``: ``token`` (true; false: leases have none) and ``restart_guard`` (seconds
+    for which a server that restarted does not count, and the longest ttl; default: the client's ttl; 0: it counts at
+    once).
     """
     reject_unknown(options, (*OPTIONS, "client", "token", "restart_guard"), scheme)
     keys, ttl = keyspace(options, scheme), ttl_of(options)
@@ -151,9 +151,11 @@ class RedlockBackend:
         def follow(node: Node, within: float) -> bool:
             return node.listener.follow(names, within)
 
-        # A majority may come to be on any of them: so each must tell, or they are asked.
+        # A majority may come to be on any servers, so each must push the changes.
         told = self.servers.ask_most(follow, within, "follow it", everybody=True)
-        return len(told) == len(self._endpoints) and all(told.values())
+        if len(told) < len(self._endpoints):
+            raise BackendUnavailable("not every server pushes changes: asked again", backend=self.scheme, unknown=False)
+        return all(told.values())
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
         return self._inspection.inspect(name, within)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from multilock import BackendUnavailable, MultilockError, system
+from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock.backend import start_worker
+from multilock.telling import logger
 from multilock_redis.redlock.guard import Guarded
 from multilock_redis.redlock.place import majority_of
 from multilock_redis.transport import Wire
@@ -104,7 +105,7 @@ class Link:
             why = None
         with self.changed:
             self.connecting -= 1
-            was_down = self.down
+            was_down, refused = self.down, isinstance(self.why, BackendRejected)
             if why is None and wire is not None and not self._closed:
                 self._pause = self._again_at = 0.0
                 self._spares.append(wire)
@@ -118,6 +119,8 @@ class Link:
             wire.close()
         if was_down and why is None:
             self._back()
+        if isinstance(why, BackendRejected) and not refused:
+            logger.warning("%s: locks are taken without this server", why)
         if why is not None and not isinstance(why, MultilockError):
             raise why
 

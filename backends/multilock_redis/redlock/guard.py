@@ -51,9 +51,11 @@ class Guarded(Endpoint):
             wire.close()
             raise BackendUnavailable(str(silence), unknown=False, backend="redis") from silence
         except BackendRejected as refused:
-            if not self.guard:
+            if not self.guard and "NOAUTH" not in str(refused):
                 return wire
             wire.close()
+            if "NOAUTH" in str(refused):
+                raise
             raise BackendRejected(
                 f"{refused}: allow this user INFO, or give restart_guard=0: a server that restarted has to be known"
             ) from refused

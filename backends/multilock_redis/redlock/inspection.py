@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from multilock import BackendUnavailable, system
+from multilock import BackendRejected, BackendUnavailable, system
 from multilock.backend import Finding, LockInfo
 from multilock_redis.diagnosis import diagnose
 from multilock_redis.node import Node
@@ -51,7 +51,7 @@ class Inspection:
         found: dict[str, list[LockInfo | None]] = {}
         silences: list[Exception] = []
         answered = 0
-        for which, said in self._servers.ask(inspect_all, self._now() + within):
+        for which, said in self._servers.ask(inspect_all, self._now() + within, brief=True):
             if isinstance(said, Exception):
                 silences.append(said)
             elif self._servers.counts(which):
@@ -111,7 +111,7 @@ class Inspection:
 
         forced = 0
         silences: list[Exception] = []
-        for _, said in self._servers.ask(force, self._now() + within):
+        for _, said in self._servers.ask(force, self._now() + within, brief=True):
             if isinstance(said, Exception):
                 silences.append(said)
             else:
@@ -147,6 +147,8 @@ class Inspection:
             endpoint = self._servers.endpoints[which]
             if isinstance(said, SameServer):
                 said = [Finding("one-server", "error", str(said), "name another server, or none")]
+            elif isinstance(said, BackendRejected):
+                said = [Finding("refused", "error", str(said), "until then the others tolerate fewer failures")]
             elif isinstance(said, Exception):
                 said = [Finding("down", "warning", str(said), "start it: the others tolerate fewer failures")]
             if not self._servers.counts(which):

@@ -23,6 +23,7 @@ __all__ = ["LEAST_LIMIT", "Ear", "Servers", "limit", "silence"]
 Said = TypeVar("Said")
 
 LEAST_LIMIT = 0.25  # seconds for one request to one server, however short the lease
+BRIEFLY = 0.5  # seconds at least for the answers that come after a majority's, of what operators ask
 LISTEN_WITHIN = 3.0  # seconds for one subscription, connecting included
 LISTEN_AGAIN = 1.0  # seconds between subscriptions to a server that could not be subscribed to
 
@@ -140,8 +141,14 @@ class Servers:
             f"a majority counts again in {math.ceil(enough)} s (restart_guard={self.endpoints[0].guard:g})"
         )
 
-    def ask(self, question: Callable[[Node, float], Said], until: float) -> Iterator[tuple[int, Said | Exception]]:
-        """All at once; what each said, as it comes. One that is late is BackendUnavailable."""
+    def ask(
+        self, question: Callable[[Node, float], Said], until: float, *, brief: bool = False
+    ) -> Iterator[tuple[int, Said | Exception]]:
+        """Ask all servers at once, and yield what each says as it comes: BackendUnavailable if it is late.
+
+        With ``brief``, a majority that has answered waits for the others only for a moment.
+        """
+        began, answered = self.now(), 0
         answers: system.SimpleQueue[tuple[int, Any]] = system.SimpleQueue()
         missing = dict.fromkeys(range(len(self.nodes)))
         for which in missing:
@@ -153,16 +160,20 @@ class Servers:
                 break
             missing.pop(which)
             yield which, said
+            answered += not isinstance(said, Exception)
+            if brief and answered == self.need:
+                now = self.now()
+                until = min(until, now + max(BRIEFLY, 3 * (now - began)))
         for which in missing:
             yield which, BackendUnavailable(f"{self.endpoints[which].name} did not answer in time", unknown=True)
 
     def ask_most(
         self, question: Callable[[Node, float], Said], within: float, what: str, *, everybody: bool = False
     ) -> dict[int, Said]:
-        """What a majority says, at least; with ``everybody`` each that answers."""
+        """Return what a majority says, at least; with ``everybody``, what each server says that answers."""
         said: dict[int, Said] = {}
         silences: list[Exception] = []
-        for which, answer in self.ask(question, self.now() + within):
+        for which, answer in self.ask(question, self.now() + within, brief=True):
             if isinstance(answer, Exception):
                 silences.append(answer)
             else:

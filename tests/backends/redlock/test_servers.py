@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 import redis
@@ -180,3 +182,60 @@ def test_a_client_of_redis_py_excludes_where_it_has_a_majority(five: RedisServer
         with redis.Redis(port=member.port) as bare:
             bare.set("multilock/theirs", "them", px=60_000)
     assert client.lock("theirs").try_acquire() is None
+
+
+def test_operators_wait_only_a_moment_for_a_server_that_is_stopped(three: RedisServers) -> None:
+    with multilock.connect(three.url, ttl=30) as client:
+        client.lock(NAME).acquire()
+        three.members[2].pause()
+        try:
+            began = now()
+            assert [info.name for info in client.inspect_all()] == [NAME]
+            assert client.force_release(NAME)
+            assert now() - began < 8.0  # each has five seconds
+        finally:
+            three.members[2].resume()
+
+
+def test_changes_are_pushed_once_a_server_that_was_down_is_back(
+    three: RedisServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three.members[2].kill()
+    with multilock.connect(three.url, ttl=30) as client:
+        followers, backend = client._kernel.followers, client._kernel.backend
+        follow, ended = backend.follow, threading.Event()
+
+        def noted(names: frozenset[str], within: float) -> bool:
+            try:
+                return follow(names, within)
+            finally:
+                ended.set()
+
+        monkeypatch.setattr(backend, "follow", noted)
+        client.election(NAME, on_leader_changed=lambda leader: None).start()
+        assert ended.wait(20)
+        three.members[2].start()
+        eventually(lambda: NAME in followers._pushed, within=20)
+
+
+def test_a_server_that_refuses_the_login_is_logged_once_and_found(
+    three: RedisServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with redis.Redis(port=three.members[2].port) as bare:
+        bare.config_set("requirepass", "of-others")
+        try:
+            with (
+                caplog.at_level(logging.WARNING, "multilock"),
+                multilock.connect(three.url, ttl=30, restart_guard=0) as client,
+            ):
+                before: Any = bare.info("stats")
+                for _ in range(50):
+                    client.lock(NAME).acquire().release()
+                after: Any = bare.info("stats")
+                codes = [finding.code for finding in client.diagnose()]
+        finally:
+            bare.config_set("requirepass", "")
+    told = [each for each in caplog.records if "locks are taken without this server" in each.getMessage()]
+    assert len(told) == 1
+    assert "refused" in codes
+    assert after["total_connections_received"] - before["total_connections_received"] < 25

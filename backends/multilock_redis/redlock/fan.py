@@ -68,14 +68,15 @@ class Link:
         """The last connection could not be made, or its answers were too late."""
         return self._pause > 0.0
 
-    def take(self) -> Wire | None:
-        """A connection; None: it is being made, by a thread of its own, or the server was down just now."""
+    def take(self, *, again: bool = False) -> Wire | None:
+        """A connection; None: it is being made, by a thread of its own, or the server was down just now. With ``again``
+        the caller has asked before, and no connection is begun for it while one is being made."""
         with suppress(IndexError):
             while (wire := self._spares.popleft()).stale():  # the server was restarted
                 wire.close()
             return wire
         with self.changed:
-            if self._closed or self.connecting >= (1 if self.down else AT_ONCE) or self.now() < self._again_at:
+            if self._closed or self.connecting >= (1 if self.down or again else AT_ONCE) or self.now() < self._again_at:
                 return None
             self.connecting += 1
         start_worker(self._connect, "multilock-redlock-connect", once=True, or_here=True)
@@ -136,9 +137,9 @@ class Lane:
         self.wire: Wire | None = None
         self.owed: deque[Owed] = deque()
 
-    def connect(self) -> bool:
+    def connect(self, *, again: bool = False) -> bool:
         if self.wire is None:
-            self.wire = self.link.take()
+            self.wire = self.link.take(again=again)
             if self.wire is not None:
                 self._fan.watch(self, self.wire)
         return self.wire is not None
@@ -284,7 +285,7 @@ class Fan:
                     waited = False
             if not waited:
                 self._pause(min(until - at, FRESH))
-            missing = [lane for lane in missing if not lane.connect()]
+            missing = [lane for lane in missing if not lane.connect(again=True)]
 
     def _pause(self, seconds: float) -> None:
         with self.lanes[0].link.changed:

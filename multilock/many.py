@@ -130,6 +130,7 @@ class HeldSet(AnyHeld):
         super().__init__(kernel, want)
         self._parts = tuple(parts)
         self._counts: list[int] | None = None  # the acquire count of each part when the work ended
+        self._fenced: list[Holding] = []  # parts whose fence began with an acquire of this set
         self._kept: list[HeldSet] = []  # this lease itself, until the other parts are given back after a loss
         with kernel.lock:
             kernel.apart.add(self)
@@ -234,10 +235,19 @@ class HeldSet(AnyHeld):
     def _begin_work(self, want: Want) -> None:
         for part in self._parts:
             if part._state == HELD:
+                fenced = part._fenced_from
                 part._begin_work(want)
+                if part._fenced_from and not fenced:
+                    self._fenced.append(part)
+        if want.hard_fence and not self._fenced_from:
+            self._fenced_from = self._count
 
     def _lift_fence(self) -> None:
-        pass  # each part lifts its own fence in `_let_go`
+        # Only the fences that this set set. At the end of the whole work each part lifts its own in `_let_go`.
+        for part in self._fenced:
+            part._lift_fence()
+        self._fenced.clear()
+        self._fenced_from = 0
 
     def _let_go(self) -> None:
         if self._counts is None:

@@ -128,6 +128,16 @@ def test_a_lost_part_with_a_longer_ttl_is_fenced_until_its_time_is_over(
     assert runtime.kills_at == valid_until(outer)
 
 
+def test_an_inner_acquire_of_several_locks_is_fenced_until_its_own_release(
+    client: Client, runtime: HandRuntime
+) -> None:
+    with client.lock_all(["a", "b"], reentrant=True):
+        for _ in range(2):
+            with client.lock_all(["a", "b"], reentrant=True, hard_fence=True) as inner_set:
+                assert runtime.kills_at == min(map(valid_until, inner_set.leases))
+            assert runtime.kills_at == NEVER
+
+
 @pytest.mark.parametrize("how", ["release", "with"])
 def test_several_locks_of_which_one_was_lost_are_fenced_until_their_holder_ends(
     client: Client, backend: Scripted, runtime: HandRuntime, how: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,6 +78,13 @@ class LoopFace:
         self._channels.close()
         self._callbacks.drop()
         self._kernel.drop_waiters()
+
+    def abandoned(self) -> Sequence[str]:
+        loop = self._loop
+        if loop is None or not loop.is_closed():
+            return ()
+        waiting = list(self._kernel.monitor.waiting)
+        return waiting if self._loop is loop else ()  # claims of the next loop come after it has taken the place
 
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
         """Return the client's loop, or None if it has none yet. May be called on any thread."""

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -254,12 +254,15 @@ class Kernel:
         Coroutines of a closed loop never unwind. No acquire or release has begun on another loop yet.
         """
         self.gate.clear()
-        waiting = self.monitor.waiting
-        for claim_id in list(waiting):
-            self.cancels.add(waiting.pop(claim_id).claim, None, unsure=True)
+        self.cancel_waiters(list(self.monitor.waiting))
         for lease in list(self.held.values()):
             if lease._state == RELEASING:
                 self.giving_back.go_on(lease)
+
+    def cancel_waiters(self, claim_ids: Iterable[str]) -> None:
+        for claim_id in claim_ids:
+            if waiting := self.monitor.waiting.pop(claim_id, None):
+                self.cancels.add(waiting.claim, None, unsure=True)
 
     # The ticking thread
 
@@ -310,6 +313,7 @@ class Kernel:
     def _step(self) -> float:
         now = self.now()
         self.giving_back.step()
+        self.cancel_waiters(self.face.abandoned())
         following = min(self.watchdog.step(now), self.timers.step(now))
         return min(following, now + self.end.look_at_dropped()) if self.end.dropped else following
 

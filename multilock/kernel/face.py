@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from multilock.kernel.callbacks import Callbacks, ThreadCallbacks
@@ -50,6 +50,13 @@ class Face(Protocol):
     def forget_closed_loop(self) -> None:
         """Have the kernel drop what ran on an event loop that was closed, because such coroutines never unwind."""
 
+    def abandoned(self) -> Sequence[str]:
+        """Return the ids of the claims whose waiters never unwind, because their event loop was closed.
+
+        For the ticking thread: a client that nobody uses again would keep their places in a session that it renews.
+        """
+        ...
+
     def close(self) -> None:
         """End the threads of the face. No request follows."""
         ...
@@ -90,6 +97,9 @@ class BlockingFace:
 
     def forget_closed_loop(self) -> None:
         pass  # the blocking face has no loop
+
+    def abandoned(self) -> Sequence[str]:
+        return ()
 
     def close(self) -> None:
         self._own.close()

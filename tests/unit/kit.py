@@ -435,6 +435,9 @@ class StepFace:
     def bell(self) -> WaiterBell:
         return _StepBell(self._runtime)
 
+    def abandoned(self) -> Sequence[str]:
+        return ()
+
     def forget_closed_loop(self) -> None:
         pass
 

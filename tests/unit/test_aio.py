@@ -915,6 +915,22 @@ def test_who_waited_on_a_closed_loop_holds_nobody_up(backend: Scripted, then: st
     assert not any(task.done() for task in tasks)
 
 
+def test_a_waiter_of_a_closed_loop_gives_its_place_back_though_nobody_uses_the_client(backend: Scripted) -> None:
+    client = AsyncClient(backend, ttl=1.5)
+    backend.holders["n"] = "somebody"
+
+    async def wait() -> list[asyncio.Task[Any]]:
+        await client.lock("m").acquire()  # its renewals are what keeps a session alive
+        tasks = [asyncio.create_task(client.lock("n", fair=True).acquire())]
+        await until(lambda: len(backend.queues["n"]) == 1)
+        return tasks
+
+    tasks = leave_on_a_closed_loop(wait)
+    eventually(lambda: backend.queues["n"] == [], within=10)
+    assert not tasks[0].done()
+    asyncio.run(client.close())
+
+
 @pytest.mark.parametrize("then", ["go on", "close"])
 def test_a_release_left_on_a_closed_loop_goes_on_in_the_background(backend: Scripted, then: str) -> None:
     client = AsyncClient(backend)

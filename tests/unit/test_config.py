@@ -433,7 +433,7 @@ def test_a_client_made_from_a_backend_object_has_the_kernels_settings_only() -> 
 @pytest.mark.parametrize("make", [Client, AsyncClient])
 @pytest.mark.parametrize("thing", ["redis://h", None, object(), {"url": "memory://"}])
 def test_a_client_made_from_no_backend_says_what_makes_one_of_a_url(make: Callable[..., object], thing: object) -> None:
-    with pytest.raises(TypeError, match=rf"backend object, not {type(thing).__name__}: multilock\.connect"):
+    with pytest.raises(TypeError, match=rf"backend object, not {type(thing).__name__}: use multilock\.connect"):
         make(thing)
 
 

@@ -90,7 +90,8 @@ class Semaphore:
                 raise TypeError("not a semaphore of Consul")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise BackendRejected(
-                f"the key {self._keys.of(name)!r} is in use by something else: choose another name",
+                f"the key {self._keys.of(name)!r} is in use by something else: choose another name, or delete the key "
+                "if it was left behind",
                 name=name,
                 backend="consul",
             ) from error

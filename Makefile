@@ -40,6 +40,7 @@ quick: $(VENV)/.dev ## the tests without the slow ones and without what needs an
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.architecture.sentences
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

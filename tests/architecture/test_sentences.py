@@ -1,0 +1,36 @@
+"""The counter of sentences that a reader stumbles over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.sentences import LONGEST, habits, texts
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "What the server said last.",
+        "It belongs to the client, who must release it.",
+        "The lease is no more.",
+        "None: the key is missing.",
+        "The holder renews his lease.",
+        " ".join(["word"] * (LONGEST + 1)),
+    ],
+)
+def test_each_habit_is_found(sentence: str) -> None:
+    assert len(list(habits(sentence))) == 1
+
+
+def test_plain_sentences_are_no_hits() -> None:
+    assert list(habits("Returns None if the key is missing. What if the reply is lost? The waiter asks again.")) == []
+
+
+def test_docstrings_comments_and_paragraphs_are_read(tmp_path: Path) -> None:
+    code, page = tmp_path / "a.py", tmp_path / "a.md"
+    code.write_text('"""First.\n\nSecond."""\n\n# Third\n# goes on.\nx = 1  # Fourth.\n')
+    page.write_text("# Title\n\nOne paragraph\nof two lines.\n\n```\nno text\n```\n\n- An item\n")
+    assert [text for _, text in texts(code)] == ["First.", "Second.", "Third goes on.", "Fourth."]
+    assert [text for _, text in texts(page)] == ["Title", "One paragraph of two lines.", "An item"]

@@ -1,14 +1,15 @@
 """Locks in a SQLite file, for all processes of one host: ``sqlite:////absolute/path``.
 
 `recipe` decides which claim gets a name, `layout` defines the tables of the file, `transport` sends the statements,
-`host` finds out about processes and boots, and `diagnosis` reports what weakens the lock here. SQLite pushes nothing,
-so there is no `notices`.
+`exclusion` lets one process at a time write, `host` finds out about processes and boots, and `diagnosis` reports what
+weakens the lock here. SQLite pushes nothing, so there is no `notices`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import unquote
@@ -32,7 +33,7 @@ from multilock_sqlite import host
 from multilock_sqlite.diagnosis import weaknesses
 from multilock_sqlite.layout import LIVENESS_MIN, set_up
 from multilock_sqlite.recipe import Exhausted, OtherNumber, Recipe, Stand, liveness
-from multilock_sqlite.transport import Connection, Database, transaction
+from multilock_sqlite.transport import Connection, Database, look, transaction
 
 __all__ = ["SqliteBackend", "open_backend"]
 
@@ -122,7 +123,7 @@ class SqliteBackend:
         with self._database.request(within) as sql:
             now = self._now()
             try:
-                ahead = self._recipe.ahead(sql, key, claim, now)
+                ahead = self._look(sql, key, claim, now)
                 if ahead and ahead.id != claim.id and not (join and self._heartbeat_is_due(claim, now)):
                     return self._busy(claim, ahead, now)
                 answer, now = self._try(sql, key, claim, join)
@@ -165,13 +166,13 @@ class SqliteBackend:
 
     def inspect(self, name: str, within: float) -> LockInfo | None:
         with self._database.request(within) as sql:
-            info = self._recipe.inspect(sql, self._key(name), self._now())
+            info = look(sql, lambda: self._recipe.inspect(sql, self._key(name), self._now()))
         return replace(info, name=name, others=tuple(replace(i, name=name) for i in info.others)) if info else None
 
     def inspect_all(self, prefix: str, within: float) -> Iterator[LockInfo]:
         with self._database.request(within) as sql:
-            keys = [key for (key,) in sql.execute("SELECT DISTINCT key FROM locks ORDER BY key")]
-        for key in keys:
+            rows = look(sql, lambda: sql.execute("SELECT DISTINCT key FROM locks ORDER BY key").fetchall())
+        for (key,) in rows:
             name = unescape(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
             if name is not None and name.startswith(prefix) and (info := self.inspect(name, within)):
                 yield replace(info, others=())
@@ -190,7 +191,7 @@ class SqliteBackend:
 
     def ping(self, within: float) -> None:
         with self._database.request(within) as sql:
-            sql.execute("SELECT token FROM counter").fetchone()
+            look(sql, lambda: sql.execute("SELECT token FROM counter").fetchone())
 
     def close(self) -> None:
         self._database.close()
@@ -204,6 +205,12 @@ class SqliteBackend:
                 now = self._now()
                 return self._recipe.attempt(sql, key, claim, join, durable, now), now
         raise AssertionError("a durable transaction has tokens")
+
+    def _look(self, sql: Connection, key: str, claim: Claim, now: float) -> Stand | None:
+        """Return what keeps the claim out, or None if only a transaction can tell. Reads alone refuse nothing."""
+        with contextlib.suppress(OtherNumber, sqlite3.DatabaseError):
+            return self._recipe.ahead(sql, key, claim, now)
+        return None
 
     def _heartbeat_is_due(self, claim: Claim, now: float) -> bool:
         waiting = self._waiting.get(claim.id)

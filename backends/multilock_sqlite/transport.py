@@ -21,12 +21,16 @@ import sqlite3
 import stat
 import weakref
 from collections.abc import Callable, Iterator, Set
+from typing import TypeVar
 from urllib.parse import quote
 
 from multilock import BackendRejected, BackendUnavailable, MultilockError, system
 from multilock_sqlite import host
+from multilock_sqlite.exclusion import Exclusion, forget_exclusions
 
-__all__ = ["Connection", "Database", "transaction"]
+__all__ = ["Connection", "Database", "look", "transaction"]
+
+T = TypeVar("T")
 
 IDLE = 4  # connections kept open for later requests; more than four threads seldom ask at the same moment
 SETUP_PAUSE = 0.005  # seconds between tries to set up a file: while another process does it, SQLite fails at once
@@ -41,6 +45,7 @@ class Connection(sqlite3.Connection):
     path: str
     file: tuple[int, int]
     log: tuple[int, int] | None = None  # the log's inodes, once the connection is set up
+    exclusion: Exclusion
     deadline: float  # on the clock of system.now()
     _busy_timeout: int = -1
 
@@ -57,8 +62,13 @@ class Connection(sqlite3.Connection):
             self._busy_timeout = milliseconds
 
     def close(self) -> None:
-        super().close()
-        _live.discard(self)
+        try:
+            if self.log is not None and _log(self.path) in (self.log, None):  # SQLite deletes by name: not another log
+                self.exclusion.leave_log()
+            super().close()
+        finally:
+            _live.discard(self)
+            self.exclusion.give_back()
 
 
 @contextlib.contextmanager
@@ -67,10 +77,13 @@ def transaction(connection: Connection, *, durable: bool = False) -> Iterator[No
 
     With ``durable`` the transaction is on the disk before it ends.
     """
-    connection.wait_no_longer()
-    if durable:
-        connection.execute("PRAGMA synchronous = FULL")
+    opening = connection.exclusion.is_inside
     try:
+        if not opening:
+            connection.exclusion.enter(connection.deadline)
+        connection.wait_no_longer()
+        if durable:
+            connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
@@ -79,6 +92,17 @@ def transaction(connection: Connection, *, durable: bool = False) -> Iterator[No
             connection.execute("ROLLBACK")
         if durable:
             connection.execute("PRAGMA synchronous = NORMAL")
+        if not opening:
+            connection.exclusion.leave()
+
+
+def look(connection: Connection, read: Callable[[], T]) -> T:
+    """Read without a lock. If that fails, read as the only user: another process may have written meanwhile."""
+    try:
+        return read()
+    except sqlite3.DatabaseError:
+        with transaction(connection):
+            return read()
 
 
 class Database:
@@ -143,6 +167,7 @@ class Database:
             connection.close()  # the file or its log was deleted or replaced, and nobody else uses the old one
 
     def _give_back(self, connection: Connection) -> None:
+        connection.exclusion.leave()
         # During a fork it is closed: another thread would take it again at once, and the fork would have to wait.
         forking = _forking is not None or connection.file in _draining
         if connection.in_transaction or forking or len(self._idle) >= IDLE:
@@ -170,8 +195,10 @@ class Database:
             system.sleep(SETUP_PAUSE)
         try:
             connection.use_until(deadline)
+            connection.exclusion.enter(deadline)
             self._prepare(connection)
             connection.log = _log(connection.path)
+            connection.exclusion.leave()
         except BaseException:
             connection.close()
             raise
@@ -204,6 +231,13 @@ class Database:
                 factory=Connection,
             )
             connection.path, connection.file = path, file
+            try:
+                exclusion = Exclusion.of(connection, path, file)
+            except PermissionError as error:
+                raise BackendRejected(f"{path}: {error.strerror}: {_MAY_WRITE}", backend="sqlite") from error
+            if exclusion is None:
+                return None
+            connection.exclusion = exclusion
             _live.add(connection)
         return connection
 
@@ -220,7 +254,8 @@ class Database:
     def _prepare(self, connection: Connection) -> None:
         while True:
             try:
-                return self._set_up(connection)
+                self._set_up(connection)
+                return connection.exclusion.keep_log(connection.path)
             except sqlite3.OperationalError as error:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY or system.now() >= connection.deadline:
                     raise
@@ -321,9 +356,12 @@ _REJECTED = {
 
 
 def _need_files() -> None:
-    """Raise OSError unless four more files can be opened: a connection's database, log, shared memory and directory."""
+    """Raise OSError unless six more files can be opened.
+
+    A connection needs its database, log, shared memory and directory, and its exclusion needs two.
+    """
     with contextlib.ExitStack() as files:
-        for _ in range(4):
+        for _ in range(6):
             files.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
@@ -432,6 +470,7 @@ def _after_in_child() -> None:
     _torn.update(connection.file for connection in _live)
     _inherited.extend(_live)
     _live.clear()
+    forget_exclusions()
     for reference in list(_databases):
         if database := reference():
             database.forget_idle()

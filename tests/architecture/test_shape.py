@@ -52,6 +52,7 @@ EXTRAS = {
     "redlock/inspection": ("the calls of operators to a majority", {"redis"}),
     "channel": ("a connection for an event loop", {"redis"}),
     "layout": ("the tables of the file", {"sqlite"}),
+    "exclusion": ("locks on the file that outlast other descriptors", {"sqlite"}),
     "host": ("the host's information about processes and boots", {"sqlite"}),
 }
 

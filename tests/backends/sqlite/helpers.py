@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -18,7 +19,7 @@ import multilock_sqlite
 from multilock.errors import MultilockError
 from multilock.testing import hear, say
 from multilock_sqlite import host
-from multilock_sqlite.transport import Connection, Database
+from multilock_sqlite.transport import Connection, Database, transaction
 from tests.backends.memory import rules
 from tests.backends.memory.rules import Asker
 
@@ -440,3 +441,36 @@ def daemon_of_c_code(url: str) -> None:
         info = client.inspect("n")
         say("held", os.getpid(), info and info.pid)
         hear()
+
+
+def end_inside_a_request(url: str) -> None:
+    """End by a signal inside a transaction; a child lives on with all that it has inherited."""
+    multilock_sqlite.transport.FORK_WAIT = 0.1
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    with asker.backend._database.request(5) as sql, transaction(sql):  # type: ignore[attr-defined]
+        if os.fork() == 0:
+            say("child", os.getpid())
+            time.sleep(60)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def count_and_read(url: str, file: str, rounds: str) -> None:
+    """Count, and read the files of the lock again and again meanwhile, as a backup does."""
+    path = url.removeprefix("sqlite://")
+
+    def read() -> None:
+        while True:
+            for end in ("", "-wal", "-shm"):
+                with contextlib.suppress(OSError):
+                    Path(path + end).read_bytes()
+            time.sleep(0.002)
+
+    threading.Thread(target=read, daemon=True).start()
+    count(url, file, rounds)
+
+
+def count_anew(url: str, file: str, rounds: str) -> None:
+    """Count with a new client each time."""
+    for _ in range(int(rounds)):
+        count(url, file, "1")

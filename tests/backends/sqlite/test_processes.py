@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -11,9 +13,12 @@ from pathlib import Path
 import pytest
 
 import multilock
+import multilock_sqlite
 from multilock.testing import Helper
 from multilock_sqlite.host import Process
+from multilock_sqlite.transport import _log, transaction
 from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_order
+from tests.backends.memory.rules import Asker
 
 HELPERS = "tests.backends.sqlite.helpers"
 START = 30.0  # seconds for a process to start on a busy machine
@@ -225,6 +230,15 @@ def test_child_forked_by_c_code_is_refused(url: str) -> None:
         helper.wait_for("parent", within=10)
 
 
+def test_child_of_a_process_killed_while_writing_keeps_nobody_out(url: str) -> None:
+    with Helper(f"{HELPERS}:end_inside_a_request", url) as helper, multilock.connect(url) as other:
+        (_, child) = helper.wait_for("child", within=START)
+        try:
+            assert other.lock("n").try_acquire(timeout=START)
+        finally:
+            os.kill(int(child), signal.SIGKILL)
+
+
 def test_the_lock_of_a_daemon_made_by_c_code_names_the_daemon(url: str) -> None:
     with Helper(f"{HELPERS}:daemon_of_c_code", url) as helper, multilock.connect(url) as other:
         _, pid, recorded = helper.wait_for("held", within=START)
@@ -232,6 +246,57 @@ def test_the_lock_of_a_daemon_made_by_c_code_names_the_daemon(url: str) -> None:
         helper.wait(within=START)  # the daemon's parent ended
         assert other.lock("n").try_acquire() is None
         helper.tell("end")
+
+
+# ---- SQLite's own locks end as soon as the process closes another descriptor of the file
+
+
+def test_transaction_excludes_others_although_its_process_reads_the_file(path: Path, url: str) -> None:
+    asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
+    with asker.backend._database.request(5) as sql, transaction(sql):  # type: ignore[attr-defined]
+        read_files(path)
+        with Helper(f"{HELPERS}:try_once", url) as other:
+            assert "locked by another program" in " ".join(other.wait_for("BackendUnavailable", within=START))
+    asker.backend.close()
+
+
+def test_log_of_an_idle_process_stays_although_it_reads_the_file(path: Path, url: str) -> None:
+    with multilock.connect(url) as client, client.lock("n"):
+        log = _log(str(path))
+        read_files(path)
+        with Helper(f"{HELPERS}:try_once", url) as other:
+            other.wait_for("LockTimeout", within=START)
+            other.wait(within=START)
+        assert _log(str(path)) == log
+
+
+def test_shared_memory_counts_as_used_although_its_process_reads_it(path: Path, url: str) -> None:
+    with multilock.connect(url) as client, client.lock("n"):
+        read_files(path)
+        with open(f"{path}-shm", "r+b") as memory, pytest.raises(BlockingIOError):
+            fcntl.lockf(memory, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 128)  # the byte of "in use"
+
+
+def test_processes_count_without_a_loss_while_one_reads_the_file(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "count"
+    file.write_text("0 0")
+    with ExitStack() as stack:
+        for function, rounds in (("count_and_read", 300), ("count_anew", 40), ("count_anew", 40), ("count_anew", 40)):
+            helper = stack.enter_context(Helper(f"{HELPERS}:{function}", url, file, rounds))
+            stack.callback(helper.wait, within=4 * START)
+    assert file.read_text().split()[0] == "420"
+
+
+def test_last_process_deletes_the_log_as_it_closes(path: Path, url: str) -> None:
+    with multilock.connect(url) as client:
+        client.lock("n").acquire().release()
+        assert _log(str(path))
+    assert _log(str(path)) is None
+
+
+def read_files(path: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").read_bytes()
 
 
 # ---- what a process knows about another

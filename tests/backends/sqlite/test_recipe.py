@@ -289,7 +289,7 @@ def test_file_locked_for_longer_than_the_request_may_take_is_no_answer(asker: As
 
 def test_no_time_to_wait_for_a_locked_file_is_said_without_a_tiny_number(asker: Asker, path: Path) -> None:
     asker.backend.ping(WITHIN)
-    with writer(path), pytest.raises(BackendUnavailable, match="program and less than 1 ms was left to wait: look"):
+    with writer(path), pytest.raises(BackendUnavailable, match="program and less than 1 ms was left to wait: find"):
         asker.backend.attempt(asker.claim(), True, 5.32e-06)
 
 

@@ -22,20 +22,21 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path, *, everywhere: bool = True) -> set[str]:
-    """The modules that running this file imports; ``everywhere=False``: those that importing it imports."""
+def imports_of(path: Path, *, everywhere: bool = True, types: bool = False) -> set[str]:
+    """Return the modules that running this file imports; with ``everywhere=False`` those that importing it imports;
+    with ``types`` also those that only its annotations need."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return {name for node in _statements(tree, everywhere) for name in _modules(node)}
+    return {name for node in _statements(tree, everywhere, types) for name in _modules(node)}
 
 
-def _statements(node: ast.AST, everywhere: bool) -> Iterator[ast.AST]:
+def _statements(node: ast.AST, everywhere: bool, types: bool) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+        if not types and isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         if not everywhere and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         yield child
-        yield from _statements(child, everywhere)
+        yield from _statements(child, everywhere, types)
 
 
 def _modules(node: ast.AST) -> Iterator[str]:

@@ -27,6 +27,7 @@ from multilock.kernel.scopes import Scope
 from multilock.kernel.want import Make, Want, want
 from multilock.lease import Lease
 from multilock.lock import HeldLease, Lock, LockOfAFace, Waits
+from multilock.model import LossReason
 from multilock.names import check_name, escape
 
 if TYPE_CHECKING:
@@ -222,7 +223,8 @@ class HeldSet(AnyHeld):
             kernel.timers.at(kernel.now() + longest, partial(_give_rest_back, self._kept))
         loss = replace(part._loss, lease=self, message=f"part {part.name!r}: {part._loss.message}")
         kernel.monitor.lose_with_a_part(self, loss, released)
-        self._no_rest()
+        if loss.reason is not LossReason.CLOSED:  # a client that is closed releases what it held: its names rest
+            self._no_rest()
 
     def _tell_gone(self) -> None:
         for part in self._parts:

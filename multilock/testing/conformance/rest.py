@@ -75,7 +75,8 @@ class RestConformance(Conformance):
 
     def test_a_release_after_that_time_frees_it_at_once(self, client: Client, other: Client) -> None:
         lease = client.lock(NAME, hold_at_least=0.05).acquire()
-        eventually(lambda: now() >= inner(lease.leases[0])._granted_at + 0.05)
+        acquired_at = now()  # for several locks the last grant counts
+        eventually(lambda: now() >= acquired_at + 0.05)
         assert lease.release()
         info = other.inspect(NAME)
         assert info is None or info.resting_until is None

@@ -168,7 +168,7 @@ def test_a_renewal_by_hand_of_what_may_not_be_looked_at_says_so(guarded: ConsulS
     lease = connect(guarded.url, ttl=10.0, token=token).lock("job", on_lost=lost).acquire()
     withdraw("deny")
     valid_until = inner(lease)._valid_until
-    with pytest.raises(BackendUnavailable, match="could not tell"):
+    with pytest.raises(BackendUnavailable, match="refuses to show"):
         lease.renew()
     assert inner(lease)._valid_until == valid_until
     assert lease.state is LeaseState.AT_RISK

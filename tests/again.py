@@ -1,13 +1,15 @@
-"""``python -m tests.again ARGUMENTS``: pytest, and then what failed once more, ten times alone.
+"""``python -m tests.again ARGUMENTS``: run pytest, then run each failed test ten more times on its own.
 
-A test is unsteady if it failed beside others on two loaded cores, and passes ten times out of ten alone while both
-cores are kept half busy. The run is green then, and ends with a line that names the test, which is mended before its
-issue is closed. More than three of them, one failure in ten, or six minutes that are over: the run is red.
+A test is unsteady if it fails beside other tests on two loaded cores, but passes ten times out of ten on its own
+while both cores are kept half busy. The run is then green and ends with a line that names the unsteady test, which
+must be mended before its issue is closed. The run is red if more than three tests fail, if one of the ten runs fails,
+or if the reruns take longer than six minutes.
 
-Never run again is what must not be explained away: crashes, errors of collection, and what an oracle reports (an
-overlap, a token that goes back, a late, missing or second callback, something left behind). An oracle reports where
-its own code raises, and where a test that bears ``@pytest.mark.oracle`` fails, once its servers are there
-(`tests.oracles.CONFORMANCE` for the suites that all backends share). This is the only place that runs a test again.
+Some failures are final and never run again: crashes, collection errors, and whatever an oracle reports (an overlap, a
+token that decreases, a late, missing or second callback, something left behind). An oracle reports when its own code
+raises, and when a test marked ``@pytest.mark.oracle`` fails after its servers have started
+(`tests.oracles.CONFORMANCE` lists such tests of the suites that all backends share). This is the only place that runs
+a test again.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ import pytest
 __all__ = ["Failure", "judge", "main", "must_not_run_again"]
 
 RUNS = 10  # all of them must pass
-UNSTEADY = 3  # more in one run are a sign of something else
-MINUTES = 6.0  # for all lone runs together
+UNSTEADY = 3  # more failures in one run have another cause
+MINUTES = 6.0  # for all reruns together
 REPORT = "MULTILOCK_FAILURES"  # names the file that gets a line for each failure
 PLUGIN = ("-p", "tests.again")
 
@@ -42,10 +44,11 @@ Failure = tuple[str, str]
 
 
 def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bool) -> str:
-    """Return why this failure is final, or an empty text.
+    """Return why this failure is final, or an empty text if the test may run again.
 
-    ``files``: those that its traceback names. ``phase``: as of `pytest.TestReport.when`, or "collect". ``marked``:
-    whether the test asks an oracle's question. It has not asked it yet if its setup failed.
+    ``files`` are the files that the traceback names. ``phase`` is `pytest.TestReport.when`, or "collect". ``marked``
+    says whether the test carries the oracle marker. A test that failed in its setup has not asked its question yet,
+    so its marker does not count.
     """
     if phase == "collect":
         return "an error of collection"
@@ -54,7 +57,7 @@ def must_not_run_again(nodeid: str, files: Iterable[str], phase: str, marked: bo
     return "an oracle's question" if marked and phase != "setup" else ""
 
 
-# The plugin: in the process that runs a test, since a report says less of an exception.
+# The plugin. It runs in the process of the test, because a report carries less about an exception.
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,7 +71,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed:  # a worker that crashed says nothing of its test
+    if report.failed:  # a worker that crashed reports no reason
         _note(report.nodeid, str(dict(report.user_properties).get("final", "its process crashed")))
 
 
@@ -78,29 +81,29 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def _note(nodeid: str, final: str) -> None:
-    # With workers, only the process that collects their reports notes them.
+    # With workers, only the process that collects their reports writes the notes.
     if (path := os.environ.get(REPORT)) and "PYTEST_XDIST_WORKER" not in os.environ:
         with open(path, "a", encoding="utf-8") as notes:
             notes.write(json.dumps([nodeid, final]) + "\n")
 
 
-# The wrapper
+# The wrapper.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return pytest's exit code, or 0 where all that failed is unsteady."""
+    """Return pytest's exit code, or 0 if every failed test is only unsteady."""
     notes = Path(".state") / "failures.jsonl"
     notes.parent.mkdir(exist_ok=True)
     notes.unlink(missing_ok=True)
     code = _pytest([*PLUGIN, *arguments], {REPORT: str(notes)}, None)
     lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
-    if code != 1:  # green, or no matter of a single test
+    if code != 1:  # green, or an error that no single test caused
         return code or 0
     return judge([tuple(json.loads(line)) for line in lines], _alone)
 
 
 def judge(failures: Sequence[Failure], alone: Callable[[str, float], bool]) -> int:
-    """Return 0 if each of these passes when ``alone(test, seconds)`` runs it, else 1; say why."""
+    """Return 0 if each failed test passes when ``alone(test, seconds)`` runs it, else 1. Print the reason."""
     finals = {test: why for test, why in failures if why}
     tests = list(dict.fromkeys(test for test, _ in failures))
     for test, why in finals.items():
@@ -128,8 +131,8 @@ def _alone(test: str, seconds: float) -> bool:
 
 
 def _pytest(arguments: Sequence[str], more: dict[str, str], seconds: float | None) -> int | None:
-    """Return its exit code, None if it took longer."""
-    # It is no worker of a run around it.
+    """Run pytest. Returns its exit code, or None if it took longer than ``seconds``."""
+    # Without these variables pytest does not take itself for a worker of the run around it.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     run = subprocess.Popen([sys.executable, "-m", "pytest", *arguments], env={**clean, **more})
     try:
@@ -138,7 +141,7 @@ def _pytest(arguments: Sequence[str], more: dict[str, str], seconds: float | Non
         return None
     finally:
         if run.poll() is None:
-            run.send_signal(signal.SIGINT)  # so that it stops the servers that it has started
+            run.send_signal(signal.SIGINT)  # lets pytest stop the servers it has started
             with contextlib.suppress(subprocess.TimeoutExpired):
                 run.wait(20)
         run.kill()
@@ -146,7 +149,7 @@ def _pytest(arguments: Sequence[str], more: dict[str, str], seconds: float | Non
 
 
 class _HalfBusy:
-    """A process for each core that works half of the time."""
+    """One process per core, each busy half of the time."""
 
     WORK = """
 import os, time

@@ -1,9 +1,9 @@
-"""A headless Chromium for the tests, over a pipe: no port, no driver, nothing of the network.
+"""A headless Chromium for the tests, driven over a pipe: no port, no driver, no network.
 
-``tests/bootstrap/chromium.sh`` finds or installs it. It speaks the DevTools protocol: one JSON object, ended by a zero
-byte, each way.
+``tests/bootstrap/chromium.sh`` finds or installs it. It speaks the DevTools protocol: one JSON object, ended by a
+zero byte, in each direction.
 
-``python -m tests.chromium PAGE FOLDER`` keeps what the page looks like, at each width, light and dark.
+``python -m tests.chromium PAGE FOLDER`` saves screenshots of the page at each width, light and dark.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["SCHEMES", "WIDTHS", "Browser", "Opened", "chromium", "running"]
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "chromium.sh"
 WIDTHS = (390, 1280, 2560)
 SCHEMES = ("light", "dark")
-ANSWER_WITHIN = 120.0  # seconds; a tenth of one on an idle machine
+ANSWER_WITHIN = 120.0  # seconds; an idle machine needs a tenth of one
 STOP_WITHIN = 10.0
 CHUNK = 65536
 OPTIONS = [
@@ -40,7 +40,7 @@ OPTIONS = [
     "--disable-default-apps", "--disable-extensions", "--disable-features=Translate,MediaRouter,OptimizationHints",
     "--proxy-server=127.0.0.1:9", "--remote-debugging-pipe",
 ]  # fmt: skip
-# It reads from descriptor 3 and writes to 4.
+# Chromium reads from descriptor 3 and writes to 4.
 STARTER = """
 import fcntl, os, sys
 for number, given in zip((3, 4), [fcntl.fcntl(int(each), fcntl.F_DUPFD, 10) for each in sys.argv[1:3]]):
@@ -51,7 +51,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 
 @lru_cache
 def chromium() -> str:
-    """Its program."""
+    """Return the path of the program."""
     found = subprocess.run([str(BOOTSTRAP)], capture_output=True, text=True, check=False)
     if found.returncode:
         unavailable("chromium", found.stderr.strip().replace("\n", " "))
@@ -60,15 +60,15 @@ def chromium() -> str:
 
 @dataclass
 class Opened:
-    """A page that was loaded: what it said, and what it asked for."""
+    """A loaded page: what it logged and which addresses it requested."""
 
-    seconds: float  #: until everything of it was there
+    seconds: float  #: until the page has loaded completely
     errors: list[str] = field(default_factory=list)  #: of the console, and exceptions
     requests: list[str] = field(default_factory=list)  #: addresses
 
 
 class Browser:
-    """One tab. It is ended with all its processes, which are a group of their own."""
+    """One tab. On exit the browser ends with all its processes, which form a process group of their own."""
 
     def __init__(self, program: str, folder: str) -> None:
         ours, theirs = os.pipe(), os.pipe()
@@ -93,10 +93,10 @@ class Browser:
         self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, url: str, width: int, scheme: str, *, height: int = 900) -> Opened:
-        """Load it at this width, light or dark."""
+        """Load the page at this width, light or dark."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self._load("about:blank")  # else one that differs only behind its # is not loaded
+        self._load("about:blank")  # otherwise an address that differs only behind its # is not loaded
         began = time.monotonic()
         self._load(url)
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -126,7 +126,7 @@ class Browser:
             self._receive()
 
     def run(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page; the policy of the page does not hold for it."""
+        """Return the value of a JavaScript expression in the page. The page's security policy does not apply to it."""
         found = self.ask("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in found:
             raise RuntimeError(str(found["exceptionDetails"]))
@@ -165,7 +165,7 @@ class Browser:
         self._process.wait(STOP_WITHIN)
 
     def _receive(self) -> dict[str, Any]:
-        """The next message; what is an event is kept too."""
+        """Return the next message. Events are recorded too."""
         while b"\0" not in self._rest:
             if not select.select([self._read], [], [], ANSWER_WITHIN)[0]:
                 raise TimeoutError(f"Chromium says nothing for {ANSWER_WITHIN:g} s")
@@ -181,7 +181,7 @@ class Browser:
 
 @contextmanager
 def running() -> Iterator[Browser]:
-    """A fresh one, without a profile."""
+    """Start a browser with an empty profile."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         browser = Browser(chromium(), folder)
         try:

@@ -1,4 +1,4 @@
-"""What all tests share: the servers."""
+"""Fixtures that all tests share: the servers, and log capture."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ __all__ = ["no_thread_is_missing_or_dead", "threads_may_die"]
 
 
 def pytest_configure() -> None:
-    """What runs the tests in the background ignores these signals, and so would every process that they start."""
+    """Restore the default signals and load the hypothesis profile.
+
+    A shell that runs the tests in the background makes them ignore these signals, and every process they start would
+    inherit that.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    # The other tests' servers have the processor too: an example that takes long is no finding.
+    # The servers of other tests use the processor too, so a slow example is not a finding.
     hypothesis.settings.register_profile(
         "beside servers",
         parent=hypothesis.settings(),
@@ -33,7 +37,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first, else one worker has it left when the others have ended."""
+    """Run slow tests first. Otherwise one worker still has them to run when all others have finished."""
     for item in items:
         if is_of_conformance(item):
             item.add_marker(pytest.mark.oracle)
@@ -41,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]
-    """Whoever looks has first all told that was said before: handlers are called by a thread of their own."""
+    """Log capture that first waits for every earlier log line: a separate thread calls the handlers."""
 
     @property
     def handler(self) -> LogCaptureHandler:
@@ -51,21 +55,21 @@ class _Told(pytest.LogCaptureFixture):  # type: ignore[misc]
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    telling.flush(10)  # what other tests said is none of this one's
+    telling.flush(10)  # drop the log lines of earlier tests
     caplog.__class__ = _Told
     return caplog
 
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """A Redis shared by all tests: talk to it under names of your own, never stop, pause or empty it."""
+    """A Redis that all tests share. Use names of your own, and never stop, pause or empty it."""
     with address("redis") as url:
         yield url
 
 
 @pytest.fixture
 def redis_server() -> Iterator[RedisServer]:
-    """A Redis of this test's own, to be paused, killed and emptied at will."""
+    """A Redis of this test's own. The test may pause, kill and empty it."""
     server = RedisServer()
     try:
         server.start()

@@ -1,5 +1,5 @@
-"""Servers of a cluster, each in a network of its own (Linux, root): one can be cut off from the others and stay
-reachable for clients."""
+"""Servers of a cluster, each in a network of its own (Linux, root). A test can cut one off from the others while
+clients still reach it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Archipelago", "Island", "possible"]
 
 
 def possible() -> bool:
-    """Whether this process may make networks."""
+    """Return whether this process may create networks."""
     return os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
 
 
@@ -26,19 +26,20 @@ def ip(*words: str) -> str:
 
 
 def namespace(server: Server) -> str:
-    """The name of its network."""
+    """Return the name of this server's network namespace."""
     return f"ml-{server.host}"
 
 
 class Island(Server):
-    """What makes any server one of an `Archipelago`. A subclass takes the ports it likes: all are free."""
+    """A mixin that makes any server a member of an `Archipelago`. A subclass may use any port: all are free in its
+    network."""
 
     def command(self, folder: Path) -> list[str]:
         return ["ip", "netns", "exec", namespace(self), *super().command(folder)]
 
 
 class Archipelago(Cluster[S]):
-    """``islands`` and the networks that join them, in the addresses 10.``net``.…, which no other kind of server has."""
+    """``islands`` and the networks that join them, in the addresses 10.``net``.…, which no other servers use."""
 
     def __init__(self, net: int, islands: Sequence[S]) -> None:
         self.islands = self.members = islands
@@ -57,7 +58,7 @@ class Archipelago(Cluster[S]):
 
     @contextmanager
     def cut_off(self, member: S) -> Iterator[None]:
-        """Its peers hear nothing of this member, nor it of them; its clients notice nothing."""
+        """Cut this member off from its peers, in both directions. Its clients notice nothing."""
         others = [other.host for other in self.islands if other is not member]
         for host in others:
             ip("-n", namespace(member), "route", "add", "blackhole", host)
@@ -68,8 +69,11 @@ class Archipelago(Cluster[S]):
                 ip("-n", namespace(member), "route", "del", "blackhole", host)
 
     def _build_bridge(self) -> tuple[str, str]:
-        """One of the addresses that nobody has, and its name. The kernel makes no two of one name; two of one address
-        would silently lead to the older one, which a killed run may have left behind."""
+        """Create a bridge with an unused subnet. Returns its name and the subnet.
+
+        The kernel refuses a second bridge of the same name. It accepts a second one with the same subnet, but
+        silently routes to the older one, which a killed run may have left behind.
+        """
         for number in random.sample(range(1, 255), 254):
             bridge, subnet = f"ml{self._net}-{number}b", f"10.{self._net}.{number}"
             if ip("-4", "route", "show", f"{subnet}.0/24"):
@@ -90,7 +94,7 @@ class Archipelago(Cluster[S]):
             ip("netns", "add", its)
             networks.callback(ip, "netns", "del", its)
             ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", its)
-            networks.callback(ip, "link", "del", outer)  # the kernel ends a network, and what is in it, some time later
+            networks.callback(ip, "link", "del", outer)  # the kernel deletes a network only some time later
             ip("link", "set", outer, "master", bridge, "up")
             ip("-n", its, "addr", "add", f"{island.host}/24", "dev", "eth0")
             ip("-n", its, "link", "set", "eth0", "up")

@@ -1,4 +1,4 @@
-"""Descriptors above 1023, which ``select()`` does not take."""
+"""Descriptors above 1023, which ``select()`` does not accept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["over_a_thousand"]
 
 @contextlib.contextmanager
 def over_a_thousand() -> Iterator[None]:
-    """Meanwhile whatever is opened has such a number."""
+    """Within the block, every newly opened file gets a descriptor above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2048:
         pytest.skip(f"this machine allows {hard} open files")

@@ -1,4 +1,4 @@
-"""What `tests.again` runs no test again for: what is asked after each, and which of the shared suites are oracles'."""
+"""Oracles: the checks after each test, and the conformance tests whose failures `tests.again` never runs again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from multilock.kernel import worker
 
 __all__ = ["CONFORMANCE", "is_of_conformance", "no_thread_is_missing_or_dead", "threads_may_die"]
 
-# Tests of `multilock.testing.conformance` that ask for an overlap, a token, a callback, or what is left behind. They
-# stand here and not at the tests: the suites are for others too, whose pytest may not know the marker.
+# Tests of `multilock.testing.conformance` that check for an overlap, a token, a callback, or leftovers. The list is
+# here because the suites are public: another project's pytest may not know the marker.
 CONFORMANCE = frozenset(
     {
         "test_a_blocked_loop_delays_the_callback_and_never_is_held",
@@ -65,11 +65,11 @@ CONFORMANCE = frozenset(
     }
 )
 
-WITHIN = 10.0  # seconds in which what was refused a thread gets one
+WITHIN = 10.0  # seconds within which every refused thread must start
 
 
 def is_of_conformance(item: pytest.Item) -> bool:
-    """Return whether it runs a test of the shared suites that is an oracle's."""
+    """Return whether the item runs a conformance test that is listed as an oracle."""
     suites = getattr(item, "cls", None)
     return (
         suites is not None
@@ -80,9 +80,9 @@ def is_of_conformance(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_missing_or_dead() -> Iterator[None]:
-    """No thread of multilock has died of a defect, and none that was refused is still missing.
+    """Check that no thread of multilock died of a defect, and that every refused thread has started since.
 
-    The worker remembers both for the whole process: the clients of all later tests would show them as findings.
+    The worker remembers both for the whole process, so the clients of all later tests would report them as findings.
     """
     yield
     until = now() + WITHIN
@@ -95,5 +95,5 @@ def no_thread_is_missing_or_dead() -> Iterator[None]:
 
 @pytest.fixture
 def threads_may_die(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test that has a thread of multilock die of a defect."""
+    """Let a thread of multilock die of a defect in this test."""
     monkeypatch.setattr(worker, "_deaths", {})

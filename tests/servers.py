@@ -1,7 +1,7 @@
 """The servers the tests run on: found, started on free ports of 127.0.0.1, and stopped again.
 
-A missing server is a loud skip, and a failure where ``MULTILOCK_REQUIRE`` (``redis,…``) names it. Only what was started
-here is ever stopped, by its own process id.
+If a server is missing, its tests are skipped with a loud message. They fail if ``MULTILOCK_REQUIRE`` (``redis,…``)
+names the server. Only servers that the tests started are ever stopped, by their process id.
 
 ``python -m tests.servers redis -- COMMAND {url}`` runs a command with the address of a fresh server.
 """
@@ -28,15 +28,17 @@ __all__ = ["SERVERS", "Cluster", "RedisServer", "Server", "address", "free_port"
 
 TRIES = 3  # another process may take a free port before the server does
 STOP_WITHIN = 5.0  # seconds
-# Ports are below those that the kernel gives to clients, also 10,000 higher, where the nodes of a Redis Cluster talk to
-# each other. Each worker has its own: no other takes the port of a server that is being started again.
+# These ports are below the range that the kernel gives to clients. The same holds for the ports 10,000 higher, where
+# the nodes of a Redis Cluster talk to each other. Each worker has ports of its own, so that no other worker takes the
+# port of a server that is being restarted.
 FIRST_PORT, WORKERS, EACH = 10_000, 8, 1_200
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
 _ports = itertools.cycle(FIRST_PORT + _worker * EACH + (os.getpid() + n) % EACH for n in range(EACH))
 
 
 def free_port() -> int:
-    """A port nobody listens on. Another process may take it before we do: `Server.start` then tries another one."""
+    """Return a port on which nobody listens. Another process may take it first; `Server.start` then tries another
+    one."""
     while True:
         port = next(_ports)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -56,7 +58,7 @@ class Service:
     def __enter__(self) -> Self:
         try:
             self.start()
-        except BaseException:  # the time limit of a test is one
+        except BaseException:  # within the time limit of a test
             self.stop()
             raise
         return self
@@ -66,16 +68,16 @@ class Service:
 
 
 class Server(Service):
-    """One server process of ours, with a folder of its own. `start` returns once it answers a real request.
+    """One server process of ours, with a folder of its own. `start` returns once the server answers a real request.
 
-    A subclass says how it is called, how it is started and how it is asked.
+    A subclass defines its name, how it is started and how it is asked.
     """
 
     name: ClassVar[str]  #: as in its scheme
     program: ClassVar[str]  #: as in messages
     start_within: ClassVar[float]  #: seconds until it answers, on a busy machine
-    ends_by: ClassVar[signal.Signals] = signal.SIGTERM  #: what `stop` sends
-    place: ClassVar[str | None] = None  #: where its folder is made; None: where all are
+    ends_by: ClassVar[signal.Signals] = signal.SIGTERM  #: the signal that `stop` sends
+    place: ClassVar[str | None] = None  #: parent of its folder; None for the default
     keeps: ClassVar[bool] = True  #: whether its folder outlives `kill`; none outlives `stop`
 
     def __init__(self) -> None:
@@ -103,18 +105,19 @@ class Server(Service):
         return self._process is not None and self._process.poll() is None
 
     def command(self, folder: Path) -> list[str]:
-        """Its command line; the files that this names are written. Skips where the program is missing."""
+        """Write the files that the command line names, and return it. Skips the test if the program is missing."""
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """Whether it answers a real request within a second or so."""
+        """Return whether the server answers a real request within about a second."""
         raise NotImplementedError
 
     def take_ports(self) -> None:
         self.port = free_port()
 
     def start(self) -> None:
-        """On the ports it had before, if any, so that clients find it again, and with the data it has kept."""
+        """Start the server with the data it has kept. It reuses its earlier ports, if any, so that clients find it
+        again."""
         again = bool(self.port)
         for left in reversed(range(TRIES)):
             if not again:
@@ -129,7 +132,7 @@ class Server(Service):
                     raise
 
     def launch(self) -> None:
-        """Without waiting for an answer, which one member of three alone never gives."""
+        """Start the process without waiting for an answer: one member of three never answers alone."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(
                 prefix="multilock-test-", dir=self.place, ignore_cleanup_errors=True
@@ -154,25 +157,25 @@ class Server(Service):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End it; its data is gone afterwards. Harmless when it does not run."""
+        """End the server and delete its data. Does nothing if it is not running."""
         self._end(self.ends_by)
         self._clear()
 
     def kill(self) -> None:
-        """End it as a power cut would; `start` brings it back, with its data if it `keeps` them."""
+        """End the server as a power cut would. `start` brings it back, with its data if it `keeps` them."""
         self._end(signal.SIGKILL)
         if not self.keeps:
             self._clear()
 
     def restart(self) -> None:
-        """Killed and started again on the same ports."""
+        """Kill the server and start it again on the same ports."""
         self.kill()
         self.start()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open and are accepted, nothing is answered from now on."""
+        """Freeze the server: connections stay open and new ones are accepted, but nothing is answered from now on."""
         os.kill(self.pid, signal.SIGSTOP)
-        # It takes effect one thread after the other.
+        # The signal stops one thread after the other.
         until = time.monotonic() + STOP_WITHIN
         while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
             if time.monotonic() > until:
@@ -191,7 +194,7 @@ class Server(Service):
             self.resume()
 
     def logged(self, lines: int) -> str:
-        """The last ``lines`` of what it said."""
+        """Return the last ``lines`` of the server's log."""
         if self._folder is None:
             return ""
         return "\n".join(self._log().read_text(errors="replace").splitlines()[-lines:])
@@ -205,7 +208,7 @@ class Server(Service):
         if process is None:
             return
         process.send_signal(number)
-        process.send_signal(signal.SIGCONT)  # a frozen one hears nothing but SIGKILL
+        process.send_signal(signal.SIGCONT)  # a frozen process receives only SIGKILL
         try:
             process.wait(STOP_WITHIN)
         except subprocess.TimeoutExpired:
@@ -219,10 +222,10 @@ class Server(Service):
 
 
 def _state(task: Path) -> str:
-    """Of a thread: ``T`` where it is stopped."""
+    """Return the state of a thread: ``T`` if it is stopped."""
     try:
         return (task / "stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # it has just ended
+    except OSError:  # the thread has just ended
         return "T"
 
 
@@ -230,7 +233,7 @@ S = TypeVar("S", bound=Server)
 
 
 class Cluster(Service, Generic[S]):
-    """Servers on this machine that serve as one. A subclass makes the members, introduces them and knows who leads."""
+    """Servers on this machine that work as one. A subclass makes the members, introduces them and finds the leader."""
 
     members: Sequence[S]
 
@@ -243,7 +246,7 @@ class Cluster(Service, Generic[S]):
         raise NotImplementedError
 
     def find_leader(self) -> S | None:
-        """The member that leads, if one does now."""
+        """Return the member that leads now, or None."""
         raise NotImplementedError
 
     def leader(self) -> S:
@@ -259,7 +262,7 @@ class Cluster(Service, Generic[S]):
         return [member for member in self.members if member is not leader]
 
     def majority(self, votes: list[str]) -> str:
-        """What more than half of the members say; nothing if they differ."""
+        """Return what more than half of the members say, or an empty text if there is no majority."""
         most = max(set(votes), key=votes.count, default="")
         return most if votes.count(most) * 2 > len(self.members) else ""
 
@@ -285,7 +288,7 @@ class Cluster(Service, Generic[S]):
 
 
 class RedisServer(Server):
-    """One Redis or Valkey without persistence; ``options`` are further arguments of its command line."""
+    """One Redis or Valkey without persistence. ``options`` are further arguments of its command line."""
 
     name = "redis"
     program = "redis-server"
@@ -321,7 +324,7 @@ SERVERS: dict[str, Callable[[], Server]] = {"redis": RedisServer}
 
 
 def unavailable(name: str, why: str) -> NoReturn:
-    """Fail where ``MULTILOCK_REQUIRE`` names this server, else skip; never returns."""
+    """Fail if ``MULTILOCK_REQUIRE`` names this server, else skip. Never returns."""
     message = f"no {name} server: {why}"
     if name in os.environ.get("MULTILOCK_REQUIRE", "").replace(" ", "").split(","):
         pytest.fail(f"{message} (MULTILOCK_REQUIRE asks for it)", pytrace=False)
@@ -330,7 +333,7 @@ def unavailable(name: str, why: str) -> NoReturn:
 
 @contextlib.contextmanager
 def running(name: str) -> Iterator[Server]:
-    """A fresh server of this kind that the test may pause, kill and empty."""
+    """Start a fresh server of this kind that the test may pause, kill and empty."""
     server = SERVERS[name]()
     try:
         server.start()
@@ -341,7 +344,8 @@ def running(name: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def address(name: str) -> Iterator[str]:
-    """The URL of a server of this kind that is only talked to: the one the environment names, else a fresh one."""
+    """The URL of a server of this kind that tests may only talk to: the one that the environment names, else a fresh
+    one."""
     if url := os.environ.get(f"MULTILOCK_TEST_{name.upper()}_URL"):
         yield url
     else:

@@ -20,17 +20,17 @@ from tests.servers import Cluster, RedisServer
 
 __all__ = ["ClusterNode", "RedisCluster", "cluster_of_all_tests"]
 
-# A machine that stands still is no reason to elect another primary: who is to be promoted is told so by `fail_over`.
+# A machine that pauses must not trigger a failover, so this timeout is long. Tests promote a replica with `fail_over`.
 NODE_TIMEOUT = 15_000
 AGREE_WITHIN = 20.0  # seconds; a primary that starts serves nobody for its first two
 
 
 class ClusterNode(RedisServer):
-    """One of its servers. Who the others are stands in its folder, which outlives `kill`: it comes back as itself."""
+    """One node of a cluster. Its folder lists the other nodes and outlives `kill`, so the node keeps its identity."""
 
     name = "redis+cluster"
     keeps = True
-    # It waits for the disk at each change of who serves what: that is no business of these tests.
+    # A node syncs to disk at each change of slot ownership. These tests need no durability, so memory is enough.
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
     def __init__(self, number: int, *options: str) -> None:
@@ -41,7 +41,7 @@ class ClusterNode(RedisServer):
         )
         self.number = number
         self.id = f"{number + 1:040x}"
-        self.nodes = ""  # what nodes.conf says before the first start
+        self.nodes = ""  # the contents of nodes.conf before the first start
         self._bare: redis.Redis | None = None
 
     @property
@@ -50,7 +50,7 @@ class ClusterNode(RedisServer):
 
     @property
     def bare(self) -> Any:
-        """What any other program has, to this node alone: it follows no redirection."""
+        """A plain client of this node alone, as any other program has it. It follows no redirection."""
         if self._bare is None or self._bare.connection_pool.connection_kwargs["port"] != self.port:
             self._bare = redis.Redis(port=self.port, socket_timeout=5.0)
         return self._bare
@@ -68,8 +68,8 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster(Cluster[ClusterNode]):
-    """``shards`` primaries, and a replica of each after them unless ``replicas`` is False; then ``idle`` primaries that
-    serve nothing yet."""
+    """``shards`` primaries, and a replica of each after them unless ``replicas`` is False. Then come ``idle``
+    primaries that serve no slot yet."""
 
     members: list[ClusterNode]
 
@@ -83,7 +83,8 @@ class RedisCluster(Cluster[ClusterNode]):
         return "redis+cluster://" + ",".join(member.endpoint for member in self.members[: self._shards])
 
     def introduce(self) -> None:
-        """Each knows all others, their slots and whose replica they are: nobody has to meet anybody."""
+        """Write each node's view of all others: their slots and whose replica they are. So no node has to meet
+        another first."""
         for member in self.members:
             lines = [self._line(other, of=member) for other in self.members]
             member.nodes = "\n".join([*lines, f"vars currentEpoch {len(self.members)} lastVoteEpoch 0", ""])
@@ -108,13 +109,13 @@ class RedisCluster(Cluster[ClusterNode]):
     # ---- who serves what
 
     def primaries(self) -> list[ClusterNode]:
-        """In the order of their first slots, as one of them says."""
+        """Return the primaries in the order of their first slots, as one live node reports them."""
         by_port = {member.port: member for member in self.members}
         said = next(member for member in self.members if member.alive).bare.execute_command("CLUSTER", "SLOTS")
         return list(dict.fromkeys(by_port[line[2][1]] for line in sorted(said)))
 
     def owner(self, slot: int) -> ClusterNode:
-        """The primary that serves this slot, as it says itself."""
+        """Return the primary that itself claims to serve this slot."""
         for member in self.members:
             if member.alive:
                 for line in member.bare.execute_command("CLUSTER", "SLOTS"):
@@ -131,7 +132,8 @@ class RedisCluster(Cluster[ClusterNode]):
         raise LookupError(f"{primary.endpoint} has no replica")
 
     def agree(self) -> None:
-        """Wait until every node that runs serves, and says the same of every slot; and replicas have what there is."""
+        """Wait until every running node is in service and all report the same owner of every slot. Replicas must be
+        in sync."""
         until = time.monotonic() + AGREE_WITHIN
         while not self._agrees():
             if time.monotonic() > until:
@@ -159,7 +161,7 @@ class RedisCluster(Cluster[ClusterNode]):
     # ---- what an operator does
 
     def migrate(self, slot: int, to: ClusterNode) -> None:
-        """A whole resharding of this slot, as redis-cli does it."""
+        """Reshard this slot completely, as redis-cli does it."""
         source = self.owner(slot)
         self.begin_migration(slot, to)
         self.move_keys(slot, source, to)
@@ -175,19 +177,19 @@ class RedisCluster(Cluster[ClusterNode]):
             source.bare.execute_command("MIGRATE", to.host, to.port, "", 0, 5000, "KEYS", *keys)
 
     def end_migration(self, slot: int, source: ClusterNode, to: ClusterNode) -> None:
-        """The new owner is told first: else nobody would serve the slot for a moment."""
+        """End the migration. The new owner is notified first, otherwise no node would serve the slot for a moment."""
         to.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
         try:
             source.bare.execute_command("CLUSTER", "SETSLOT", slot, "NODE", to.id)
-        except redis.ResponseError as error:  # it was its last one, and it has become a replica of who has it now
+        except redis.ResponseError as error:  # it gave away its last slot and became the new owner's replica
             if "only with masters" not in str(error):
                 raise
-        # Before 7.0 it is told to all by and by only. Whom it greets hears of it at once.
+        # Before Redis 7.0 the new owner spreads the news only gradually. A node that it meets learns of it at once.
         for member in self.members:
             if member.alive and member is not to:
                 to.bare.execute_command("CLUSTER", "MEET", member.host, member.port)
-        # Two who change something before they have heard of each other do it under one epoch: then one is undone, or
-        # never believed. Whom the slot was taken from has been told of that, which tells it no epoch.
+        # Two nodes that both change a slot before they have heard of each other use the same epoch. Then one change is
+        # undone or never believed. The former owner learns of the move directly, but that does not tell it the epoch.
         until = time.monotonic() + AGREE_WITHIN
         while any(
             self._says(member, slot) != to.port or self._epochs(member)[to.id] < self._epochs(to)[to.id]
@@ -200,7 +202,7 @@ class RedisCluster(Cluster[ClusterNode]):
 
     @staticmethod
     def _epochs(member: ClusterNode) -> dict[str, int]:
-        """Under which epoch each node changed something last, as far as this one has heard."""
+        """Return the epoch of each node's last change, as far as this member has heard."""
         lines = member.bare.execute_command("CLUSTER", "NODES").decode().splitlines()
         return {each[0]: int(each[6]) for each in (line.split() for line in lines)}
 
@@ -210,19 +212,19 @@ class RedisCluster(Cluster[ClusterNode]):
         return next((int(line[2][1]) for line in said if line[0] <= slot <= line[1]), 0)
 
     def fail_over(self, primary: ClusterNode) -> ClusterNode:
-        """Its replica takes over at once, without a vote; also where this primary is dead."""
+        """Promote a replica of this primary at once, without a vote. Works even if the primary is dead."""
         replica = next(member for member in self.members if member.alive and self._follows(member) == primary.id)
         replica.bare.execute_command("CLUSTER", "FAILOVER", "TAKEOVER")
         return replica
 
     def _follows(self, member: ClusterNode) -> str:
-        """The id of the primary whose replica it is, as it says itself."""
+        """Return the id of the primary that this member follows, as it says itself."""
         lines = member.bare.execute_command("CLUSTER", "NODES").decode().splitlines()
         return str(next(line.split()[3] for line in lines if "myself" in line.split()[2]))
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Afterwards every node runs again, and all agree."""
+        """After the block, start every dead node again and wait until all agree."""
         try:
             yield
         finally:
@@ -232,7 +234,7 @@ class RedisCluster(Cluster[ClusterNode]):
             self.agree()
 
     def names_on(self, primary: ClusterNode, prefix: str = "n") -> Iterator[str]:
-        """Names whose locks this primary serves, with the default prefix; each in a slot of its own."""
+        """Yield names whose locks this primary serves, with the default prefix. Each has a slot of its own."""
         said = primary.bare.execute_command("CLUSTER", "SLOTS")
         mine = {slot for line in said if line[2][1] == primary.port for slot in range(line[0], line[1] + 1)}
         for n in count():
@@ -245,7 +247,7 @@ class RedisCluster(Cluster[ClusterNode]):
 
     @classmethod
     def slot_of(cls, name: str) -> int:
-        """That of the lock of this name, with the default prefix."""
+        """Return the slot of the lock of this name, with the default prefix."""
         return cls.slot_of_key(f"multilock/{name}")
 
     @staticmethod
@@ -255,7 +257,7 @@ class RedisCluster(Cluster[ClusterNode]):
 
 @lru_cache
 def cluster_of_all_tests() -> RedisCluster:
-    """The one that the tests of a process share; who takes something away from it puts it back."""
+    """The cluster that all tests of a process share. A test that takes something away from it must put it back."""
     cluster = RedisCluster()
     with contextlib.ExitStack() as stack:
         stack.enter_context(cluster)

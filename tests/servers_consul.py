@@ -1,4 +1,4 @@
-"""Consul for the tests: one agent, or a cluster of three servers, started natively and told what goes wrong.
+"""Consul for the tests: one agent, or a cluster of three servers, started natively. Faults are injected from here.
 
 ``tests/bootstrap/consul.sh`` finds or unpacks the program.
 """
@@ -44,14 +44,14 @@ def program() -> str:
 class ConsulServer(Server):
     """One Consul server. ``config`` is added to its configuration.
 
-    A dev server keeps nothing when it ends; ``keep`` gives it a disk, which makes its start take seconds. `start`
-    returns once it has a leader and a session can be made.
+    A dev server loses everything when it ends. ``keep`` gives it a disk, so that its start takes seconds. `start`
+    returns once the server has a leader and a session can be made.
     """
 
     name = "consul"
     program = "Consul"
     start_within = 30.0  # it answers after 0.3 on an idle machine, a cluster after 3
-    ends_by = signal.SIGKILL  # SIGTERM makes it say goodbye to its cluster, which takes seconds
+    ends_by = signal.SIGKILL  # SIGTERM makes it leave its cluster, which takes seconds
 
     def __init__(self, *, node: str = "n0", keep: bool = False, token: str = "", **config: Any) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class ConsulServer(Server):
         return ["env", *without, program(), "agent", *mode, "-config-file", str(folder / "consul.json")]
 
     def answers(self) -> bool:
-        """Whether a session can be made here: there is a leader, and it knows this node."""
+        """Return whether a session can be made here: the server has a leader, and the leader knows this node."""
         try:
             session = self.ask("PUT", "session/create", {"Name": READY, "NodeChecks": [], "TTL": "10s"}, 1.0)["ID"]
             self.ask("PUT", f"session/destroy/{session}", within=1.0)
@@ -87,7 +87,7 @@ class ConsulServer(Server):
         return True
 
     def ask(self, method: str, path: str, body: object = None, within: float = 5.0) -> Any:
-        """A request to its API by a client that is none of ours; None for an answer without a body."""
+        """Send a request to the API through a client that is not ours. Returns None for a reply without a body."""
         said = self.raw(
             method, path, body if isinstance(body, bytes) or body is None else json.dumps(body).encode(), within
         )
@@ -102,7 +102,7 @@ class ConsulServer(Server):
         return said
 
     def key(self, path: str) -> dict[str, Any] | None:
-        """The entry of this key; ``path`` is quoted as in a URL."""
+        """Return the entry of this key. ``path`` is quoted as in a URL."""
         try:
             found: list[dict[str, Any]] = self.ask("GET", f"kv/{path}?consistent")
         except urllib.error.HTTPError as error:
@@ -112,17 +112,17 @@ class ConsulServer(Server):
         return found[0]
 
     def sessions(self) -> list[dict[str, Any]]:
-        """Those of its clients; one of our own question whether it is ready may be left."""
+        """Return the sessions of its clients. One session of our own readiness check may be among them."""
         return [session for session in self.ask("GET", "session/list?consistent") if session["Name"] != READY]
 
     def requests(self) -> Counter[str]:
-        """How many it has answered since it was made, by method and path without the last part: ``"PUT txn"``.
-        Needs ``log_level="debug"``; a question that is still open does not count."""
+        """Return how many requests the server has answered since it was made, by method and path without the last
+        part: ``"PUT txn"``. Needs ``log_level="debug"``. A blocking query that is still open does not count."""
         said = re.findall(r"Request finished: method=([A-Z]+) url=/v1/([a-z]+(?:/[a-z]+)?)", self._log().read_text())
         return Counter(f"{method} {path}" for method, path in said)
 
     def sockets(self) -> int:
-        """How many its process has open."""
+        """Return how many sockets the server process has open."""
         count = 0
         for each in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(OSError):
@@ -130,7 +130,7 @@ class ConsulServer(Server):
         return count
 
     def cli(self, *words: str, within: float = 10.0) -> str:
-        """What the program prints for this command, as a client of this server."""
+        """Run this Consul command as a client of this server, and return its output."""
         return subprocess.run(
             [program(), *words],
             env=self.environment,
@@ -142,7 +142,7 @@ class ConsulServer(Server):
 
     @property
     def environment(self) -> dict[str, str]:
-        """For tools of Consul that are to talk to this server."""
+        """Return environment variables that make Consul's own tools talk to this server."""
         token = {"CONSUL_HTTP_TOKEN": self.token} if self.token else {}
         return {**os.environ, "CONSUL_HTTP_ADDR": self.endpoint, **token}
 
@@ -160,7 +160,7 @@ class ConsulCluster(Cluster[ConsulServer]):
             member.config |= joined
 
     def find_leader(self) -> ConsulServer | None:
-        """As a majority of them tell."""
+        """Return the leader that a majority of the members names."""
         votes: list[str] = []
         for member in self.members:
             try:

@@ -1,6 +1,7 @@
-"""etcd for the tests: one member, or a cluster of three, started natively and told what goes wrong.
+"""etcd for the tests: one member, or a cluster of three, started natively. Faults are injected from here.
 
-Of Debian 12 (3.4.23), or of the Debian release that ``MULTILOCK_TEST_ETCD_RELEASE`` names (``trixie``: 3.5.16).
+The version is that of Debian 12 (3.4.23), or of the Debian release that ``MULTILOCK_TEST_ETCD_RELEASE`` names
+(``trixie``: 3.5.16).
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from tests.servers import Cluster, Server, free_port, unavailable
 __all__ = ["EtcdCluster", "EtcdProxy", "EtcdServer", "etcdctl", "learner"]
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "etcd.sh"
-# Elections within 0.2 s, so that a test of a failover need not wait. The smallest ttl granted is then 1 s.
+# Elections take at most 0.2 s, so that a test of a failover need not wait. The smallest ttl granted is then 1 s.
 FAST = ("--heartbeat-interval", "20", "--election-timeout", "200", "--log-level", "error", "--logger", "zap")
-# A killed member keeps its data all the same; only a machine without power loses them. A neighbour that writes large
-# files would hold each request up: three of them, for 336 ms of the 400 that a ttl of 2 s leaves it.
+# The members do not sync to disk. A killed member keeps its data all the same; only a machine without power loses it.
+# With syncs, a neighbour that writes large files delays each request: three requests took 336 ms of the 400 ms that a
+# ttl of 2 s allows.
 UNSYNCED = ("--unsafe-no-fsync",)
 
 
 @lru_cache
 def program() -> str:
-    """The path of etcd; unpacked or installed where it is missing."""
+    """Return the path of etcd, after unpacking or installing it if it is missing."""
     release = os.environ.get("MULTILOCK_TEST_ETCD_RELEASE")
     found = subprocess.run([BOOTSTRAP, *([release] if release else [])], capture_output=True, text=True, check=False)
     return found.stdout.strip() if found.returncode == 0 else unavailable("etcd", found.stderr[-500:])
 
 
 def etcdctl(endpoint: str, *words: str, within: float = 10.0) -> str:
-    """What ``etcdctl`` of the distribution prints for this command."""
+    """Run the distribution's ``etcdctl`` with this command, and return its output."""
     return subprocess.run(
         ["etcdctl", "--endpoints", endpoint, *words],
         env={**os.environ, "ETCDCTL_API": "3"},
@@ -49,7 +51,7 @@ def etcdctl(endpoint: str, *words: str, within: float = 10.0) -> str:
 
 
 class EtcdServer(Server):
-    """One etcd member; ``options`` are further arguments of its command line. With ``synced``, it writes as it does in
+    """One etcd member. ``options`` are further arguments of its command line. With ``synced``, it syncs to disk as in
     production."""
 
     name = program = "etcd"
@@ -69,7 +71,7 @@ class EtcdServer(Server):
 
     @property
     def peer(self) -> str:
-        """Where the other members of its cluster find it."""
+        """Return the address where the other members of its cluster find it."""
         return f"http://{self.host}:{self.peer_port}"
 
     def take_ports(self) -> None:
@@ -91,25 +93,25 @@ class EtcdServer(Server):
         return [program(), *(word for pair in named.items() for word in pair), *FAST, *self.options]
 
     def answers(self) -> bool:
-        """Whether a write through this member is agreed to; with TLS, whether it listens at all."""
+        """Return whether a write through this member succeeds. With TLS, return only whether it listens."""
         try:
             if self.tls:
                 with urllib.request.urlopen(f"{self.peer}/version", timeout=1.0):
                     return True
             self.post("kv/put", {"key": "IXJlYWR5", "value": ""}, 1.0)
         except OSError as error:
-            return getattr(error, "code", None) in (400, 401, 403)  # it asks who we are
+            return getattr(error, "code", None) in (400, 401, 403)  # it answers, but requires authentication
         return True
 
     def learns(self) -> bool:
-        """Whether it runs as a learner."""
+        """Return whether the member runs as a learner."""
         try:
             return bool(self.post("maintenance/status", {}, 1.0).get("isLearner"))
         except OSError:
             return False
 
     def post(self, path: str, body: dict[str, Any], within: float = 5.0) -> dict[str, Any]:
-        """A request to its JSON gateway: a client that is none of ours. Bytes are base64."""
+        """Send a request to its JSON gateway through a client that is not ours. Bytes are base64."""
         request = urllib.request.Request(
             f"http://{self.endpoint}/v3/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -118,7 +120,8 @@ class EtcdServer(Server):
         return said
 
     def metric(self, name: str) -> float:
-        """The sum of one of its counters, such as ``grpc_server_started_total{…}`` with these labels at its front."""
+        """Return the sum of one counter, such as ``grpc_server_started_total{…}``, over all series that begin with
+        these labels."""
         with urllib.request.urlopen(f"http://{self.endpoint}/metrics", timeout=5.0) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
@@ -126,7 +129,7 @@ class EtcdServer(Server):
 
 @contextlib.contextmanager
 def learner(server: EtcdServer) -> Iterator[EtcdServer]:
-    """A member that has not been promoted yet, beside this one."""
+    """Start a member beside this one that has not been promoted yet."""
     new = EtcdServer("--initial-cluster-state", "existing", member="learner")
     new.take_ports()
     etcdctl(server.endpoint, "member", "add", new.member, "--learner", "--peer-urls", new.peer)
@@ -180,7 +183,7 @@ class EtcdCluster(Cluster[EtcdServer]):
             member.initial = everybody
 
     def find_leader(self) -> EtcdServer | None:
-        """As a majority of them tell."""
+        """Return the leader that a majority of the members names."""
         ids: dict[str, EtcdServer] = {}
         votes: list[str] = []
         for member in self.members:

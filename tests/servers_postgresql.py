@@ -1,4 +1,5 @@
-"""PostgreSQL for the tests: a database of the test's own, started as a user who is not root, which it insists on.
+"""PostgreSQL for the tests: a database of the test's own. PostgreSQL refuses to run as root, so another user starts
+it.
 
 ``tests/bootstrap/postgresql.sh`` finds or installs the programs.
 """
@@ -18,13 +19,13 @@ from tests.servers import Server, unavailable
 __all__ = ["PostgresqlServer"]
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "postgresql.sh"
-USERS = ("postgres", "nobody")  # whose processes it may be where we are root
+USERS = ("postgres", "nobody")  # the user that runs it if we are root
 QUICK = {"fsync": "off", "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "shared_buffers": "16MB"}
 
 
 @lru_cache
 def programs() -> Path:
-    """The folder with initdb, postgres and pg_isready."""
+    """Return the folder with initdb, postgres and pg_isready."""
     found = subprocess.run([str(BOOTSTRAP)], capture_output=True, text=True, check=False)
     if found.returncode:
         unavailable("postgresql", found.stderr.strip().replace("\n", " "))
@@ -32,7 +33,7 @@ def programs() -> Path:
 
 
 class PostgresqlServer(Server):
-    """One PostgreSQL with the superuser ``app``, who needs no password, and the database ``postgres``."""
+    """One PostgreSQL with the superuser ``app``, which needs no password, and the database ``postgres``."""
 
     name = "postgresql"
     program = "PostgreSQL"
@@ -52,7 +53,7 @@ class PostgresqlServer(Server):
         return [*as_user, str(programs() / "postgres"), "-D", str(data), "-p", str(self.port), *settings]
 
     def _own(self, folder: Path) -> list[str]:
-        """What goes before a command so that it is not root's; the process is still the one that we started."""
+        """Return the prefix of a command that must not run as root. The process we start is still the server itself."""
         if os.geteuid():
             return []
         user = next(found for name in USERS if (found := _user(name)))

@@ -1,4 +1,4 @@
-"""Several Redis servers that know nothing of each other, for ``redlock://``."""
+"""Several independent Redis servers, for ``redlock://``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class RedisServers(Service):
 
     @property
     def url(self) -> str:
-        """They have just been started: a guard would keep the first lock waiting."""
+        """Return the URL without the restart guard. The servers have just started, so the guard would only delay the
+        first lock."""
         return url_of([member.endpoint for member in self.members])
 
     def start(self) -> None:

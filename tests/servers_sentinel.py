@@ -1,6 +1,6 @@
 """A Redis primary with replicas, and the Sentinels that watch over it.
 
-``python -m tests.servers_sentinel -- COMMAND {url}`` runs a command with the address of fresh ones.
+``python -m tests.servers_sentinel -- COMMAND {url}`` runs a command with the address of a fresh set.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ FAILOVER_TIMEOUT = 1.0  # seconds
 AGREED_WITHIN = 40.0  # seconds, on a busy machine
 LAST_LINES = 12  # of each log
 
-# As they are made a change of roles takes seconds, and the end of a former primary ten. From 7.0 on they may be told.
-# A replica of which they have heard nothing for three times the first of these is not promoted.
+# With their default periods the Sentinels need seconds for a change of roles, and ten to demote a former primary. Since
+# Redis 7.0 the periods can be set. A replica that the Sentinels have not heard from for three times the first period is
+# not promoted.
 QUICK = {"info-period": 1000, "ask-period": 100, "publish-period": 200, "min-slave-reconf-timeout": 500}
 
 
 class SentinelServer(Server):
-    """One Sentinel. What it has learnt outlives `kill`."""
+    """One Sentinel. The state it has learnt outlives `kill`."""
 
     name = "redis+sentinel"
     program = "redis-server --sentinel"
     start_within = 10.0
 
     def __init__(self, settings: Callable[[], list[str]], *options: str) -> None:
-        """``settings``: lines of its file, read when it is started first; ``options``: further ones."""
+        """``settings`` returns lines of its configuration file, read at the first start. ``options`` are further
+        lines."""
         super().__init__()
         self._settings = settings
         self._options = options
@@ -71,11 +73,11 @@ class SentinelServer(Server):
 
 
 class Guarded(Service):
-    """One primary, ``replicas`` of it, and three Sentinels. A test may do to each of them what it likes, and `heal`
-    makes them one whole again."""
+    """One primary, its ``replicas``, and three Sentinels. A test may do anything to each of them, and `heal` makes
+    them one working group again."""
 
     def __init__(self, *options: str, replicas: int = 2, guards: int = 3) -> None:
-        """``options``: of each Redis."""
+        """``options`` are command line arguments of each Redis."""
         fixed = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *options)
         self._first = RedisServer(*fixed)
         self.servers = [self._first, *(RedisServer(*fixed) for _ in range(replicas))]
@@ -109,7 +111,7 @@ class Guarded(Service):
     # ---- what the tests do
 
     def primary(self) -> RedisServer:
-        """The one that the Sentinels name."""
+        """Return the primary that the Sentinels name."""
         return self._at(self._told(next(each for each in self.guards if each.alive))["port"])
 
     def replicas(self) -> list[RedisServer]:
@@ -117,8 +119,8 @@ class Guarded(Service):
         return [server for server in self.servers if server is not primary]
 
     def failover(self) -> RedisServer:
-        """As an operator asks for it, of replicas that have everything. Returns the new primary as soon as a Sentinel
-        names it."""
+        """Fail over at an operator's request, once every replica is in sync. Returns the new primary as soon as a
+        Sentinel names it."""
         former, guard = self.primary(), self.guards[0]
         self.await_replicas(former)
 
@@ -126,7 +128,7 @@ class Guarded(Service):
             facts = self._told(guard)
             if int(facts["port"]) != former.port:
                 return True
-            if "failover_in_progress" not in facts["flags"]:  # not begun, or given up: then nobody begins it again
+            if "failover_in_progress" not in facts["flags"]:  # not begun, or given up: no Sentinel retries
                 with guard.client() as client:
                     client.execute_command("SENTINEL", "FAILOVER", NAME)
             return False
@@ -135,20 +137,20 @@ class Guarded(Service):
         return self.await_other(former)
 
     def await_replicas(self, primary: RedisServer) -> None:
-        """Until each has what was written so far."""
+        """Wait until each replica has everything written so far."""
         with redis.Redis(port=primary.port) as client:
             client.set("written", "so far")
             self._until(lambda: client.wait(len(self.servers) - 1, 500) == len(self.servers) - 1)
             client.delete("written")
 
     def await_other(self, former: RedisServer) -> RedisServer:
-        """The new primary, as soon as a Sentinel names it."""
+        """Wait until a Sentinel names another primary, and return it."""
         self._until(lambda: self.primary() is not former)
         return self.primary()
 
     def make_sentinels_anew(self) -> None:
-        """Start other Sentinels at the same addresses, as containers without a volume: they know the present primary,
-        and no failover of the past."""
+        """Start other Sentinels at the same addresses, as containers without a volume would. They know the present
+        primary, but no earlier failover."""
         self._first = self.primary()
         for guard in self.guards:
             guard.stop()
@@ -156,8 +158,8 @@ class Guarded(Service):
             guard.start()
 
     def move_sentinels_to(self, primary: Server) -> None:
-        """Tell all Sentinels of another primary. First all of them forget the old one, or they would remind each other
-        of it."""
+        """Point all Sentinels at another primary. First all of them forget the old one, or they would remind each
+        other of it."""
         for guard in self.guards:
             with guard.client() as client:
                 client.execute_command("SENTINEL", "REMOVE", NAME)
@@ -168,8 +170,8 @@ class Guarded(Service):
                     client.execute_command("SENTINEL", "SET", NAME, name, int(1000 * seconds))
 
     def report(self) -> str:
-        """What each Sentinel says of the primary, each server of its role, and what they logged last: for who reads
-        why a test failed."""
+        """Return what the Sentinels say of the primary, the role of each server, and their last log lines, to
+        explain a failed test."""
         told = [(guard, lambda guard=guard: self._told(guard)) for guard in self.guards]
         said = [(server, lambda server=server: _role(server)) for server in self.servers]
         return "\n".join(
@@ -179,7 +181,7 @@ class Guarded(Service):
 
     @contextlib.contextmanager
     def slow_to_demote(self) -> Iterator[None]:
-        """A former primary that comes back is told so as late as Sentinels do who were not told to hurry."""
+        """Make the Sentinels slow to demote a former primary that comes back, as they are by default."""
         self.tell({"publish-period": 2000})
         try:
             yield
@@ -188,7 +190,7 @@ class Guarded(Service):
 
     @contextlib.contextmanager
     def slow_to_reconfigure(self) -> Iterator[None]:
-        """After a promotion the other replica does not follow the new primary: the failover goes on for as long."""
+        """Keep the other replica from following the new primary after a promotion, so the failover does not end."""
         self._let_replicas_follow(False)
         try:
             yield
@@ -200,7 +202,7 @@ class Guarded(Service):
             with guard.client() as client:
                 for name, usual, now in (
                     ("failover-timeout", FAILOVER_TIMEOUT, 180.0),
-                    ("down-after-milliseconds", DOWN_AFTER, 20.0),  # for one that seems to be down nobody waits
+                    ("down-after-milliseconds", DOWN_AFTER, 20.0),  # nobody waits for a replica that seems to be down
                 ):
                     client.execute_command("SENTINEL", "SET", NAME, name, int(1000 * (usual if follow else now)))
         for server in self.servers:
@@ -209,7 +211,7 @@ class Guarded(Service):
                 client.config_set("masterauth", "" if follow else "wrong")
 
     def promoted_by(self, guard: SentinelServer) -> RedisServer:
-        """The one that this Sentinel leads clients to, also while the failover goes on."""
+        """Return the primary that this Sentinel gives to clients, even while the failover goes on."""
         with guard.client() as client:
             _, port = client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
         return self._at(port)
@@ -218,11 +220,11 @@ class Guarded(Service):
         for guard in self.guards:
             with guard.client() as client:
                 for name, milliseconds in periods.items():
-                    with contextlib.suppress(redis.ResponseError):  # before 7.0, or of a name that it does not know
+                    with contextlib.suppress(redis.ResponseError):  # before 7.0, or an unknown period
                         client.execute_command("SENTINEL", "DEBUG", name, milliseconds)
 
     def heal(self) -> None:
-        """Everything runs, is of one mind, and is empty."""
+        """Start or resume every server, wait until all agree, and empty the data."""
         for server in (*self.guards, *self.servers):
             if server.alive:
                 server.resume()
@@ -247,7 +249,7 @@ class Guarded(Service):
         ) and self._replicates(primary)
 
     def _lead(self, primary: RedisServer) -> None:
-        """A Sentinel would do so after seconds."""
+        """Make every other server follow this primary. A Sentinel would do so too, but only after seconds."""
         for server in self.servers:
             if server is not primary:
                 with redis.Redis(port=server.port) as client:

@@ -1,4 +1,4 @@
-"""ZooKeeper for the tests: one server, or an ensemble of three, started natively and told what goes wrong."""
+"""ZooKeeper for the tests: one server, or an ensemble of three, started natively. Faults are injected from here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ JAVA = (
     *("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dzookeeper.admin.enableServer=false",
-    # An election on a busy machine: who missed its moment hears of the result in a second, not in half a minute, and
-    # asks a leader that is not ready yet for longer than half a second.
+    # These settings bear an election on a busy machine. A server that missed the result learns it within a second
+    # instead of half a minute, and keeps asking a leader that is not ready for longer than half a second.
     "-Dzookeeper.fastleader.maxNotificationInterval=1000",
     "-Dzookeeper.leaderConnectDelayDuringRetryMs=500",
 )
@@ -28,13 +28,13 @@ JAVA = (
 
 @lru_cache
 def classpath() -> str:
-    """With ZooKeeper in it; installed where it is missing."""
+    """Return a class path with ZooKeeper in it, after installing ZooKeeper if it is missing."""
     found = subprocess.run([BOOTSTRAP], capture_output=True, text=True, check=False)
     return found.stdout.strip() if found.returncode == 0 else unavailable("zookeeper", found.stderr[-500:])
 
 
 class ZooKeeperServer(Server):
-    """One server; ``settings`` are further lines of its zoo.cfg."""
+    """One server. ``settings`` are further lines of its zoo.cfg."""
 
     name = "zookeeper"
     program = "ZooKeeper"
@@ -60,7 +60,7 @@ class ZooKeeperServer(Server):
 
     @property
     def address(self) -> str:
-        """For the other members of its ensemble."""
+        """Return the address for the other members of its ensemble."""
         return f"{self.host}:{self.peer_ports[0]}:{self.peer_ports[1]}:participant"
 
     def take_ports(self) -> None:
@@ -74,11 +74,11 @@ class ZooKeeperServer(Server):
         return ["java", *JAVA, *self.java, "-cp", classpath(), self._main(), str(folder / "zoo.cfg")]
 
     def answers(self) -> bool:
-        """Whether it serves requests, as a leader, a follower or alone."""
+        """Return whether it serves requests as a leader, as a follower or alone."""
         return "Mode: " in self.ask("srvr")
 
     def ask(self, word: str, within: float = 1.0) -> str:
-        """What it says to one of its four-letter words; nothing if it does not answer."""
+        """Send a four-letter word and return the reply, or an empty text if there is none."""
         said = b""
         try:
             with socket.create_connection((self.host, self.port), timeout=within) as connection:
@@ -90,7 +90,7 @@ class ZooKeeperServer(Server):
         return said.decode(errors="replace")
 
     def metric(self, name: str) -> int:
-        """One of the numbers that ``mntr`` tells, such as ``zk_packets_received``."""
+        """Return one of the numbers that ``mntr`` reports, such as ``zk_packets_received``."""
         lines = dict(line.split("\t", 1) for line in self.ask("mntr", 5.0).splitlines() if "\t" in line)
         return int(float(lines[name]))
 

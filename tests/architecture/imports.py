@@ -1,4 +1,5 @@
-"""Who imports whom, read from the source: imports for type checkers only do not count, those inside functions do."""
+"""Imports between modules, read from the source. Imports for type checkers only do not count; those inside functions
+do."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ def sources(*folders: str) -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """``multilock/aio/face.py`` → ``multilock.aio.face``; the folder ``backends`` is on the path itself."""
+    """Return the module of a file: ``multilock/aio/face.py`` → ``multilock.aio.face``. The folder ``backends`` itself
+    is on the path."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[1:] if parts[0] == "backends" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def imports_of(path: Path, *, everywhere: bool = True, types: bool = False) -> set[str]:
-    """Return the modules that running this file imports; with ``everywhere=False`` those that importing it imports;
-    with ``types`` also those that only its annotations need."""
+    """Return the modules that this file imports when it runs. With ``everywhere=False``, return only those that
+    importing it imports. With ``types``, add those that only its annotations need."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     return {name for node in _statements(tree, everywhere, types) for name in _modules(node)}
 
@@ -45,7 +47,7 @@ def _modules(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         assert node.level == 0, "imports are absolute"
         assert node.module
-        # `from multilock import lease` imports a module, `from multilock import now` a name of one.
+        # `from multilock import lease` imports a module, but `from multilock import now` imports a name from one.
         for alias in node.names:
             inner = ROOT / (node.module.replace(".", "/")) / f"{alias.name}.py"
             yield f"{node.module}.{alias.name}" if inner.exists() else node.module

@@ -1,4 +1,4 @@
-"""What is installed: the wheel has everything, and table, entry points, extras and folders agree."""
+"""The distribution: the wheel has every file, and table, entry points, extras and folders agree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def project() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source distribution of this tree, unpacked, and the wheel made of that."""
+    """Unpack a source distribution of this tree, and build a wheel from it."""
     target = tmp_path_factory.mktemp("dist")
     build("sdist", ROOT, target)
     [archive] = target.glob("*.tar.gz")
@@ -52,7 +52,7 @@ def wheel(built: Path) -> zipfile.ZipFile:
 
 
 def sources(folder: str) -> set[str]:
-    """Every file of a package by its path below ``folder``'s parent."""
+    """Return every file of a package by its path relative to the parent of ``folder``."""
     root = ROOT / folder
     return {
         str(path.relative_to(root.parent))

@@ -1,4 +1,4 @@
-"""``help()`` of whatever a user has in hand says what each of its members does, on both faces."""
+"""``help()`` of every object that a user may get describes each of its members, on both faces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import multilock
 
 
 def blocking() -> dict[str, Any]:
-    """What a user of the blocking face gets from calls."""
+    """Return the objects that calls return to a user of the blocking face."""
     with multilock.connect("memory://") as client:
         lock = client.lock("n")
         election = client.election("e")

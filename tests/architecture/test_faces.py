@@ -24,7 +24,7 @@ ONLY_BLOCKING = {"as_threading_lock"}  # a drop-in for the standard library's bl
 WITH_A_BODY = ("lock", "read_write_lock", "semaphore", "lock_all")
 ONLY_ASYNC = {("AsyncClient", name): ["cancel_on_lost"] for name in WITH_A_BODY}
 
-# What asks the backend or waits is awaited, iterators are asynchronous, and the rest is plain.
+# Members that ask the backend or wait are awaited, iterators are asynchronous, and all others are plain.
 AWAITED = {
     "acquire", "try_acquire", "release", "is_locked", "renew", "wait_lost", "inspect", "force_release", "diagnose",
     "ping", "close", "campaign", "run", "stop", "leader", "resign",
@@ -83,7 +83,7 @@ def test_every_public_member_is_annotated(face: type) -> None:
 
 
 def parameters(member: Any) -> list[tuple[str, Any, Any]]:
-    """Names, kinds and defaults."""
+    """Return the names, kinds and defaults of the parameters."""
     if not callable(member):
         return []
     found = inspect.signature(member).parameters.values()

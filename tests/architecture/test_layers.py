@@ -1,4 +1,4 @@
-"""The house: who may import whom."""
+"""The layers of the code: which module may import which."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from multilock.registry import OURS
 from tests.architecture.imports import imports_of, module_name, sources
 
-# A module may import those of its own layer and of the layers before.
+# A module may import modules of its own layer and of earlier layers.
 WATCHING = ("watchdog", "sessions", "monitor", "pushes", "callbacks", "subscribers", "tell", "scopes")
 LAYERS = [
     {"system"},
@@ -37,8 +37,8 @@ CORE = [path for path in sources("multilock") if not {"cli", "testing", "contrib
 PRODUCT = [*(path for path in sources("multilock") if "testing" not in path.parts), *sources("backends")]
 BACKENDS = sorted({ours.module for ours in OURS.values()})
 
-# What a backend may know of multilock: what everybody does, the interface, how options, names and values are written,
-# the log, since its threads must not call a handler themselves, and the seam to threads and clocks.
+# Backends may import only these modules of multilock: the public package, the interface, the forms of options, names
+# and values, the log (since their threads must not call a handler themselves), and the seam to threads and clocks.
 FOR_BACKENDS = {
     "multilock",
     *(f"multilock.{name}" for name in ("backend", "names", "options", "system", "telling", "values")),
@@ -67,7 +67,7 @@ def test_a_module_imports_only_its_own_layer_and_those_before(path: Path) -> Non
     later = {
         name for name in imports_of(path) if name.split(".")[0] == "multilock" and layer_of(name) > layer_of(module)
     }
-    # The package hands out the asyncio face when it is first asked for; a backend's module is found by its name.
+    # The package loads the asyncio face only on first use, and finds a backend's module by its name.
     assert later == set()
 
 
@@ -112,7 +112,7 @@ def test_only_the_supervised_worker_starts_threads(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PRODUCT, ids=module_name)
 def test_the_product_does_not_import_its_test_kit(path: Path) -> None:
-    """The command line may: its ``compare`` is the front of `multilock.testing.compare`."""
+    """Only the command line may: its ``compare`` is the front of `multilock.testing.compare`."""
     if module_name(path) != "multilock.cli.compare":
         assert not any(name.startswith("multilock.testing") for name in imports_of(path))
 
@@ -123,7 +123,7 @@ def test_importing_multilock_imports_nothing_heavy_and_nothing_foreign() -> None
         "print(*sorted(name for name in set(sys.modules) - before))"
     )
     run = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
-    if run.returncode:  # -S leaves out what site adds; an installation that needs it is asked without
+    if run.returncode:  # -S omits what site adds; some installations need it
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert [name for name in HEAVY if name in loaded] == []
@@ -139,7 +139,7 @@ def test_every_module_says_what_it_is_and_what_it_exports(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*CORE, *sources("backends")], ids=module_name)
 def test_nobody_calls_a_log_handler_himself(path: Path) -> None:
-    """It may block, and most threads here keep time, or a session: `multilock.telling` calls them."""
+    """A handler may block, and most threads here keep time or a session. `multilock.telling` calls the handlers."""
     text = path.read_text(encoding="utf-8")
     assert "isEnabledFor(" not in text, "it takes the lock of the logging module: ask logger.wants()"
     if module_name(path) != "multilock.telling":
@@ -149,7 +149,7 @@ def test_nobody_calls_a_log_handler_himself(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources("multilock", "backends"), ids=module_name)
 def test_the_state_of_a_lease_is_changed_in_one_file(path: Path) -> None:
-    """By its transitions, each of which says from where to where."""
+    """Only the transitions of a lease change it, and each transition defines from which state it leads to which."""
     changes = [
         node.lineno
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""The list of the shared suites' oracles follows their names."""
+"""The list of oracles in the shared suites must match the names of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Backends of one shape: the same file name for the same job, so that who has read one finds his way in each."""
+"""All backends have one shape: the same file name for the same job, so that a reader of one backend can read the
+others."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 BACKENDS = {ours.module.removeprefix("multilock_") for ours in OURS.values()}
 SERVERS = {"redis", "consul", "etcd", "zookeeper"}
 
-# Each file that a backend must have, its job, and who has no such job.
+# Each file that a backend must have, its job, and the backends without that job.
 JOBS = {
     "__init__": ("the Backend class, the options, the capabilities", set[str]()),
     "recipe": ("the algorithm: attempt, renew, release, rest", set[str]()),
@@ -23,7 +24,7 @@ JOBS = {
     "wire": ("the bytes of the protocol, without decisions", {"memory", "sqlite"}),
     "inspection": ("the calls of operators, and force_release", {"memory", "sqlite"}),
 }
-# Each file that only some need, its job, and who has it.
+# Each file that only some backends need, its job, and the backends that have it.
 EXTRAS = {
     "transactions": ("operations that the server executes completely or not at all", {"redis", "consul", "etcd"}),
     "sessions": ("the sessions or leases that keep locks alive at the server", {"consul", "etcd", "zookeeper"}),

@@ -1,4 +1,4 @@
-"""A Redis Cluster as a place under test: its servers are real, and faults are put between them and the kernel."""
+"""A Redis Cluster as a place under test: its servers are real, and faults are injected between them and the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RedisClusters(Place):
         assert cluster_of_all_tests().owner(RedisCluster.slot_of_key(key)).bare.delete(key) == 1
 
     def leftovers(self) -> list[str]:
-        """Every key of ours but those that are meant to stay for a while, and do have an end."""
+        """Return every key of ours, except those that may stay for a while and expire by themselves."""
         return sorted(
             key.decode()
             for primary in cluster_of_all_tests().primaries()

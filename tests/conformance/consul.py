@@ -13,12 +13,12 @@ from tests.servers_consul import ConsulServer
 
 __all__ = ["Consul"]
 
-# What only this kind of request has in its bytes.
+# Bytes that only this kind of request contains.
 MARKS: dict[Call, bytes] = {"attempt": b'"cas"', "renew": b"/v1/session/renew/", "release": b'"check-session"'}
 
 
 class Consul(Proxied):
-    """Faults are made by a proxy with real connections; keys are deleted through the API, as an operator would."""
+    """A proxy with real connections injects the faults. Keys are deleted through the API, as an operator would."""
 
     scheme = "consul"
     rest_at_most = 2.0  # the server ends a session when twice its ttl is over
@@ -45,7 +45,7 @@ class Consul(Proxied):
 
 @lru_cache
 def _server() -> ConsulServer:
-    """The one that all these tests share."""
+    """Return the server that all these tests share."""
     server = ConsulServer(session_ttl_min="100ms")
     server.start()
     server.ask("PUT", "kv/ready", b"")  # a server without a key has no list of keys

@@ -20,7 +20,7 @@ class Etcd(Proxied):
     scheme = "etcd"
     quick_ttl = 3.0
     rest = 2.0
-    rest_at_most = 3.5  # ended leases are looked for twice a second
+    rest_at_most = 3.5  # the server looks for expired leases twice a second
 
     def __init__(self) -> None:
         self._server = _server()
@@ -32,7 +32,7 @@ class Etcd(Proxied):
         assert self._server.post("kv/deleterange", {"key": holder["key"]})["deleted"] == "1"
 
     def leftovers(self) -> list[str]:
-        """Every key but the tombstones that have a lease, and so an end."""
+        """Return every key, except tombstones that have a lease and so expire by themselves."""
         rows = [(base64.b64decode(row["key"]).decode(), row) for row in self._rows(self.prefix)]
         return sorted(key for key, row in rows if not (key.startswith(f"{self.prefix}!gone/") and "lease" in row))
 
@@ -46,7 +46,7 @@ class Etcd(Proxied):
 
 @lru_cache
 def _server() -> EtcdServer:
-    """The one that all these tests share."""
+    """Return the server that all these tests share."""
     server = EtcdServer()
     server.start()
     atexit.register(server.stop)

@@ -1,4 +1,4 @@
-"""The backends of this distribution as places under test, each hurt by its own means."""
+"""The backends of this distribution as places under test. Each has its own means to inject faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Memory(Place):
         return f"memory://{self.prefix.strip('/')}"
 
     def delete(self, name: str) -> None:
-        # Nothing but the store itself can take a key away.
+        # Only the store itself can take a key away.
         store = multilock_memory._stores[self.prefix.strip("/")]
         with store.mutex:
             store.force(self.prefix + escape(name), multilock.now())
@@ -42,7 +42,7 @@ class Memory(Place):
 
 
 class Sqlite(Place):
-    """A file of its own; keys are taken away by SQL, as an operator would."""
+    """A file of its own. Keys are taken away by SQL, as an operator would."""
 
     scheme = "sqlite"
 
@@ -60,7 +60,7 @@ class Sqlite(Place):
             assert file.execute("DELETE FROM locks WHERE key = ?", (self.prefix + escape(name),)).rowcount == 1
 
     def leftovers(self) -> list[str]:
-        """Every row but tombstones, which have an end."""
+        """Return every row, except tombstones that expire by themselves."""
         with contextlib.closing(sqlite3.connect(self._path, timeout=5)) as file:
             endless = file.execute("SELECT id FROM cancelled WHERE until > ?", (multilock.now() + 120,))
             rows = [*file.execute("SELECT key FROM locks"), *file.execute("SELECT key FROM queue"), *endless]
@@ -71,7 +71,7 @@ class Sqlite(Place):
 
 
 class Redis(Proxied):
-    """All faults are made with real connections."""
+    """All faults use real connections."""
 
     scheme = "redis"
 
@@ -82,7 +82,7 @@ class Redis(Proxied):
         assert self._ask("DEL", self.prefix + escape(name)) == 1
 
     def leftovers(self) -> list[str]:
-        """Every key of ours but those that are meant to stay for a while, and do have an end."""
+        """Return every key of ours, except those that may stay for a while and expire by themselves."""
         keys = self._keys(f"*{self.prefix}*")
         return sorted(key for key in keys if not (key.endswith(":token") or ":gone:" in key) or not self._ends(key))
 
@@ -109,8 +109,10 @@ class Redis(Proxied):
 
 
 class Guarded(Redis):
-    """The same server, which a Sentinel names: as behind the proxy of this test, and as it is. It is alone, and calls
-    for no failover."""
+    """The same server, found through a Sentinel: under one name behind this test's proxy, under another without it.
+
+    This Sentinel is alone and starts no failover.
+    """
 
     scheme = "redis+sentinel"
 
@@ -140,7 +142,7 @@ class Guarded(Redis):
 
 @lru_cache
 def _guard() -> SentinelServer:
-    """The Sentinel that all these tests share."""
+    """Return the Sentinel that all these tests share."""
     place = urlsplit(_redis_url())
     guard = SentinelServer(lambda: [f"sentinel monitor clean {place.hostname} {place.port} 2"])
     guard.start()
@@ -150,7 +152,7 @@ def _guard() -> SentinelServer:
 
 @lru_cache
 def _redis_url() -> str:
-    """Of the one server that all these tests share; it knows the scripts already."""
+    """Return the URL of the server that all these tests share. Its scripts are loaded already."""
     server = contextlib.ExitStack()
     url = server.enter_context(address("redis"))
     atexit.register(server.close)

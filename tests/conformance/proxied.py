@@ -1,4 +1,4 @@
-"""What the places on real servers share: one server for all tests, a proxy of its own for each."""
+"""A base for places on real servers: all tests share one server, and each test has a proxy of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Proxied(Place):
-    """Silence and an outage are real connections that a proxy before this server keeps or refuses."""
+    """For silence and outages, a proxy in front of this server holds or refuses real connections."""
 
     def __init__(self, clean_url: str) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Proxied(Place):
 
 
 class OnTheWire:
-    """A request that goes wrong between its client and the server; ``plan`` is given the ids of its claims."""
+    """A request that fails between its client and the server. ``plan`` receives the ids of its claims."""
 
     def __init__(self, plan: Callable[[Sequence[str]], Fault]) -> None:
         self._plan = plan

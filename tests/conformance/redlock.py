@@ -1,4 +1,4 @@
-"""Three Redis servers as one place under test: shared by all tests, with proxies of its own for each."""
+"""Three Redis servers as one place under test. All tests share the servers, and each test has proxies of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Redlock"]
 
 
 class Redlock(Place):
-    """What happens, happens to all three; what becomes of some of them is tested in tests/backends/redlock."""
+    """Each fault hits all three servers. Faults of some of them are tested in tests/backends/redlock."""
 
     scheme = "redlock"
     options: ClassVar[dict[str, object]] = {"restart_guard": 0}
@@ -43,7 +43,7 @@ class Redlock(Place):
             connection.delete(self.prefix + escape(name))
 
     def leftovers(self) -> list[str]:
-        """Every key of ours but those that are meant to stay for a while, and do have an end."""
+        """Return every key of ours, except those that may stay for a while and expire by themselves."""
         left = []
         for connection in self._connections():
             for key in connection.scan_iter(f"*{self.prefix}*", count=1000):
@@ -99,7 +99,7 @@ class Redlock(Place):
 
 @lru_cache
 def _servers() -> RedisServers:
-    """The ones that all these tests share."""
+    """Return the servers that all these tests share."""
     servers = RedisServers()
     servers.start()
     atexit.register(servers.stop)

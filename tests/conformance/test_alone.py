@@ -1,7 +1,8 @@
-"""What holds a name alone is a mutex: the suites of the lock, on a writer and on the only permit.
+"""A lock that one client holds alone is a mutex: the suites of the lock, run on a writer and on the only permit.
 
-All of them on every backend take minutes: that is ``make alone``. Else they run on ``memory://`` and on ``consul://``,
-where the only permit is another protocol than a mutex, and elsewhere the tests that safety needs.
+All of them on every backend take minutes, so ``make alone`` runs those. Otherwise the suites run on ``memory://`` and
+on ``consul://``, where a single permit uses another protocol than a mutex. On the other backends only the tests that
+safety needs run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WHOLE = [Memory, Consul, *(OTHERS if os.environ.get("MULTILOCK_ALONE") == "all" 
 
 
 def disguised(client: Client, kind: str) -> Client:
-    """Its ``lock()`` makes another kind of lock. Of an asyncio client the suites have a mirror."""
+    """Make ``lock()`` return another kind of lock. For an asyncio client the suites use a mirror of it."""
     target: Any = getattr(client, "_target", client)
 
     def lock(name: str, **options: Any) -> Any:
@@ -40,7 +41,7 @@ def disguised(client: Client, kind: str) -> Client:
 
 def disguise(place: type[Place], kind: str) -> Place:
     class Disguised(place):  # type: ignore[valid-type, misc]
-        # On Consul each permit is a session of its own, and renewed by itself.
+        # On Consul each permit has a session of its own, which is renewed separately.
         quick_ttl = max(place.quick_ttl, 3.0) if place is Consul else place.quick_ttl
 
         def connect(self, face: Face, **options: Any) -> Client:

@@ -1,6 +1,6 @@
-"""The suites on ``redis+cluster://`` in which it matters that names are on several nodes; three real shards.
+"""The suites on ``redis+cluster://`` in which it matters that names are on several nodes, with three real shards.
 
-The others are in `more_cluster`: for one name it is ``redis://``.
+The others are in `more_cluster`: for a single name, a cluster behaves like ``redis://``.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ ONE_FACE = {
     conformance.ThreadingConformance: ["blocking"],  # stand-ins for threading.Lock
     conformance.CancelConformance: ["asyncio"],  # cancellation
     conformance.BackendConformance: ["blocking"],  # a backend is plain blocking code
-    conformance.ProcessConformance: ["blocking"],  # the helper processes are written once
+    conformance.ProcessConformance: ["blocking"],  # the helper processes exist for one face only
 }
 
-# Schemes of a backend that has another one, and the files in which the suites run on them: what every run has time for,
-# and the rest (``make conformance``).
+# Further schemes of a backend. For each, the files in which the suites run: those for every run, and the rest (``make
+# conformance``).
 SCHEMES = {
     "redis+sentinel": ("test_sentinel", "more_sentinel"),
     "redis+cluster": ("test_cluster", "more_cluster"),
@@ -52,7 +52,7 @@ def own_tests(suite: type) -> set[str]:
 
 
 def runs_of(file: str) -> list[type[conformance.Conformance]]:
-    """The test classes of ``tests/conformance/<file>.py``."""
+    """Return the test classes of ``tests/conformance/<file>.py``."""
     module = importlib.import_module(f"tests.conformance.{file}")
     classes = [each for name, each in vars(module).items() if name.startswith("Test") and inspect.isclass(each)]
     return [each for each in classes if issubclass(each, conformance.Conformance)]

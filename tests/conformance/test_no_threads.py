@@ -1,4 +1,5 @@
-"""A process that is refused one thread, whichever it is, learns of a loss and of a hand-over as soon as any other."""
+"""A process that cannot start one thread, whichever it is, is notified of a loss and of a hand-over as soon as any
+other."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from tests.conformance.places import Memory, Redis, Sqlite
 from tests.conformance.redlock import Redlock
 from tests.conformance.zookeeper import ZooKeeper
 
-TTL = 30.0  # its renewals are 10 s apart, so that what is noticed before was pushed
+TTL = 30.0  # its renewals are 10 s apart, so an earlier notice must be a push
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """From now on the process refuses the n-th start of a thread of multilock, once."""
+    """Make the process refuse the n-th start of a multilock thread from now on, once."""
     real, starts = threading.Thread, [0]
 
     class Refusing(real):  # type: ignore[valid-type, misc]

@@ -1,4 +1,4 @@
-"""The suites on ``redlock://``, on three real servers, in which requests go wrong; the others are in `more_redlock`."""
+"""The suites on ``redlock://`` in which requests fail, on three real servers. The others are in `more_redlock`."""
 
 from __future__ import annotations
 

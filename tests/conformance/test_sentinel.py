@@ -1,6 +1,6 @@
-"""The suites on ``redis+sentinel://`` in which connections are made and break, on a real server and a real Sentinel.
+"""The suites on ``redis+sentinel://`` in which connections open and break, on a real server and a real Sentinel.
 
-The others are in `more_sentinel`: behind its connections it is ``redis://``.
+The others are in `more_sentinel`: once connected, the backend behaves like ``redis://``.
 """
 
 from __future__ import annotations

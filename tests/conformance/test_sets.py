@@ -1,7 +1,7 @@
-"""A set of locks is a lease: the suites of the lock, on `lock_all` of one name and of three.
+"""A set of locks is a lease: the suites of the lock, run on `lock_all` of one name and of three.
 
-All of them on every backend take minutes: that is ``make alone``. Otherwise they run on ``memory://``, and what
-concerns the server most, locking and losses of three names, also on ``redis://``.
+All of them on every backend take minutes, so ``make alone`` runs those. Otherwise the suites run on ``memory://``.
+The suites that concern the server most, locking and losses of three names, also run on ``redis://``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ OTHERS = [Redis, *([Sqlite, Etcd, Consul, ZooKeeper] if ALL else ())]
 
 
 def with_others(name: str, count: int) -> list[str]:
-    """So many names, of which this one is the first in order."""
+    """Return this many names, of which ``name`` is the first in order."""
     return [name, *(f"{name[:990]}~{number}" for number in range(1, count))]
 
 
 def of_sets(client: Client, count: int) -> Client:
-    """Its ``lock()`` makes the lock of so many names. Of an asyncio client the suites have a mirror."""
+    """Make ``lock()`` return the lock of this many names. For an asyncio client the suites use a mirror of it."""
     target: Any = getattr(client, "_target", client)
 
     def lock(name: str, **options: Any) -> Any:
@@ -81,7 +81,7 @@ on_more = on_some if ALL else on_memory
 
 
 class LeaseOfASet(conformance.LeaseConformance):
-    """Without what a set has not: a token of its own."""
+    """A set has no token of its own, so the tests of tokens do not apply."""
 
     test_a_lease_shows_its_name_ttl_state_and_owner = None  # type: ignore[assignment]
     test_tokens_always_grow = None  # type: ignore[assignment]
@@ -96,7 +96,7 @@ class LeaseOfASet(conformance.LeaseConformance):
 
 
 class RestOfASet(conformance.RestConformance):
-    """Without elections, which have no sets."""
+    """Elections have no sets, so the tests of elections do not apply."""
 
     test_nobody_is_elected_while_the_work_of_the_last_leader_rests = None  # type: ignore[assignment]
     test_a_leader_that_is_stopped_leaves_no_rest = None  # type: ignore[assignment]
@@ -135,7 +135,7 @@ class TestOutageOfOne(OfOne, conformance.OutageConformance): ...
 
 
 class LockOfThree(OfThree, conformance.LockConformance):
-    """Without what looks for a lease by the name of one lock."""
+    """Tests that look for a lease by the name of one lock do not apply."""
 
     test_a_decorated_function_runs_while_the_lock_is_held = None  # type: ignore[assignment]
     test_current_lease_is_the_innermost_of_this_thread = None  # type: ignore[assignment]

@@ -1,5 +1,8 @@
-"""The asyncio face on uvloop, on every backend: what depends on the loop. It is written in C, checks descriptors that
-asyncio's own loop does not check, and gives a coroutine other frames to stand on."""
+"""The asyncio face on uvloop, on every backend: the tests that depend on the loop.
+
+uvloop is written in C. It checks descriptors that asyncio's own loop does not check, and runs coroutines under other
+stack frames.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ __all__ = ["ZooKeeper"]
 class ZooKeeper(Proxied):
     """Nodes are deleted by another client, as an operator would.
 
-    A client has one session here, with the client's ttl, and the suites use locks of several ttls on one client. So
-    the client under test has a backend for each.
+    Here a client has one session, with the client's ttl. The suites use locks of several ttls on one client, so the
+    client under test has a backend for each ttl.
     """
 
     scheme = "zookeeper"
@@ -42,7 +42,7 @@ class ZooKeeper(Proxied):
         self._operator.delete(f"{parent}/{holder}")
 
     def leftovers(self) -> list[str]:
-        """Every contender; their parents are containers, which the server removes."""
+        """Return every contender. Their parents are containers, which the server removes."""
         found = []
         with contextlib.suppress(NoNodeError):
             for parent in self._operator.get_children(f"/{self.prefix.rstrip('/')}"):
@@ -57,7 +57,7 @@ class ZooKeeper(Proxied):
 
 
 class _BackendPerTtl:
-    """As if a client had one session for each ttl."""
+    """A backend that works as if a client had one session for each ttl."""
 
     scheme = "zookeeper"
     spi_version = 2
@@ -138,7 +138,7 @@ class _BackendPerTtl:
 
 @lru_cache
 def _server() -> tuple[ZooKeeperServer, Any]:
-    """The one that all these tests share, and an operator's client of it."""
+    """Return the server that all these tests share, and an operator's client of it."""
     server = ZooKeeperServer()
     server.start()
     atexit.register(server.stop)

@@ -1,4 +1,4 @@
-"""What the helper processes of these tests do; each is started by `multilock.testing.Helper`."""
+"""Functions of the helper processes. `multilock.testing.Helper` starts each of them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _say_loss(loss: Loss) -> None:
     say("lost", loss.reason.value)
 
 
-# ---- one that holds, and is told what to do
+# ---- a holder that obeys commands
 
 
 def hold(url: str, ttl: str, ending: str = "told") -> None:
-    """Hold until told, or end in some way while holding."""
+    """Hold until the test sends a command, or end in the given way while holding."""
     client = multilock.connect(url, ttl=float(ttl))
     lease = client.lock(NAME, on_lost=_say_loss).acquire(timeout=20)
     say("held", lease.token)
@@ -69,7 +69,7 @@ async def _hold_on_loop(url: str, ttl: float, ending: str) -> None:
 
 
 def wait(url: str, ttl: str) -> None:
-    """Stand in the queue; hold for a moment; say when."""
+    """Wait in the queue, hold for a moment, and report when."""
     client = multilock.connect(url, ttl=float(ttl))
     threading.Thread(target=_tell_when_queued, args=(client,), daemon=True).start()
     with client.lock(NAME, fair=True).acquire(timeout=60) as lease:
@@ -87,7 +87,7 @@ def _tell_when_queued(client: Client) -> None:
 
 
 def count(url: str, path: str, rounds: str) -> None:
-    """Read, add one, write: without a lock some of it would be lost."""
+    """Read, add one, write. Without a lock some increments would be lost."""
     counter = Path(path)
     with multilock.connect(url, ttl=5.0) as client:
         lock = client.lock(NAME)
@@ -128,7 +128,8 @@ async def _count_on_loop(url: str, counter: Path, rounds: int) -> None:
 
 
 def serve(url: str, workers: str) -> None:
-    """As gunicorn does with a preloaded application: the client is a global, used and holding, when workers fork."""
+    """Fork workers as gunicorn does with a preloaded application: the client is a global, has been used, and holds a
+    lock."""
     client = multilock.connect(url, ttl=6.0)
     losses: list[Loss] = []
     lease = client.lock("master", on_lost=losses.append).acquire(timeout=20)
@@ -154,7 +155,8 @@ def _work(client: Client, inherited: Lease, losses: list[Loss]) -> None:
 
 
 def serve_on_loops(url: str, workers: str) -> None:
-    """The asyncio face: the loop ends before the fork, its client lives on in each worker's own loop."""
+    """Fork workers of the asyncio face. The loop ends before the fork, and the client goes on in each worker's own
+    loop."""
     client = multilock.connect_async(url, ttl=6.0)
     asyncio.run(_use(client))
     children = [_fork(lambda: asyncio.run(_work_on_loop(client))) for _ in range(int(workers))]
@@ -176,7 +178,7 @@ async def _work_on_loop(client: AsyncClient) -> None:
 
 
 def fork_while_waiting(url: str, ending: str) -> None:
-    """One thread waits for the lock, another forks; the child ends as it likes."""
+    """Fork in one thread while another waits for the lock. The child ends in the given way."""
     client = multilock.connect(url, ttl=2.0)
     waiter = threading.Thread(target=lambda: say("waited", client.lock(NAME).acquire(timeout=30).token))
     waiter.start()
@@ -203,7 +205,7 @@ def _fork(work: object) -> int:
         try:
             work()  # type: ignore[operator]
             code = 0
-        except SystemExit:  # with all that belongs to the end of an interpreter
+        except SystemExit:  # runs everything that belongs to the end of an interpreter
             raise
         finally:
             if not isinstance(sys.exc_info()[1], SystemExit):

@@ -1,4 +1,4 @@
-"""Processes of both faces take turns: no update is lost, tokens only grow."""
+"""Processes of both faces take turns: no update is lost, and tokens only grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that is used, holds and waits when its process forks."""
+"""A client that has been used, holds, or waits when its process forks."""
 
 from __future__ import annotations
 

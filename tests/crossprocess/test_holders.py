@@ -13,7 +13,7 @@ from tests.crossprocess.conftest import Start
 
 START = 20.0  # seconds for a process to start on a busy machine
 SOON = 5.0
-LATE = 1.5  # by which somebody may be, on a machine that stands still at times
+LATE = 1.5  # seconds of delay that are tolerated on a machine that pauses at times
 FACES = pytest.mark.parametrize("hold", ["hold", "hold_on_loop"])
 
 
@@ -28,7 +28,7 @@ def test_the_lock_of_a_killed_holder_is_free_within_its_ttl(client: Client, star
         assert lease.fence() > token
 
 
-# Only a backend of one host can see that a process is gone.
+# Only a backend of one host can see that a process has ended.
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_on_one_host_a_killed_holder_costs_no_ttl(client: Client, start: Start) -> None:
     holder = start("hold", 30.0)
@@ -45,13 +45,13 @@ def test_a_holder_stopped_past_its_ttl_knows_when_it_runs_again(client: Client, 
     holder.wait_for("held", START)
     with holder.paused():
         following = client.lock("n", ttl=10.0).acquire(timeout=START)
-        time.sleep(0.2)  # past the tenth of a ttl after which a late look is a pause
+        time.sleep(0.2)  # past the tenth of a ttl after which a late look counts as a pause
     holder.tell("report")
     assert holder.wait_for("report", SOON)[1:] == ["False", "lost"]
     assert holder.wait_for("lost", SOON)[1:] == ["paused"]
     holder.tell("release")
     assert holder.wait_for("released", SOON)[1:] == ["False"]
-    following.renew()  # and its release did not touch the lock of the next one
+    following.renew()  # and its release did not touch the lock of the next holder
     assert [line for line in holder.lines if line.startswith("lost")] == ["lost paused"]
 
 
@@ -92,7 +92,7 @@ def test_an_end_without_a_farewell_costs_the_ttl_and_no_more(
 
 def test_a_killed_waiter_delays_nobody(client: Client, start: Start) -> None:
     lease = client.lock("n").acquire(timeout=SOON)
-    first, second = _queued(start, 6.0), _queued(start, 6.0)  # seconds for which its place is kept, if nobody sees
+    first, second = _queued(start, 6.0), _queued(start, 6.0)  # seconds for which a dead one keeps its place
     first.kill()
     released = now()
     lease.release()

@@ -1,11 +1,11 @@
-"""Fifty contenders, and everything that can go wrong, on a real server; then the oracles.
+"""Let fifty contenders run on a real server while everything goes wrong, then ask the oracles.
 
 python -m tests.faults.chaos                              a minute on a Redis of its own
 python -m tests.faults.chaos --backend sqlite --seconds 20
 python -m tests.faults.chaos --backend etcd              or etcd-late, consul, zookeeper
-python -m tests.faults.chaos --habits uvloop             every process does that; else most have one habit each
+python -m tests.faults.chaos --habits uvloop             all processes have this habit; else most have one each
 python -m tests.faults.chaos --mixed                     readers, writers, permits and plain locks of the same names
-python -m tests.faults.chaos --defect "plain DEL"         with a mistake built in, on its backend: ends when it is seen
+python -m tests.faults.chaos --defect "plain DEL"         with a defect built in, on its backend, until it is seen
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ PROCESSES = 8
 CONTENDERS = 50
 HABITS_BY_PLACE = [[], *([habit] for habit in HABITS), list(HABITS)]  # further processes have none
 PROCESS_PACE = 0.07  # seconds between two faults of processes, on average
-SERVER_PACE = 0.4  # … of the server; of a ttl, for which it is away
+SERVER_PACE = 0.4  # the same for faults of the server, as a share of a ttl
 MOMENT = 0.5  # seconds for which a fault waits for the right moment
-FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was got: what is held for that long is held for a while
-JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)  # … and was got so recently that hardly any renewal came after it
-BEFORE_RENEWAL = (0.005, 0.12)  # of a ttl until the next renewal: what keeps such a lock was renewed long ago
+FOR_A_WHILE = (SHORT_HOLD, math.inf)  # seconds since a lock was acquired: long enough to count as held for a while
+JUST_NOW = (SHORT_HOLD, SHORT_HOLD + 0.1)  # the same: so few that hardly any renewal has followed
+BEFORE_RENEWAL = (0.005, 0.12)  # share of a ttl until the next renewal: the session of such a lock was renewed long ago
 RECOVERY = 0.1  # seconds between two faults of one process
-TOLD_WITHIN = 5.0  # … and in which one that was stopped can say so, on a busy machine
-SHORT_STOP = 0.05  # … that it may not have noticed
+TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
+SHORT_STOP = 0.05  # seconds; a process may not notice a shorter stop
 STREAMS = 3  # of faults of processes: while one waits for its moment, others happen
-AT_ONCE = 4  # processes that are out of order at the same time
-CUT_OFF_TOO = 2  # … and those that are cut off just as they got a lock
+AT_ONCE = 4  # processes with a fault at the same time
+CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock
 LOOK_EVERY = 0.5
 
 
@@ -103,19 +103,19 @@ class Arena:
     """Sessions that an operator ends, and when: see `Record.taken`."""
 
     def __init__(self, stack: ExitStack) -> None:
-        """Whatever is started ends with ``stack``."""
+        """Start the servers. They end with ``stack``."""
         self.taken = {}
 
     def url_for(self, place: int) -> str:
-        """Where the process at this place finds it."""
+        """Return the URL under which the process at this place reaches it."""
         return self.url
 
     def standing(self) -> Iterator[str]:
-        """Say what the server has of each name now. A run that found a name stuck tells it."""
+        """Yield lines about each name's state at the server. A run that found a name stuck prints them."""
         return iter(())
 
     def leftovers(self) -> Iterator[str]:
-        """O7: what a run may leave ends by itself, and says when."""
+        """Yield violations of O7: everything that a run may leave behind must end by itself, at a known time."""
         raise NotImplementedError
 
 
@@ -149,7 +149,7 @@ class Pausable(Protocol):
 
 
 class RemoteArena(Arena):
-    """Each process has a network of its own to it, in which things go wrong."""
+    """Each process has a network of its own to the servers, in which things go wrong."""
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack)
@@ -167,12 +167,12 @@ class RemoteArena(Arena):
                     connection.cut()
 
     def holders(self, record: Record) -> set[int | None]:
-        """Processes to which the server has given a lock that they do not know of yet."""
+        """Return the processes that the server has made holders, but that do not know it yet."""
         infos = [info for info in self.held() if (info.owner or "").partition("@")[0] not in record.beliefs]
         return {info.pid for info in infos}
 
     def held(self) -> Iterable[LockInfo]:
-        """Who holds each name, as the server tells it now, without multilock's help."""
+        """Return the holders of all names as the server sees them now, read without multilock's help."""
         raise NotImplementedError
 
 
@@ -181,7 +181,7 @@ class ServerArena(RemoteArena):
 
     server: Pausable
     by_session = True  # a lock lives as long as the session that it was taken in
-    one_at_a_time = False  # nothing happens but that one holder after another is cut off before its session is renewed
+    one_at_a_time = False  # the only fault is to cut off one holder after another before its session is renewed
 
     def __init__(self, stack: ExitStack) -> None:
         self.url = self.server.url
@@ -222,9 +222,10 @@ class RedisArena(ServerArena):
 
 
 def overstays(key: str, left: int) -> bool:
-    """Whether a key of which PTTL says this is kept for longer than it may be.
+    """Return whether a key with this PTTL reply is kept longer than allowed.
 
-    -1 is for ever; 0 is the last millisecond of its life, and -2: it has ended meanwhile.
+    -1 means that the key never expires, 0 that it is in the last millisecond of its life, and -2 that it has expired
+    meanwhile.
     """
     longest = {"token": 610_000, "queue": 60_000, "live": 60_000, "gone": 60_000}
     return left == -1 or left > longest.get(key.partition("}:")[2].partition(":")[0], -1)
@@ -235,7 +236,7 @@ class EtcdArena(ServerArena):
 
     scheme = "etcd"
     ttl = 2.0
-    outage: ClassVar[float] = 0.0  # seconds of a long one; 0: as long as it takes those whose clean-up is short
+    outage: ClassVar[float] = 0.0  # seconds of a long one; 0: just longer than a short clean-up
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: EtcdServer = stack.enter_context(EtcdServer())
@@ -247,7 +248,7 @@ class EtcdArena(ServerArena):
         }
 
     def away(self, dice: random.Random) -> None:
-        """For longer than a clean-up is patient whose minute is short; leases begin their ttl anew after it."""
+        """Stop the server for longer than a short clean-up keeps trying. Afterwards the leases begin their ttl anew."""
         self.server.kill()
         time.sleep(self.outage or dice.uniform(2.2, 2.6) * self.ttl)
         self.server.start()
@@ -267,7 +268,7 @@ class EtcdArena(ServerArena):
         yield from (decode_value(base64.b64decode(value)) for value in first.values() if value)
 
     def standing(self) -> Iterator[str]:
-        """The keys of each name in order of arrival, and for how long their leases would last."""
+        """Yield the keys of each name in order of arrival, with the time that their leases have left."""
         rows = json.loads(etcdctl(self.server.endpoint, "get", "--prefix", "multilock/", "-w", "json")).get("kvs", [])
         left: dict[int, str] = {}
         for row in sorted(rows, key=lambda row: row["create_revision"]):
@@ -291,10 +292,10 @@ class EtcdArena(ServerArena):
 
 
 class LateEtcdArena(EtcdArena):
-    """Where it shows that somebody believes in a lock longer than in the lease that keeps it.
+    """An arena that shows a holder that believes in a lock for longer than its lease lives.
 
-    All else would hide that: a server that is started again renews its leases, and a waiter that is out of order too
-    keeps its place before the next one.
+    Other faults would hide that defect: a restarted server renews its leases, and a waiter with a fault of its own
+    keeps its place before the next waiter.
     """
 
     ttl = 4.0  # the member ends a lease up to 0.5 s late
@@ -316,11 +317,11 @@ class ConsulArena(ServerArena):
         }
 
     def entries(self) -> Iterator[tuple[str, LockInfo]]:
-        """Sessions, and what is held in them."""
+        """Yield sessions, and the locks held in them."""
         try:
             entries = self.server.ask("GET", "kv/multilock/?recurse&consistent", within=0.2)
         except HTTPError as error:
-            if error.code == 404:  # nobody holds anything
+            if error.code == 404:  # no lock is held
                 return
             raise
         yield from ((entry.get("Session", ""), decode_value(base64.b64decode(entry["Value"]))) for entry in entries)
@@ -342,11 +343,12 @@ class ConsulArena(ServerArena):
         with suppress(OSError):
             holding = [id for id, _ in self.entries() if id]
             chosen = dice.choice(holding or [session["ID"] for session in self.server.sessions()])
-            self.taken.setdefault(chosen, now())  # whether it is answered or not: a stopped server may do it later
+            self.taken.setdefault(chosen, now())  # even without a reply, since a stopped server may execute it later
             self.server.ask("PUT", f"session/destroy/{chosen}", within=1.0)
 
     def leftovers(self) -> Iterator[str]:
-        # What a killed reader, or the last of some permits, left behind goes when somebody wants the name for himself.
+        # The traces of a killed reader, or of the last holder of a semaphore, go when a client wants the name
+        # exclusively.
         with multilock.connect(self.url, ttl=self.ttl) as client:
             for name in {key.split("/")[1] for key in self.keys()}:
                 client.lock(name).acquire(timeout=4 * self.ttl + 5.0).release()
@@ -367,7 +369,7 @@ class ZooKeeperArena(ServerArena):
 
     scheme = "zookeeper"
     ttl = 1.5
-    handshake = 6.0  # seconds; as long as its session, the operator waits for an answer that may never come
+    handshake = 6.0  # seconds; the operator may wait as long as its session for a reply that never comes
 
     def __init__(self, stack: ExitStack) -> None:
         self.server: ZooKeeperServer = stack.enter_context(ZooKeeperServer())
@@ -384,19 +386,20 @@ class ZooKeeperArena(ServerArena):
         }
 
     def limit(self, dice: random.Random) -> None:
-        """Sessions get what they ask for, or less, also those that exist."""
+        """Restart the server with another upper limit. It then cuts session timeouts to that limit, even of existing
+        sessions."""
         self.server.settings["maxSessionTimeout"] = dice.choice([int(700 * self.ttl), 60_000])
         self.server.restart()
 
     def held(self) -> Iterator[LockInfo]:
-        if not self.operator.connected:  # what is asked then is answered much later
+        if not self.operator.connected:  # a request sent now would be answered much later
             return
         until = now() + 0.2
         listed = {name: self.operator.get_children_async(f"/multilock/{name}") for name in NAMES}
         asked = []
         with suppress(KazooTimeoutError):
             for name, answer in listed.items():
-                with suppress(KazooException, ValueError):  # ValueError: nobody
+                with suppress(KazooException, ValueError):  # ValueError: no holder
                     holder = min(answer.get(timeout=until - now()), key=lambda child: int(child[-10:]))
                     asked.append(self.operator.get_async(f"/multilock/{name}/{holder}"))
             for answer in asked:
@@ -447,7 +450,7 @@ Happening = Callable[[], bool]
 
 
 class Stream:
-    """One thing after another goes wrong."""
+    """A stream of faults, one after another."""
 
     def __init__(self, dice: random.Random, kinds: Mapping[Happening, float], pace: float) -> None:
         self._dice, self._kinds, self._pace = dice, kinds, pace
@@ -484,11 +487,11 @@ class Chaos:
         self.gone: list[Helper] = []
         self.faults: list[Fault] = []
         self.told_to_stop_at = math.inf
-        self.scene: list[str] = []  # what stood at the server when a name was stuck
+        self.scene: list[str] = []  # the state at the server when a name was stuck
         self.record = Record(arena.taken)
         self._read: Counter[Helper] = Counter()
         self._busy: set[int | str | None] = set()  # places (None: the server) with a fault under way
-        self._later: list[tuple[float, int, Callable[[], None]]] = []  # what is to be done, and when
+        self._later: list[tuple[float, int, Callable[[], None]]] = []  # pending actions, and when they are due
         self._numbers = itertools.count()
         self.starts = itertools.count()
 
@@ -507,7 +510,7 @@ class Chaos:
             helper.close()
 
     def collect(self) -> None:
-        """Read what the contenders said since the last time."""
+        """Read the lines that contenders wrote since the last call."""
         for helper in (*self.gone, *self.helpers.values()):
             for line in itertools.islice(helper.lines, self._read[helper], None):
                 self.feed(helper.pid, line)
@@ -540,12 +543,13 @@ class Chaos:
         return [*streams, Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
 
     def _rest(self, *, always_long: bool = False) -> float:
-        """How long it lasts: as a rule longer than a lease lives without a renewal."""
+        """Return how long a fault lasts. Most faults outlast a lease that is not renewed."""
         long = always_long or self.dice.random() < 0.6
         return self.arena.ttl * (self.dice.uniform(1.1, 1.4) if long else self.dice.uniform(0.05, 0.9))
 
     def _pick(self, holding: Since | None) -> int | None:
-        """A process that is in order, and has held something for so long. None: not now."""
+        """Choose a process without a fault that has held a lock for a time in this range. Returns None if there is
+        none now."""
         free = [place for place in self.helpers if place not in self._busy]
         if len(free) <= self.processes - self.at_once - CUT_OFF_TOO * (holding is JUST_NOW):
             return None
@@ -575,7 +579,8 @@ class Chaos:
             self._do(RECOVERY, recover)
 
         def recover() -> None:
-            """A process that was stopped says so before anything else happens to it: nobody knows it who is killed."""
+            """Wait until a stopped process has reported its stop. If it were killed first, nobody would learn of the
+            stop."""
             if stops and not self._has_told_of(fault) and now() < fault.end + TOLD_WITHIN:
                 self._do(RECOVERY, recover)
             else:
@@ -607,7 +612,7 @@ class Chaos:
         return True
 
     def kill_at(self, place: int) -> None:
-        """Kill this process; another one takes its place."""
+        """Kill this process and start another one in its place."""
         helper = self.helpers[place]
         self._happened("process killed", helper.pid)
         helper.kill()
@@ -624,7 +629,7 @@ class Chaos:
         return True
 
     def cut_off_before_a_renewal(self) -> bool:
-        """Just as it got a lock in an old session."""
+        """Cut off a holder just as it got a lock in an old session."""
         assert isinstance(self.arena, RemoteArena)
         at, due = now(), self.record.renewals
         soon, late = (at + self.arena.ttl * share for share in BEFORE_RENEWAL)
@@ -638,7 +643,7 @@ class Chaos:
         return True
 
     def freeze_a_new_holder(self) -> bool:
-        """Its network is slow, and it is stopped while the answer that makes it the holder is on its way."""
+        """Slow the network of a process, and stop it while the reply that makes it a holder is on its way."""
         assert isinstance(self.arena, RemoteArena)
         arena, place = self.arena, self._pick(None)
         if place is None or None in self._busy:
@@ -662,7 +667,7 @@ class Chaos:
                 network.heal()
                 self._busy.discard(place)
             elif None not in self._busy and helper.pid in arena.holders(self.record):
-                self._do(slow * 1.5, freeze)  # the wake-up takes this time once, and so does the answer
+                self._do(slow * 1.5, freeze)  # the wake-up takes this time once, and so does the reply
             else:
                 self._do(0.005, look)
 
@@ -687,7 +692,7 @@ class Chaos:
         self._busy.add(None)
         done = background(
             partial(what, random.Random(self.dice.random()))
-        )  # a start takes a second: much happens in it
+        )  # a start takes a second, in which much happens
 
         def look() -> None:
             if done.done():
@@ -703,34 +708,35 @@ class Chaos:
     # ---- the end
 
     def stacks(self) -> Iterator[str]:
-        """What each thread of each process does now."""
+        """Yield what each thread of each process is doing now."""
         for helper in self.helpers.values():
             helper.signal(signal.SIGUSR1)
         time.sleep(1.0)
         yield from (f"process {helper.pid}:\n{helper.errors}" for helper in self.helpers.values())
 
     def stood_still(self, since: float) -> float:
-        """Seconds since then, in a chaos of another kind, in which nobody could get a lock though all was in order."""
+        """Return the seconds since then in which nobody could get a lock although nothing had a fault. Other kinds
+        override this."""
         return 0.0
 
     def standstills(self) -> Iterator[Fault]:
-        """What stood still though nobody stopped it, in a chaos of another kind: as much a fault as if somebody had."""
+        """Yield pauses that no fault caused. They count as faults all the same. Other kinds of chaos override this."""
         return iter(())
 
     def seen(self) -> Iterator[str]:
-        """What is wrong so far, …"""
+        """Yield the violations found so far. Other kinds of chaos override this."""
         return iter(())
 
     def judged(self) -> Iterator[str]:
-        """… and besides, at the end."""
+        """Yield further violations at the end of the run. Other kinds of chaos override this."""
         return iter(())
 
     def told(self) -> list[str]:
-        """… and what there is to tell."""
+        """Return further lines for the report. Other kinds of chaos override this."""
         return []
 
     def calm(self, bound: float, within: float) -> Iterator[str]:
-        """Everything in order again; every name finds a holder, every process ends by itself."""
+        """Undo all faults. Then every name must find a holder, and every process must end by itself."""
         while self._later:
             self.do_what_is_due(self._later[0][0])
             time.sleep(0.01)
@@ -757,7 +763,7 @@ class Chaos:
         self.collect()
 
 
-# ---- what came of it
+# ---- the report
 
 
 @dataclass
@@ -781,13 +787,13 @@ class Report:
 
     @property
     def acquired_with(self) -> Counter[str]:
-        """How often, by the habits of who acquired."""
+        """Return how many locks were acquired by processes of each habit."""
         return Counter(
             habit for belief in self.record.beliefs.values() for habit in self.record.habits.get(belief.pid, ["-"])
         )
 
     def outlived(self, fault: Fault) -> bool:
-        """Whether it took a lease away: one that was held when it began, and ended while it lasted."""
+        """Return whether the fault cost a lease: one that was held when the fault began, and that ended during it."""
         held = self.record.held_at(fault.pid, fault.start)
         if fault.kind == "process killed":
             return bool(held)
@@ -822,7 +828,7 @@ class Report:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _history(self) -> Iterator[str]:
-        """What went wrong, and when: seconds since the first fault. Who holds at the end of each."""
+        """Yield a line for each fault: its times in seconds since the first fault, and the names held at its end."""
         for fault in self.faults:
             held = ", ".join(sorted({belief.name for belief in self.record.held_at(None, fault.end)}))
             since = [at - self.faults[0].start for at in (fault.start, fault.end)]
@@ -857,8 +863,11 @@ def run(
     enough: Callable[[Report], bool] = lambda _: True,
     kind: type[Chaos] = Chaos,
 ) -> Report:
-    """Chaos for so many seconds, or until the first violation. For up to twice as long where not ``enough`` happens in
-    that time: on a busy machine. ``mixed``: for locks of every kind."""
+    """Run chaos for so many seconds, or until the first violation.
+
+    On a busy machine, where not ``enough`` happens in that time, the run takes up to twice as long. ``mixed`` adds
+    locks of every kind.
+    """
     again = f"seed {seed}, {arena.__name__}, {kind.__name__}, {seconds:g} s, defect {defect!r}, mixed {mixed}"
     with _chaos(kind, arena, seed, habits, defect, mixed) as chaos:
         record, ledger = chaos.record, chaos.ledger

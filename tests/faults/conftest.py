@@ -1,4 +1,4 @@
-"""A Redis of the test's own, a proxy before it, an operator behind it, and clients of both faces."""
+"""A Redis of the test's own, a proxy in front of it, an operator beside it, and clients of both faces."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Operator = Any
 def show(
     record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Report], None]:
-    """Its table is seen also when the test passes, at the end of the run."""
+    """Print the report's table at the end of the run, even if the test passes."""
 
     def show(report: Report) -> None:
         report.show()
         shown = capsys.readouterr().out
         record_property(SHOWN, shown)
         if report.violations:
-            print(shown)  # where pytest shows what a failed test said
+            print(shown)  # where pytest shows the output of a failed test
 
     return show
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What a worker prints is seen by nobody."""
+    """Print the tables here, because the output of a worker is not shown."""
     for report in terminalreporter.getreports("passed"):
         for text in (str(value) for name, value in report.user_properties if name == SHOWN):
             terminalreporter.write_line(f"{report.nodeid}\n{text}")
@@ -66,7 +66,8 @@ def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def connect(face: Face, redis_server: RedisServer) -> Iterator[Connect]:
-    """Makes clients of this face (a test sees the blocking interface), each of which has used its connection."""
+    """Make clients of this face, each of which has already used its connection. The test sees the blocking
+    interface."""
     made: list[Client] = []
 
     def connect(url: str | None = None, *, ttl: float = 10.0, warm: bool = True, **options: Any) -> Client:

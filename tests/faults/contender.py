@@ -1,12 +1,12 @@
-"""A process of the chaos harness: contenders on threads and on a loop, who write down what they believe, and when.
+"""A process of the chaos harness: contenders on threads and on a loop, which write down what they believe, and when.
 
 Each line is one of those of `multilock.testing.beliefs.witness`, or::
 
-    habit NAME                       what this process does of tests/faults/habits.py
-    asks TIME WHO MODE               WHO, which names one of them for ever, asks for a name
-    enters TIME WHO ID               … and has it; or
-    leaves TIME WHO                  … goes without
-    end THREADS SOCKETS              both clients are closed: what is left of them
+    habit NAME                       this process has this habit of tests/faults/habits.py
+    asks TIME WHO MODE               the contender WHO asks for a name; WHO is unique in the run
+    enters TIME WHO ID               that contender got the name
+    leaves TIME WHO                  that contender gave up
+    end THREADS SOCKETS              both clients are closed, and left these threads and sockets behind
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from tests.faults.waits import PATIENCE
 
 L = TypeVar("L", Lease, AsyncLease)
 
-SHORT_HOLD = 0.03  # seconds at most, for all the others
+SHORT_HOLD = 0.03  # seconds at most, for all other leases
 NOTE_EVERY = 0.004  # seconds between two "held" lines of one lease
-AT_ONCE = 50  # acquires of one who keeps many locks
-LOOK_EVERY = 0.2  # seconds between two looks at all that he keeps
-PATIENT = 0.0  # the share of questions that are waited with until somebody is starved
+AT_ONCE = 50  # concurrent acquires of one client that keeps many locks
+LOOK_EVERY = 0.2  # seconds between two checks of all locks it keeps
+PATIENT = 0.0  # the share of requests that wait until the waiter counts as starved
 PERMITS = 3
-PLAIN, WRITERS = 0.15, 0.15  # shares of those who want a name of readers or permits alone
+PLAIN, WRITERS = 0.15, 0.15  # shares of plain locks and writers among the requests for a mixed name
 LONG_HOLD = 0.2  # the share of leases that are held for so long that most faults meet one
 
 
@@ -73,7 +73,7 @@ def contend(
     defect: str,
     mixed: str,
 ) -> None:
-    """Contend until the harness says so."""
+    """Contend until the harness says stop."""
     faulthandler.register(signal.SIGUSR1, os.dup(2))  # a habit may block stderr
     has = set(filter(None, habits.split(";")))
     for habit in has:
@@ -113,7 +113,7 @@ def _run(runner: asyncio.Runner, crew: _Crew, client: AsyncClient, tasks: int) -
 
 
 def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
-    """One client that holds many locks until the harness says so, asked about all of them again and again."""
+    """Hold many locks on one client until the harness says stop, and check all of them again and again."""
     watch_pulse()
     client = multilock.connect(url, ttl=float(ttl))
     done = threading.Event()
@@ -147,7 +147,7 @@ def keep(url: str, ttl: str, prefix: str, first: str, last: str) -> None:
 
 
 class _Crew:
-    """The contenders of this process; each has its own dice."""
+    """The contenders of this process. Each has a random generator of its own."""
 
     def __init__(
         self, url: str, ttl: float, names: list[str], ledger: str, dice: random.Random, *, mixed: bool, elsewhere: bool
@@ -162,9 +162,9 @@ class _Crew:
     def open_clients(self) -> tuple[Client, AsyncClient]:
         place = {"url": self.url, "ttl": self.ttl, "outage_timeout": 2.0}
         blocking, asynchronous = multilock.connect(place), multilock.connect_async(place)
-        # The locks that all contenders of a face share: which of them entered is for the lock to know.
+        # All contenders of a face share these locks. The lock itself must know which contender entered.
         self.shared = {name: blocking.lock(name, on_lost=tell_loss) for name in self.names}
-        # A scope that is left elsewhere has no body of a task's own that a loss could cancel.
+        # A scope that is left elsewhere has no task of its own for its body, so a loss has nothing to cancel.
         self.async_shared = {
             name: asynchronous.lock(name, cancel_on_lost=False, on_lost=tell_loss) for name in self.names
         }
@@ -180,8 +180,10 @@ class _Crew:
         return random.Random(f"{self.dice.random()} {number}")
 
     def _lock(self, client: Any, dice: random.Random) -> Any:
-        """What to contend for next, of either face. Every other of the mixed names has readers and writers, the rest
-        permits, and all of them plain locks too."""
+        """Choose the next lock to contend for, on either face.
+
+        Half of the mixed names have readers and writers, the other half permits. All of them have plain locks too.
+        """
         name, kind = dice.choice(self.names), dice.random()
         if not self.mixed:
             return client.lock(name, fair=client.capabilities.fair and dice.random() < 0.7, on_lost=tell_loss)
@@ -230,8 +232,11 @@ class _Crew:
     def _leave_a_stack(
         self, others: ThreadPoolExecutor, lock: DistributedLock, account: Account, dice: random.Random, turn: Turn
     ) -> None:
-        """Of which nothing tells what it entered. One whose lease was lost is closed by a third thread while the next
-        lease is held through the same lock object: which must outlive that."""
+        """Leave an exit stack, which nothing connects with the lease that it entered.
+
+        If the lease was lost, a third thread closes the stack while the next lease is held through the same lock
+        object. The next lease must outlive that.
+        """
         stack = ExitStack()
         turn.had(lease := stack.enter_context(lock))
         self._end_lost(others, lock.name)
@@ -267,7 +272,7 @@ class _Crew:
                     continue
                 lock: AsyncDistributedLock = self._lock(client, dice)
                 patience = _patience(dice)
-                if dice.random() < 0.2:  # one that is cancelled leaves nothing either
+                if dice.random() < 0.2:  # a cancelled acquire must leave nothing behind either
                     async with asyncio.timeout(patience):
                         lease: AsyncLease | None = await lock.acquire()
                 else:
@@ -282,7 +287,7 @@ class _Crew:
                 await asyncio.sleep(0.05)
             except TimeoutError:
                 turn.had(None)
-            except (Exception, asyncio.CancelledError):  # nobody cancels it but the timeout above
+            except (Exception, asyncio.CancelledError):  # only the timeout above cancels it
                 note("wrong", repr(traceback.format_exc()))
         account.close()
 
@@ -318,7 +323,7 @@ class _Crew:
 
 
 def _scope(lock: DistributedLock) -> Iterator[Lease]:
-    """As a framework keeps one open while it serves a request."""
+    """Keep the lock in a generator, as a framework keeps a scope open while it serves a request."""
     with lock as lease:
         yield lease
 
@@ -361,7 +366,7 @@ async def _close_async(stack: AsyncExitStack) -> bool:
 
 
 class Turn:
-    """One question, and what came of it."""
+    """One request for a lock, and its outcome."""
 
     def __init__(self, number: int, mode: str = "x") -> None:
         self.who = f"{os.getpid()}.{number}"
@@ -388,7 +393,7 @@ def _id(lease: Lease | AsyncLease) -> str:
 def hold(
     lease: Lease | AsyncLease, account: Account, dice: random.Random, *, long: float = LONG_HOLD
 ) -> Iterator[float]:
-    """Hold this lease for a while, and count one up under it; yields the seconds to sleep."""
+    """Hold this lease for a while, and increment a counter under it. Yields the seconds to sleep."""
     began, held = now(), lease.is_held()
     assert isinstance(lease, Holding)
     if session := lease._kernel.watchdog.sessions.of.get(lease._granted.group):
@@ -409,10 +414,10 @@ def hold(
         if asked - noted >= NOTE_EVERY:
             note("held", asked, _id(lease))
             noted = asked
-        if asked >= until and lease.state is not LeaseState.AT_RISK:  # who works on knows how it ends
+        if asked >= until and lease.state is not LeaseState.AT_RISK:  # a holder that works on learns the outcome
             break
         yield dice.choice((0.0, 0.001, 0.005))
-    if value is not None:  # also when it is over: that is what the token is for
+    if value is not None:  # even if the lease is over: the token must fence that write
         account.write(lease.name, lease.token, value + 1)
 
 
@@ -431,8 +436,11 @@ def tell_loss(loss: Loss) -> None:
 
 
 def note_end() -> None:
-    """What closed clients left behind. What is just ending gets a moment: gRPC's threads close the socket of a channel
-    after its ``close()`` has returned (1 ms measured)."""
+    """Note the threads and sockets that closed clients left behind.
+
+    Those that are just ending get a moment: gRPC's threads close the socket of a channel after its ``close()`` has
+    returned (1 ms measured).
+    """
     until = now() + 3.0
     while True:
         threads, sockets = _threads_left(), _sockets_left()
@@ -452,6 +460,6 @@ def _sockets_left() -> int:
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             left += os.readlink(descriptor).startswith("socket:")
-        except OSError:  # the one that listed the folder
+        except OSError:  # the descriptor used for listing the folder
             continue
     return left

@@ -1,6 +1,7 @@
-"""Fifty readers and five writers of one name, in four processes that are stopped and killed; or a crowd that wants one
-of three permits, whose holders are killed. Judged besides all that `chaos` judges: whether anybody is starved or
-overtaken, and when the permits of the dead are in use again.
+"""Stop and kill the processes of fifty readers and five writers, or the holders in a crowd that wants three permits.
+
+Besides the checks of `chaos`, no waiter may be starved or overtaken, and the permits of killed processes must be in use
+again in time.
 
 python -m tests.faults.crowd                              a minute of readers and writers, on a Redis of its own
 python -m tests.faults.crowd --backend etcd --seconds 20  or memory, sqlite, consul, zookeeper
@@ -30,12 +31,12 @@ __all__ = ["PERMITS", "PLACES", "Crowd", "MemoryArena", "Permits", "in_use_again
 READERS, WRITERS = 50, 5
 PERMITS, WANT_ONE = 3, 20
 PROCESSES = 4
-HOLDING = (0.0, math.inf)  # seconds since a lock was got
-LATE = 0.5  # by which a permit may be back, on a machine that stands still at times
+HOLDING = (0.0, math.inf)  # seconds since a lock was acquired
+LATE = 0.5  # seconds of delay that are tolerated on a machine that pauses at times
 
 
 class MemoryArena(Arena):
-    """One process, which is stopped; killed, it would take the store with it."""
+    """One process, which is stopped but not killed: the store would die with it."""
 
     scheme = "memory"
     url = "memory://crowd"
@@ -48,12 +49,16 @@ PLACES: dict[str, type[Arena]] = {"memory": MemoryArena, **{k: v for k, v in ARE
 
 
 def in_use_again(record: Record, killed: Sequence[Fault], permits: int) -> Iterator[tuple[int, float]]:
-    """For each process that was killed: how many permits it held, and the seconds until others had all of them; without
-    those in which the process of the last one did not run. Endless: they never had."""
+    """Yield two numbers for each killed process: the permits it held, and the seconds until others had all permits.
+
+    The time in which the process that took the last permit did not run does not count. The seconds are infinite if
+    others never had all permits.
+    """
     ended = {fault.pid: fault.start for fault in killed}
 
     def end(one: Belief) -> float:
-        """A killed process believed in it to the last, though it had not said so since it got it."""
+        """Return the end of this belief. A killed process believed until its death, even if it had not said so since
+        the acquire."""
         return one.release or one.over or ended.get(one.pid, one.until)
 
     for fault in killed:
@@ -100,7 +105,8 @@ class Crowd(Chaos):
         self._await_start(place, self.helpers[place])
 
     def _await_start(self, place: int, helper: Helper) -> None:
-        """Nothing happens to a process, nor to more than one of the others, before its members ask: somebody waits."""
+        """Keep a process free of faults until one of its members asks. Until then it counts among the faulty processes,
+        so that at most one other has a fault and somebody always waits."""
         if any(line.startswith("asks ") for line in helper.lines):
             self._busy.discard(place)
         else:
@@ -127,7 +133,7 @@ class Crowd(Chaos):
 
 
 class Permits(Crowd):
-    """Processes that hold permits are killed, each when those of the last one are in use again."""
+    """Kill processes that hold permits, each one when the permits of the previous one are in use again."""
 
     permits = PERMITS
 

@@ -1,8 +1,8 @@
-"""A process of the crowd: readers, writers or those who want a permit, on threads and on a loop.
+"""A process of the crowd: readers and writers, or contenders for permits, on threads and on a loop.
 
 Each line is one of those of `multilock.testing.beliefs.witness` and `tests.faults.contender`, or::
 
-    queues TIME ID [SINCE UNTIL]     the claim of this id was answered: it waits; by its last heartbeat between these
+    queues TIME ID [SINCE UNTIL]     this claim must wait; its last heartbeat keeps its place between these
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.faults.waits import PATIENCE
 __all__ = ["NAME", "attend"]
 
 NAME = "catalogue"
-IMPATIENT = 0.1  # the share of questions that are not waited with, and of those that are not waited for long
-LONG_HOLD = 0.01  # the share of reads and writes that take long: among fifty readers there is often one
+IMPATIENT = 0.1  # the share of requests that do not wait, and of those that wait only briefly
+LONG_HOLD = 0.01  # the share of long reads and writes: among fifty readers there is often one
 THINK = 0.02  # seconds at most between two turns
 
 
 def attend(url: str, ttl: str, readers: str, writers: str, permits: str, ledger: str, seed: str) -> None:
-    """Ask again and again until the harness says so; ``permits`` 0: to read or to write."""
+    """Ask again and again until the harness says stop. With ``permits`` 0, ask to read or to write."""
     watch_pulse()
     crew = _Crew(int(permits), ledger, seed)
     place = {"url": url, "ttl": float(ttl), "outage_timeout": 2.0}
@@ -68,8 +68,11 @@ def _tell_who_queues(backend: Any) -> None:
 
 
 def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
-    """From when to when its last one keeps the place of this claim; on SQLite, where nobody's counts while one who was
-    stopped in the middle of a transaction keeps all others from writing to the file."""
+    """Return from when to when the last heartbeat keeps this claim's place in the queue.
+
+    Only SQLite needs it. There no heartbeat gets through while a process that was stopped inside a transaction keeps
+    all others from writing to the file.
+    """
     if not isinstance(backend, SqliteBackend) or claim.id not in backend._waiting:
         return ()
     _, due = backend._waiting[claim.id]
@@ -78,18 +81,19 @@ def _heartbeat(backend: Any, claim: Claim) -> tuple[float, ...]:
 
 
 class _Crew:
-    """Those of this process; each has its own dice."""
+    """The members in this process. Each has a random generator of its own."""
 
     def __init__(self, permits: int, ledger: str, seed: str) -> None:
         self.permits, self.ledger, self.seed = permits, ledger, seed
         self.done = threading.Event()
 
     def long(self) -> float:
-        """A permit is held for long, so that all are in use as a rule; but by nobody who keeps up the end."""
+        """Return the share of long holds. Permits are held for long, so that usually all are in use, but not once the
+        run is to end."""
         return 0.0 if self.done.is_set() else 1.0 if self.permits else LONG_HOLD
 
     def _lock(self, client: Any, mode: str) -> Any:
-        """Of either face."""
+        """Return the lock of this mode, on either face."""
         if self.permits:
             return client.semaphore(NAME, self.permits, on_lost=tell_loss)
         both = client.read_write_lock(NAME, on_lost=tell_loss)

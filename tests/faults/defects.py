@@ -1,6 +1,6 @@
-"""Classic defects of lock clients, built into a running contender: the chaos harness must see each of them.
+"""Classic defects of lock clients, built into a running contender. The chaos harness must see each of them.
 
-What a defect changes is imported when it is built in: a contender of one backend needs none of the others.
+Each defect imports the module it changes only when it is built in, since a contender of one backend needs no other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["DEFECTS", "Defect"]
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """``seed`` builds it into this process; ``arena`` is where it does harm, to those with these ``habits``, and one of
-    these ``oracles`` sees it."""
+    """``seed`` builds the defect into this process. ``arena`` is where it does harm, to processes with these
+    ``habits``, and at least one of these ``oracles`` must report it."""
 
     seed: Callable[[], None]
     arena: str = "redis"
@@ -29,7 +29,7 @@ class Defect:
 
 
 def deadline_from_receipt() -> None:
-    """The validity of a lease counts from the answer to its request, not from its sending."""
+    """Count the validity of a lease from the reply to its request instead of from the sending."""
     import multilock_redis.recipe as recipe
 
     class Received(Granted):
@@ -40,7 +40,7 @@ def deadline_from_receipt() -> None:
 
 
 def plain_del() -> None:
-    """A release deletes the key, whoever holds it by now."""
+    """Delete the key on release, whoever holds the name by now."""
     from multilock_redis.recipe import Recipe
     from multilock_redis.wire import pack
 
@@ -52,7 +52,7 @@ def plain_del() -> None:
 
 
 def cached_is_held() -> None:
-    """``is_held()`` tells what some thread stored last, and does not look at the clock."""
+    """Return the stored state from ``is_held()`` without a look at the clock."""
 
     def is_held(self: AnyHeld) -> bool:
         return self._state == HELD
@@ -61,11 +61,11 @@ def cached_is_held() -> None:
 
 
 def validity_from_the_acquire() -> None:
-    """A lock counts from its own request, which does not renew the session that keeps it."""
+    """Count a lock's validity from its own request, although that does not renew the session that keeps the lock."""
     import multilock_etcd.recipe as recipe
     from multilock_etcd.recipe import Recipe
 
-    vars(recipe)["NEAR"] = 0  # nobody is let in by the watch, but by a request
+    vars(recipe)["NEAR"] = 0  # only a request grants a lock here, never the watch
     proven = Recipe.attempt
 
     def attempt(self: Recipe, claim: Claim, join: bool, within: float) -> Granted | Busy:
@@ -80,7 +80,8 @@ def validity_from_the_acquire() -> None:
 
 
 def end_the_newest() -> None:
-    """The end of a ``with`` whose beginning is not known gives back what was entered last, which another holds."""
+    """Give back the newest lease at the end of a ``with`` whose beginning is unknown, although another task holds
+    that lease."""
     from multilock.kernel.scopes import Entered
 
     proven = Entered.ending
@@ -95,7 +96,7 @@ def end_the_newest() -> None:
 
 
 def two_of_five() -> None:
-    """Whoever has two servers believes that he holds the name."""
+    """Take two votes of five for a majority."""
     from multilock_redis.redlock.place import Evidence
     from multilock_redis.redlock.servers import Servers
 
@@ -114,7 +115,7 @@ def two_of_five() -> None:
 
 
 def validity_from_the_last_reply() -> None:
-    """Of a majority's votes each counts from its reply, and the last one counts for all."""
+    """Count each vote from its reply, and let the newest vote decide for the whole majority."""
     import multilock_redis.redlock.renewal as renewal
     from multilock_redis.redlock.place import Evidence, Proof, State
 
@@ -151,7 +152,7 @@ def validity_from_the_last_reply() -> None:
 
 
 def undone_where_acknowledged() -> None:
-    """Only those servers are told of a release, or of an attempt's end, that have said it had them."""
+    """Undo a claim only at servers that have acknowledged it."""
     from multilock_redis.redlock.place import Evidence, State
     from multilock_redis.redlock.rounds import Rounds
 
@@ -173,10 +174,12 @@ DEFECTS: dict[str, Defect] = {
     "deadline from receipt": Defect(deadline_from_receipt),
     "plain DEL": Defect(plain_del),
     "cached is_held": Defect(cached_is_held),
-    # Whose lease it ended is told of no loss; but who lost one is told that he has given it back.
+    # The holder whose lease it ended is not notified. But the holder that lost a lease is told that it gave the lease
+    # back.
     "with ends the newest": Defect(end_the_newest, habits=(ELSEWHERE,), oracles=("O6",)),
-    # Not on the others of sessions: a Consul server ends a session after twice its ttl, a ZooKeeper renews it with the
-    # create. Nor is a read that moves validity a defect on one ZooKeeper: it takes a follower without its leader.
+    # Other backends with sessions do not show this defect. Consul ends a session only after twice its ttl, and
+    # ZooKeeper renews the session with the create. On a single ZooKeeper server a read may extend validity too: that
+    # does harm only at a follower without its leader.
     "validity from the acquire": Defect(validity_from_the_acquire, "etcd-late"),
     "2 of 5 is enough": Defect(two_of_five, "redlock"),
     "validity from the last reply": Defect(validity_from_the_last_reply, "redlock"),

@@ -1,6 +1,8 @@
-"""What programs do that has hidden defects before: processes of the chaos harness do it, beside all that goes wrong.
+"""Habits of programs that have hidden defects before. Processes of the chaos harness take them up, besides all
+faults.
 
-Those that `contend` sees to itself are only named here. What a habit needs is imported where it is taken up.
+The habits that `contend` implements itself are only named here. Each habit imports what it needs when a process takes
+it up.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from collections.abc import Callable
 __all__ = ["ELSEWHERE", "HABITS", "UVLOOP"]
 
 DESCRIPTORS = 2_000
-ROOM = 1_000  # for those of the contenders
+ROOM = 1_000  # descriptors for the contenders
 
-ELSEWHERE = "with left elsewhere"  #: in another thread, or task, than the one that entered; or by an exit stack
+ELSEWHERE = "with left elsewhere"  #: in another thread or task than the one that entered; or by an exit stack
 UVLOOP = "uvloop"
 
 
 def log_to_a_full_pipe() -> None:
-    """``logging.basicConfig()``, with a stderr that nobody reads: every handler blocks for ever."""
+    """Use ``logging.basicConfig()`` with a stderr that nobody reads, so that every handler blocks forever."""
     _, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):
@@ -33,7 +35,7 @@ def log_to_a_full_pipe() -> None:
 
 
 def hold_descriptors() -> None:
-    """All that come have numbers beyond those of ``select()``."""
+    """Use up the low descriptors: all new ones have numbers beyond the limit of ``select()``."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, DESCRIPTORS + ROOM), hard))
     while os.open(os.devnull, os.O_RDONLY) < DESCRIPTORS:
@@ -41,7 +43,7 @@ def hold_descriptors() -> None:
 
 
 def give_up_soon() -> None:
-    """The clean-up's minute is over after 2 × ttl: an outage need not last for longer than that minute."""
+    """End a clean-up after 2 × ttl instead of a minute, so that an outage can outlast it soon."""
     from multilock.kernel import giving_back
 
     giving_back.AT_LEAST = 0.0

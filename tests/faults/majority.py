@@ -1,9 +1,9 @@
-"""Fifty contenders for locks on a majority of five Redis servers, of which some are stopped, killed or cut off from
-some contenders all the time. Judged besides all that `chaos` judges: whether anybody is starved, and whether a server
-has anything of a claim that was undone.
+"""Let fifty contenders use locks on five Redis servers, some of which are always stopped, killed or cut off.
+
+Besides the checks of `chaos`, no waiter may be starved, and no server may keep anything of a claim that was undone.
 
 python -m tests.faults.majority                           a minute
-python -m tests.faults.majority --defect "2 of 5 is enough"        with a mistake built in: ends when it is seen
+python -m tests.faults.majority --defect "2 of 5 is enough"        with a defect built in, until it is seen
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from tests.servers_redlock import RedisServers, url_of
 __all__ = ["Majority", "RedlockArena"]
 
 SERVERS = 5
-PLACE = re.compile(rb"\w+:(\d+)")  # as queue.lua writes it: what for, and until when in ms
-LOOK_EVERY = 0.1  # seconds between two looks at what the servers have
+PLACE = re.compile(rb"\w+:(\d+)")  # an entry as queue.lua writes it: its purpose, and its end in ms
+LOOK_EVERY = 0.1  # seconds between two looks at the servers' contents
 ANSWERS_WITHIN = 0.2
-KNOWN_AGAIN = 3.0  # seconds after the guard: its grain twice, and the longest pause before a server is asked again
-AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # servers that are stopped, and how often
+KNOWN_AGAIN = 3.0  # seconds after the guard: twice its grain, and the longest pause before a server is asked again
+AT_A_TIME = [1, 2, 3, 5], [5, 4, 2, 1]  # how many servers are stopped, and the weight of each number
 DIE_AT_A_TIME = [1, 2, 3], [6, 3, 1]
 CUT_OFF_AT_A_TIME = [1, 2, 3, 4], [3, 4, 3, 2]
 DIRECTIONS: list[Direction] = ["both", "up", "down"]
-FAR = 0.1, 0.2  # seconds that answers take; less than a request may, and more than the next holder needs to come
+FAR = 0.1, 0.2  # seconds of delay: less than a request may take, and more than the next holder needs to come
 FAR_FOR = 5.0
 TOGETHER = 2, 4  # processes on one side of a partition
 
@@ -97,7 +97,7 @@ class Standstills:
 
 
 class RedlockArena(RemoteArena):
-    """Five servers, with the guard: they forget everything when they are killed."""
+    """Five servers with a restart guard, since they forget everything when they are killed."""
 
     scheme = "redlock"
     ttl = 1.0
@@ -124,7 +124,8 @@ class RedlockArena(RemoteArena):
             dice.choice(self.operators).script_flush()
 
     def found(self) -> Iterator[tuple[int, str, str]]:
-        """Each server, what it has of a claim, and its owner: who holds a name, or has a place that is not over yet."""
+        """Yield for each server what it has of a claim (the lock, or an unexpired place in the queue), and the
+        claim's owner."""
         for which in set(range(SERVERS)) - self.away:
             with suppress(redis.RedisError):
                 together = self.operators[which].pipeline(transaction=False).time().mget(KEYS)
@@ -146,7 +147,7 @@ class RedlockArena(RemoteArena):
     def leftovers(self) -> Iterator[str]:
         until = now() + self.ttl + 2.0
         for which, operator in enumerate(self.operators):
-            operator.connection_pool.disconnect()  # a flush beside a look at what is held needed a second one
+            operator.connection_pool.disconnect()  # a flush during a look at the holders needed a second one
             while (clients := len(operator.client_list())) > 1 and now() < until:
                 time.sleep(0.05)
             if clients > 1:
@@ -171,7 +172,7 @@ class Majority(Chaos):
         self._of_network = Standstills()
         self._far: list[Fault] = []
         self.undone: dict[str, float] = {}
-        self._found: dict[tuple[str, int, str], float] = {}  # when a server was asked last, and had this of a claim
+        self._found: dict[tuple[str, int, str], float] = {}  # when a server last had this of a claim, if asked
         self._look_at = 0.0
 
     def close(self) -> None:
@@ -197,7 +198,7 @@ class Majority(Chaos):
     def _strike(
         self, kind: str, whom: Iterable[int | str], end: Callable[[], None], after: float, *, rest: float = RECOVERY
     ) -> None:
-        """Until ``after``, and ``rest`` seconds later those whom it befell are in order."""
+        """Begin a fault that lasts until ``after``. Its victims count as faulty for another ``rest`` seconds."""
         fault = Fault(kind, None, now())
         self.faults.append(fault)
         self._busy.update(whom)
@@ -212,7 +213,7 @@ class Majority(Chaos):
     # Servers
 
     def _some(self, how_many: tuple[list[int], list[int]]) -> list[int]:
-        """Servers that are in order, or none."""
+        """Return servers without a fault, or an empty list if there are too few."""
         free = [which for which in range(SERVERS) if f"server {which}" not in self._busy]
         [number] = self.dice.choices(*how_many)
         return self.dice.sample(free, number) if number <= len(free) else []
@@ -236,7 +237,7 @@ class Majority(Chaos):
         return bool(chosen)
 
     def kill_servers(self) -> bool:
-        """They come back empty; the fault ends when they count again."""
+        """Kill servers. They come back empty, and the fault ends when their votes count again."""
         chosen = self._some(DIE_AT_A_TIME)
         if not chosen:
             return False
@@ -275,7 +276,7 @@ class Majority(Chaos):
     # Networks
 
     def cut_off_from_some(self, holding: Since | None) -> bool:
-        """One process, from some of the servers."""
+        """Cut one process off from some of the servers."""
         if (place := self._pick(holding)) is None:
             return False
         [number] = self.dice.choices(*CUT_OFF_AT_A_TIME)
@@ -287,7 +288,7 @@ class Majority(Chaos):
         return True
 
     def cut_off_far_away(self) -> bool:
-        """A holder, all of whose answers have come late: it must not count from them."""
+        """Cut off a holder all of whose replies came late. Its validity must not count from the replies."""
         if (place := self._pick(None)) is None:
             return False
         helper, network = self.helpers[place], self.arena.networks[place]
@@ -312,7 +313,7 @@ class Majority(Chaos):
         return True
 
     def divide(self) -> bool:
-        """Some processes, from the same servers."""
+        """Cut several processes off from the same servers."""
         free = [place for place in self.helpers if place not in self._busy]
         together = self.dice.randint(*TOGETHER)
         if len(free) < together:
@@ -351,9 +352,12 @@ class Majority(Chaos):
         return within(self._of_network.those, since, now())
 
     def standstills(self) -> Iterator[Fault]:
-        """On a machine with too little time: the network, whose answers came too late, and contenders, which cannot be
-        told from those that are stopped as they are handed a lock. And who is far away, again and again: where it has
-        to connect anew, what it asked for is given to it, and it hears of that too late."""
+        """Yield pauses of an overloaded machine, and times of slow networks, as faults.
+
+        The network may have paused, so that replies came too late. A contender that paused looks like one that was
+        stopped just as it was handed a lock. A contender behind a slow network counts again every ttl: where it must
+        reconnect, the server may grant a request and the contender learns of it too late.
+        """
         for start, end in itertools.chain(self._of_network.those, *self.record.stalls.values()):
             if end - start > LEAST_LIMIT:
                 yield Fault("stood still", None, start, end)

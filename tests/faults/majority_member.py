@@ -1,6 +1,6 @@
-"""A process of the chaos on several servers: a contender that tells too what it has undone, in lines::
+"""A process of the chaos on several servers: a contender that also notes each claim it has undone, in lines::
 
-undone TIME ID                   each server has confirmed the release of the claim of this id
+undone TIME ID                   each server has confirmed the release of this claim
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tests.faults import contender
 
 __all__ = ["contend"]
 
-PATIENT = 0.4  # the share of questions that are waited with for as long as anybody should have to
+PATIENT = 0.4  # the share of requests that wait as long as a waiter should ever have to
 
 
 def contend(*arguments: str) -> None:
-    """See `tests.faults.contender.contend`."""
+    """Contend as `tests.faults.contender.contend` does, and note each claim that was undone."""
     proven = Rounds._forget_if_done
 
     def forget(self: Rounds, evidence: Evidence) -> None:

@@ -1,4 +1,4 @@
-"""A minute in which everything goes wrong, judged by what the contenders believed; and the same with known defects."""
+"""A minute in which everything goes wrong, judged by the contenders' beliefs; and the same with known defects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def missing(
     of_each_habit: int = 0,
     of_each_mode: Mapping[str, int] = MappingProxyType({}),
 ) -> list[str]:
-    """What happened too seldom for the run to say much."""
+    """Return the events that happened too rarely for the run to be conclusive."""
     counts = {
         "acquisitions": (report.acquisitions, acquisitions),
         "faults": (len(report.faults), faults),

@@ -1,4 +1,4 @@
-"""Somebody steps the clock of the Redis server: tokens keep their order, and whoever loses a lock by it is told."""
+"""The clock of the Redis server is stepped: tokens keep their order, and a holder that loses its lock is notified."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SteppedRedis(RedisServer):
         self.step(0.0)
 
     def step(self, seconds: float) -> None:
-        """From now on its clock is off by so much."""
+        """Shift the server's clock by so many seconds from now on."""
         with self._offset.open("r+b" if self._offset.exists() else "wb") as file:
             file.write(struct.pack("q", round(seconds * 1e6)))
 
@@ -93,7 +93,7 @@ def test_a_clock_stepped_back_costs_no_lease_and_keeps_no_waiter_out(
 def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
     connect: Connect, redis_server: SteppedRedis
 ) -> None:
-    """No client can prevent it: the server takes the ttl for over. The token tells the two holders apart."""
+    """No client can prevent this, because the server takes the ttl for over. The token tells the two holders apart."""
     losses: Recorder[Loss] = Recorder()
     client, other = connect(ttl=3.0), connect(ttl=3.0)
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
@@ -113,7 +113,7 @@ def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
 
 @pytest.fixture
 def three(redis_server: SteppedRedis) -> Iterator[RedisServers]:
-    """The clock of the first can be stepped."""
+    """Three servers. The clock of the first can be stepped."""
     with RedisServer() as second, RedisServer() as third:
         servers = RedisServers(0)
         servers.members = [redis_server, second, third]
@@ -166,7 +166,8 @@ def test_tokens_of_a_majority_grow_whatever_the_clock_of_one_does(
 def test_a_clock_stepped_beside_a_bare_majority_lets_in_a_second_whose_token_is_greater(
     contenders: tuple[Contender, Contender], redis_server: SteppedRedis
 ) -> None:
-    """No client can prevent it: the server takes the ttl for over, and the third never knew of the first holder."""
+    """No client can prevent this: the first server takes the ttl for over, and the third never knew of the first
+    holder."""
     us, them = contenders
     us.cut_off(2)
     _, granted = us.take()

@@ -1,4 +1,5 @@
-"""A crowd of readers and writers, and one that wants permits, for a few seconds; and what would be called out in it."""
+"""A crowd of readers and writers, and a crowd that wants permits, each for a few seconds; and tests of their
+oracles."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Show = Callable[[Report], None]
 
 
 def waits(*lines: str) -> Waits:
-    """``PID what …`` each."""
+    """Feed lines of the form ``PID line``, and return the waits."""
     those = Waits(Record())
     for line in lines:
         pid, _, rest = line.partition(" ")
@@ -30,7 +31,7 @@ def overtaken(those: Waits) -> list[tuple[str, str]]:
 
 
 def beating(*heartbeats: str) -> list[str]:
-    """A writer that has its place from a heartbeat of its own to the end of that, and a reader who was in before."""
+    """Return lines of a writer that keeps its place by these heartbeats, and of a reader that entered before it."""
     queues = [f"1 queues 10 w1 {each}" for each in heartbeats]
     return ["1 asks 9 w x", *queues, "1 enters 15 w w1", "2 asks 12 r r", "2 enters 13 r r1"]
 
@@ -43,7 +44,7 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
     [
         ([*WRITER, "2 asks 12 r r", "2 enters 13 r r1"], [("w", "r")]),
         ([*WRITER, "2 asks 12 r r", "2 enters 16 r r1"], []),
-        ([*WRITER, "2 asks 9.5 r r", "2 enters 13 r r1"], []),  # it may have come to the server before
+        ([*WRITER, "2 asks 9.5 r r", "2 enters 13 r r1"], []),  # it may have reached the server first
         ([*WRITER, "1 stall 11 14", "2 asks 12 r r", "2 enters 13 r r1"], []),  # the writer may have lost its place
         ([*WRITER, "2 asks 12 r r", "2 leaves 13 r"], []),
         (["1 asks 10 a r", "1 queues 11 a1", "1 enters 15 a a1", "2 asks 12 b r", "2 enters 13 b b1"], []),  # together
@@ -51,7 +52,7 @@ WRITER = ["1 asks 9 w x", "1 queues 10 w1", "1 enters 15 w w1"]
         (["1 asks 10 a r", "1 enters 15 a a1", "2 asks 12 w x", "2 enters 13 w w1"], []),  # it was never told to wait
         (beating("9.9 10.9", "10.9 15.1"), [("w", "r")]),
         (beating("9.9 10.9", "10.9 15.1", "10.9 15.1"), [("w", "r")]),
-        (beating("9.9 10.9", "11 15.1"), []),  # nobody could write to the file
+        (beating("9.9 10.9", "11 15.1"), []),  # no heartbeat could be written to the file
         (beating("9.9 10.9", "10.9 14.9"), []),
     ],
 )
@@ -65,7 +66,7 @@ def test_who_came_later_and_was_in_first_has_overtaken(lines: list[str], expecte
         (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w w1"], 1),
         (["1 asks 10 w x", f"1 leaves {11 + PATIENCE} w"], 1),
         (["1 asks 10 w x", f"1 enters {11 + PATIENCE} w w1", "1 stall 10 20"], 0),
-        (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x", "1 end - 0"], 1),  # by its own end, without an answer
+        (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x", "1 end - 0"], 1),  # its process ended without an answer
         (["1 asks 10 w x", "1 enters 11 w w1", "1 asks 12 w x"], 0),  # killed
     ],
 )

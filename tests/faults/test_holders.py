@@ -1,4 +1,4 @@
-"""What a program can do to its own leases: hang in a callback, hog the interpreter, close, use unequal ttls."""
+"""Harm that a program can do to its own leases: hang in a callback, hog the interpreter, close, use unequal ttls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multilock.testing.conformance.faces import background
 from tests.faults.conftest import Connect, Operator
 
 
-# On a loop a callback that blocks is the program's own loop that blocks.
+# On a loop, a callback that blocks would block the program's own loop.
 @pytest.mark.parametrize("face", ["blocking"], indirect=True)
 def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: Connect, operator: Operator) -> None:
     go_on, hanging = threading.Event(), threading.Event()
@@ -43,7 +43,8 @@ def test_a_callback_that_hangs_delays_no_other_callback_and_no_renewal(connect: 
 
 
 def test_a_hog_of_the_interpreter_costs_the_lease_and_is_told_when_it_ends(connect: Connect) -> None:
-    """C code that never lets the interpreter go: nothing can run meanwhile, and is_held() is False right after."""
+    """C code that never releases the interpreter: nothing else runs meanwhile, and is_held() is False right
+    after it."""
     losses: Recorder[Loss] = Recorder()
     lease = connect(ttl=0.6).lock("n", on_lost=losses).acquire(timeout=5)
     ctypes.PyDLL(None).usleep(900_000)

@@ -45,7 +45,7 @@ os._exit(0)  # what `logging` does at exit waits for a handler that hangs
 
 @pytest.fixture
 def full_pipe() -> Iterator[int]:
-    """The writing end of a pipe into which nothing fits any more."""
+    """Return the writing end of a full pipe."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     try:
@@ -74,5 +74,5 @@ def test_a_handler_that_blocks_or_raises_costs_no_lock_and_delays_no_callback(
         check=False,
     )
     held, reasons, still_held, healthy = json.loads(done.stdout)
-    assert reasons in (["expired", "taken"], ["paused", "taken"])  # which of the two: whether the machine stood still
+    assert reasons in (["expired", "taken"], ["paused", "taken"])  # either, depending on whether the machine paused
     assert (held, still_held, healthy) == (True, False, True)

@@ -1,4 +1,5 @@
-"""A few seconds in which servers and contenders of a majority are stopped, killed and cut off; and with a defect."""
+"""A few seconds in which servers and contenders of a majority are stopped, killed and cut off; and a run with a
+defect."""
 
 from __future__ import annotations
 

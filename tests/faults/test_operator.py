@@ -1,4 +1,4 @@
-"""An operator deletes the key of a lock, takes it, or empties the database: the holder hears of it at once."""
+"""An operator deletes the key of a lock, takes it, or empties the database. The holder is notified at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multilock.testing.conformance.base import Pulse, Recorder, eventually
 from tests.faults.conftest import Connect, Operator
 
 KEY = "multilock/n"
-NOTICE = 0.05  # seconds, with a round trip of less than a millisecond in them
+NOTICE = 0.05  # seconds, which include a round trip of less than a millisecond
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_an_operators_release_lets_the_next_in_after_the_holder_was_told(connect
 
 
 def _tracked(operator: Operator) -> bool:
-    """Whether the server tells of changes of a key, which begins when a lock has been held for 0.25 s."""
+    """Return whether the server reports changes of this key. That begins when a lock has been held for 0.25 s."""
     return bool(operator.info("stats")["tracking_total_keys"])

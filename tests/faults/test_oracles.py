@@ -1,4 +1,4 @@
-"""Each oracle of the chaos harness calls out what it is there for, and nothing that only looks like it."""
+"""Each oracle of the chaos harness reports the violation it is made for, and nothing that only looks like it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ask = Callable[[Record], Iterable[str]]
 
 
 def record(*lines: str) -> Record:
-    """``PID what …`` each."""
+    """Feed lines of the form ``PID line``, and return the record."""
     one = Record()
     for line in lines:
         pid, _, rest = line.partition(" ")
@@ -56,7 +56,7 @@ def takeovers(one: Record) -> Iterable[str]:
         (takeovers, ["1 got 1 n a 1 1", "1 release 2 a", "1 released 2 a 1", "2 got 3.1 n b 2 1"], 1),
         (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.7 n b 2 1"], 0),
         (takeovers, ["1 got 1 n a 1 1", "1 held 2 a", "2 got 3.8 n b 2 1"], 1),
-        # Several holders: readers, and of two permits.
+        # Several holders: readers, and holders of two permits.
         (Record.overlaps, ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "2 held 9 b"], 0),
         (Record.overlaps, ["1 got 1 n a 1 1 r", "1 held 9 a", "2 got 2 n b 2 1 r", "3 got 3 n c 3 1"], 1),
         (Record.overlaps, ["1 got 1 n a 1 1", "1 held 3 a", "2 got 2 n b 2 1 r"], 1),
@@ -130,16 +130,16 @@ def test_who_hears_of_its_lock_after_an_operator_took_it_away_is_not_blamed_eith
     [
         ([], [], 100.0, 1),
         ([Fault("partition", 2, 3.0, 4.5)], [], 100.0, 0),
-        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),  # to its end, also in the calm
+        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),  # until its end, even after the last fault
         ([Fault("server away for long", None, 1.5, 3.5)], [], 100.0, 1),
         ([Fault("partition", 2, 1.5)], [], 100.0, 1),  # it has not ended
         ([], ["2 stall 0.5 1.5", "2 stall 2.8 3.2", "2 stall 3.5 4.6"], 100.0, 0),
         ([], ["2 stall 0.5 2.7", "2 stall 3.5 4.4", "2 stall 5 6"], 100.0, 1),
         ([], ["1 stall 2 5"], 100.0, 1),  # the process that had it
-        ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped one that may have been first in line
+        ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in line
         ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # two at once are counted once
         ([Fault("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # we stopped it
-        ([], [], 3.7, 0),  # nobody waited for it any more
+        ([], [], 3.7, 0),  # nobody waited for it any longer
         ([], [], 3.8, 1),
     ],
 )

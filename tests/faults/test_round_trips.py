@@ -1,6 +1,7 @@
-"""A thousand locks on one client, far from its server: all are kept, and their losses told in time.
+"""A thousand locks on one client, far from its server: all are kept, and their losses are reported in time.
 
-`make chaos` does it over a shorter way too: ``MULTILOCK_ROUND_TRIPS`` are the seconds, with commas in between.
+`make chaos` also runs it over a shorter distance: ``MULTILOCK_ROUND_TRIPS`` lists the round trips in seconds,
+separated by commas.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.faults.chaos import ConsulArena, EtcdArena, RedisArena, ServerArena, 
 pytestmark = pytest.mark.slow
 
 LOCKS = 1_000
-WANTED = 10  # of them, by somebody near the server
+WANTED = 10  # of them, taken away by an operator near the server
 TTL = 6.0
 ROUND_TRIPS = [float(each) for each in os.environ.get("MULTILOCK_ROUND_TRIPS", "0.1").split(",")]
 
@@ -56,7 +57,7 @@ def test_a_thousand_locks_far_from_the_server_are_kept_and_their_losses_told_in_
         for helper in (keeper, rival):
             helper.wait_for("end", within=20)
         record = recorded(keeper, rival)
-        # A thousand at once take their time, but each has begun before the next holder.
+        # A thousand callbacks at once take their time, but each has begun before the next holder.
         assert [*record.late_callbacks(slack=TTL / 5)] == []
         assert [*record.overlaps(), *record.token_regressions(), *record.wrong] == []
         assert [*record.miscounted_callbacks({keeper.pid})] == []

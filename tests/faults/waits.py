@@ -1,4 +1,5 @@
-"""Who waited, and for how long: what contenders write down of it (`tests.faults.contender`), judged."""
+"""Waiting times: how long contenders waited according to their notes (`tests.faults.contender`), and whether that was
+fair."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from multilock.testing.beliefs.oracles import within
 
 __all__ = ["PATIENCE", "Wait", "Waits"]
 
-PATIENCE = 30.0  # seconds after which somebody is starved
+PATIENCE = 30.0  # seconds after which a waiter counts as starved
 STOOD_STILL = 0.1  # seconds for which a waiter's process did not run, and may have lost its place
 
 
 @dataclass(slots=True)
 class Wait:
-    """Somebody asked for the name with this mode, and was told to wait at ``queued``; entered, or went without, at
-    ``ended``. ``kept``: as far as its heartbeats tell, it had its place all the time."""
+    """A contender asked for the name with this mode.
+
+    It was told to wait at ``queued``, and entered or gave up at ``ended``. ``kept`` is whether it had its place all
+    the time, as far as its heartbeats show.
+    """
 
     who: str
     pid: int
@@ -33,7 +37,7 @@ class Wait:
 
 
 class _Place:
-    """In the queue, from heartbeat to heartbeat."""
+    """A place in the queue, from heartbeat to heartbeat."""
 
     def __init__(self, queued: float) -> None:
         self.queued = queued
@@ -49,7 +53,7 @@ class _Place:
 
 
 class Waits:
-    """What they wrote down: the lines of `tests.faults.contender` and `tests.faults.crowd_member`."""
+    """Waiting times from the lines of `tests.faults.contender` and `tests.faults.crowd_member`."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -75,12 +79,13 @@ class Waits:
                 self._of[who].ended = float(at)
 
     def lasted(self, wait: Wait) -> float:
-        """Seconds, without those in which its process did not run."""
+        """Return the seconds of this wait, without those in which its process did not run."""
         stalls = self.record.stalls[wait.pid]
         return wait.ended - wait.asked - within(stalls, wait.asked, wait.ended)
 
     def starved(self) -> Iterator[str]:
-        """Who waited until the end of his patience, or of the run: nobody of a process that was not killed."""
+        """Yield a line for each waiter that waited longer than ``PATIENCE``, or had no answer when its process ended
+        by itself."""
         for wait in self.all:
             if wait.ended == math.inf and wait.pid in self.record.ends:
                 yield f"O8 {wait.who} ({wait.mode}) asked, and never heard an answer"
@@ -88,8 +93,11 @@ class Waits:
                 yield f"O8 {wait.who} ({wait.mode}) waited for {self.lasted(wait):.1f} s"
 
     def overtaken(self) -> Iterator[tuple[Wait, Wait]]:
-        """Who had a place in the queue all the time, and who asked after that, may not be beside it, and was in before.
-        A process that did not run may have lost its places."""
+        """Yield each waiter that was overtaken, with the contender that overtook it.
+
+        The waiter had its place in the queue all the time. The other asked later, may not hold beside it, and entered
+        earlier. A process that did not run may have lost its places, so its waits do not count.
+        """
         entered = sorted((wait for wait in self.all if wait.entered), key=lambda wait: wait.ended)
         ends = [wait.ended for wait in entered]
         for wait in entered:

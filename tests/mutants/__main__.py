@@ -1,19 +1,19 @@
-"""``make mutants``: seeded defects, each of which a test must catch. A word after the command selects by name.
+"""``make mutants``: seed defects, each of which a test must catch. A word after the command selects mutants by name.
 
-A mutant stands in ``tests/mutants/<part of the product>.txt``:
+``tests/mutants/<part of the product>.txt`` contains the mutants:
 
     # name
-    Why: what goes wrong for whom
+    Why: the failure that a user would see
     Tests: the fewest tests that should catch it, as pytest takes them
-    Invariant: which one of `INVARIANTS` it breaks (where it breaks one)
+    Invariant: the one of `INVARIANTS` that it breaks, if any
     In: the file that it changes (again for each place)
     -a line that it removes
     +a line that it adds
-     a line around them, where the removed lines alone stand in the file more than once
+     a line around them, if the file contains the removed lines more than once
 
-The tree is copied, the mutant put in, the tests run. A mutant is killed when a test fails or hangs. It is an error when
-one survives, when it no longer fits the file or names something undefined, or when its tests fail without any mutant.
-``--check`` only looks whether each fits, which ``make test`` does too.
+For each mutant, the command copies the tree, changes the copy and runs the tests. A mutant is killed if a test fails or
+hangs. It is an error if a mutant survives, no longer fits the file or uses an undefined name, or if its tests fail
+without any mutant. ``--check`` only checks that each mutant fits the file, as ``make test`` does too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TREE = ("multilock", "backends", "tests", "pyproject.toml")
 SIDE_BY_SIDE = 2
-#: What holds for those who share a name, as the models of Redis' scripts have it.
+#: The rules for all clients that share a name, as the models of Redis' scripts have them.
 INVARIANTS = {
     "I1": "those who believe at one time are of one mode",
     "I2": "who believes has a lease at the server",
@@ -44,8 +44,8 @@ INVARIANTS = {
     "I7": "whatever is given back or up, nobody who fits since then is left standing",
     "I8": "those who hold at the server are of one mode, and no more than there are permits",
 }
-LIMIT = 180.0  # seconds for the tests of one mutant; one that hangs is caught
-OUTCOMES = {0: "survived", 1: "killed"}  # pytest's exit codes; any other is a mistake of ours
+LIMIT = 180.0  # seconds for the tests of one mutant; one that hangs counts as caught
+OUTCOMES = {0: "survived", 1: "killed"}  # pytest's exit codes; any other is an error of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Edit:
     new: str
 
     def apply(self, tree: Path) -> None:
-        """Raise ValueError unless the old lines stand in the file exactly once."""
+        """Replace the old lines. Raises ValueError unless the file contains them exactly once."""
         path = tree / self.file
         text = "\n" + (path.read_text() if path.exists() else "")
         if (count := text.count("\n" + self.old)) != 1:
@@ -103,7 +103,7 @@ def _edit(file: str, *lines: str) -> Edit:
 
 
 def misfits(mutants: Iterable[Mutant], root: Path = ROOT) -> list[str]:
-    """Return which of them fit the product no longer, and why."""
+    """Return a line for each mutant that no longer fits the product."""
     found = []
     for mutant in mutants:
         with tempfile.TemporaryDirectory(prefix="multilock-mutant-") as folder:
@@ -128,7 +128,7 @@ def copy_tree(to: Path) -> None:
 
 
 def run_tests(tree: Path, tests: Iterable[str], limit: float = LIMIT) -> tuple[int | None, str]:
-    """pytest's exit code, None if it did not end in time, and the end of what it said."""
+    """Run the tests. Returns pytest's exit code, or None after a timeout, and the end of its output."""
     # The path goes before site-packages, where the tree itself may be installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), str(tree / "backends")])}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--timeout=30", "-p", "no:cacheprovider"]
@@ -162,7 +162,8 @@ def try_out(mutant: Mutant) -> Result:
 
 
 def undefined_names(tree: Path, mutant: Mutant) -> str:
-    """What a changed file names and nobody defines: it fails any test, and so shows nothing."""
+    """Return ruff's report of undefined names in the changed files. A mutant with one fails any test, so it proves
+    nothing."""
     files = sorted({edit.file for edit in mutant.edits if edit.file.endswith(".py")})
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "-q", "--select", "F821,F823"]
     found = subprocess.run([*command, *files], cwd=tree, capture_output=True, text=True, check=False) if files else None
@@ -170,7 +171,7 @@ def undefined_names(tree: Path, mutant: Mutant) -> str:
 
 
 def healthy(mutants: Iterable[Mutant]) -> bool:
-    """Whether the tests pass as long as nothing is broken."""
+    """Return whether the tests pass without any mutant."""
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     with tempfile.TemporaryDirectory(prefix="multilock-mutant-") as folder:
         copy_tree(Path(folder))

@@ -1,6 +1,7 @@
-"""Whatever holds for those who share a name has a mutant on every backend: what no test would miss is not kept.
+"""Every invariant of clients that share a name has a mutant on every backend: a rule that no test checks would not
+last.
 
-Ways to a backend count as the backend; on ``redlock://`` nobody shares a name.
+Other schemes of a backend count as that backend. ``redlock://`` has only locks that one client holds alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from tests.mutants.__main__ import INVARIANTS, misfits, read_all
 
 BACKENDS = sorted({ours.module.removeprefix("multilock_") for ours in OURS.values()})
 MUTANTS = read_all()
-#: One for each rule and backend: a new mutant of an old rule replaces the one that it has (docs/decisions/0046).
+#: One mutant for each rule and backend: a new mutant of an old rule replaces the present one (docs/decisions/0046).
 AT_MOST = 250
 
 

@@ -23,7 +23,7 @@ def backend(runtime: HandRuntime) -> Scripted:
 
 @pytest.fixture
 def make(runtime: HandRuntime) -> Iterator[Callable[..., Client]]:
-    """Clients on the hand-driven clock, closed after the test."""
+    """Make clients on the hand-driven clock. They are closed after the test."""
     made: list[Client] = []
 
     def make(backend: Scripted, **options: Any) -> Client:

@@ -1,4 +1,4 @@
-"""What the unit tests share: clients on a hand-driven clock, and a backend that answers what the test says."""
+"""Helpers of the unit tests: clients on a hand-driven clock, and a backend that answers as the test scripts it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CAPABILITIES = Capabilities(
 def client_on(
     backend: Backend, runtime: Runtime, face: Callable[[Kernel], Face] = BlockingFace, **options: Any
 ) -> Client:
-    """A blocking client whose clock and threads are the test's."""
+    """Return a blocking client that uses the test's clock and threads."""
     client = Client.__new__(Client)
     client._kernel = Kernel(backend, settings_for(backend.scheme, options), runtime, face)
     client._scopes = threading.local()
@@ -84,13 +84,13 @@ def eventually(ready: Callable[[], object], within: float = 5.0) -> None:
 START_OF_A_THREAD = "start_joinable_thread" if sys.version_info >= (3, 13) else "start_new_thread"
 
 
-RESUME = opcode.opmap["RESUME"]  # where CPython looks for signals as a function begins
+RESUME = opcode.opmap["RESUME"]  # where CPython checks for signals as a function begins
 
 
 @contextlib.contextmanager
 def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
-    """KeyboardInterrupt where CPython delivers one: once, as ``function`` begins in this thread, or in it after the
-    return of the C function ``after``."""
+    """Raise KeyboardInterrupt once where CPython could deliver one: as ``function`` begins in this thread or, with
+    ``after``, when the C function ``after`` has returned inside it."""
     event = "c_return" if after else "call"
 
     def profile(frame: FrameType, seen: str, argument: Any) -> None:
@@ -110,10 +110,14 @@ def ctrl_c(function: str, after: str | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupted_at(step: int, function: str, within: str | None = None) -> Iterator[list[str]]:
-    """KeyboardInterrupt at the ``step``-th point, from the call of ``function`` on, at which CPython delivers one: as a
-    function begins, or after the return of a C function; in multilock and in whatever it calls, also of the standard
-    library, or only in files whose path has ``within``. Gives where; nothing if there are not so many. The garbage
-    collector rests meanwhile: no finalizer of an earlier client comes in between."""
+    """Raise KeyboardInterrupt at the ``step``-th point at which CPython could deliver one, counted from the call of
+    ``function``.
+
+    Such a point is the beginning of a function or the return of a C function. Points count in multilock and in all
+    that it calls, even in the standard library. With ``within``, points count only in files whose path contains it.
+    Yields a list that receives the place; it stays empty if there are not that many points. Garbage collection is off
+    meanwhile, so that no finalizer of an earlier client interferes.
+    """
     left = step
     begun = False
     where: list[str] = []
@@ -122,7 +126,7 @@ def interrupted_at(step: int, function: str, within: str | None = None) -> Itera
         if within is not None:
             return frame is not None and within in frame.f_code.co_filename
         ours = False
-        while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":  # what runs in threads of its own
+        while frame and frame.f_code.co_qualname != "HandRuntime._run_soon":  # code in other threads does not count
             ours = ours or "/multilock/" in frame.f_code.co_filename
             frame = frame.f_back
         return ours and frame is None
@@ -132,7 +136,7 @@ def interrupted_at(step: int, function: str, within: str | None = None) -> Itera
         if event not in ("call", "c_return") or not called_by_ours(frame):
             return
         if event == "call" and frame.f_code.co_code[frame.f_lasti] != RESUME:
-            return  # an exception is thrown into it, the end of a generator too: no signal is looked for there
+            return  # an exception enters here, as at the end of a generator: CPython checks for no signal
         begun = begun or frame.f_code.co_qualname == function
         if begun:
             if left == 0:
@@ -151,18 +155,18 @@ def interrupted_at(step: int, function: str, within: str | None = None) -> Itera
 
 
 def our_threads() -> set[threading.Thread]:
-    """Those of all clients; what else runs in this process comes and goes as it likes, or stays, as that of the log."""
+    """Return the threads of all clients. Other threads, such as the log's, come and go independently of a test."""
     threads = threading.enumerate()
     return {thread for thread in threads if thread.name.startswith("multilock-") and thread.name != telling.THREAD}
 
 
 def state_of(lease: Lease) -> LeaseState:
-    """What it says now. (A type checker takes an attribute it has seen once for unchanging.)"""
+    """Return the lease's state now. A type checker assumes that an attribute it has seen once never changes."""
     return lease.state
 
 
 class Losses:
-    """A lost callback that remembers when it was called, on which thread, with what."""
+    """A lost callback that records when it was called, on which thread, and with what."""
 
     def __init__(self, runtime: Runtime | None = None) -> None:
         self._now = runtime.now if runtime else real_now
@@ -183,7 +187,7 @@ class Losses:
         return [loss.reason for loss in self.calls]
 
     def wait(self, count: int = 1, within: float = 5.0) -> Loss:
-        """In real time: the loss of the ``count``-th call."""
+        """Wait in real time for the ``count``-th call, and return its loss."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.calls) >= count, within), f"called {len(self.calls)} times"
             return self.calls[count - 1]
@@ -191,7 +195,8 @@ class Losses:
 
 @dataclass
 class Call:
-    """One request as the backend saw it. ``execute`` does to the store what an honest server would, and answers."""
+    """One request as the backend saw it. ``execute`` changes the store as an honest server would, and returns the
+    reply."""
 
     method: str
     at: float
@@ -205,7 +210,7 @@ Answer = Callable[["Scripted", Call], Any]
 
 
 def silence(seconds: float | None = None, *, unknown: bool = True) -> Answer:
-    """No answer after ``seconds`` (None: the whole time the caller gives it); not executed."""
+    """Do not execute the request, and fail after ``seconds``. None stands for the whole time that the caller allows."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         backend.pass_time(call.within if seconds is None else min(seconds, call.within))
@@ -215,14 +220,14 @@ def silence(seconds: float | None = None, *, unknown: bool = True) -> Answer:
 
 
 def executed_but_unanswered(backend: Scripted, call: Call) -> Any:
-    """The request did its work, and its reply was lost."""
+    """Execute the request, but lose its reply."""
     call.execute()
     backend.pass_time(call.within)
     raise BackendUnavailable("the reply was lost")
 
 
 def late(seconds: float) -> Answer:
-    """Executed at once, answered after ``seconds``, whatever the caller gave it."""
+    """Execute the request at once, but reply after ``seconds``, however long the caller allows."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         result = call.execute()
@@ -240,9 +245,9 @@ def refused(error: BaseException) -> Answer:
 
 
 class Scripted:
-    """A backend over one dict that is honest until the test scripts the next answers of a method.
+    """A backend over one dict. It is honest until the test scripts the next replies of a method.
 
-    ``sessions=True``: its claims live in a group that it announces, and their validity is the group's.
+    With ``sessions=True`` its claims live in a group that it announces, and they are valid as long as the group.
     """
 
     scheme = "scripted"
@@ -252,7 +257,7 @@ class Scripted:
         self.runtime: Runtime = runtime or Threads()
         self.capabilities = replace(CAPABILITIES, **capabilities)
         self.calls: list[Call] = []
-        self.holders: dict[str, str] = {}  # name -> claim id, or who else holds it
+        self.holders: dict[str, str] = {}  # name -> claim id, or another holder
         self.queues: dict[str, list[str]] = defaultdict(list)
         self.cancelled: set[str] = set()
         self.heartbeat = 1.0
@@ -268,11 +273,11 @@ class Scripted:
     # The test's side
 
     def script(self, method: str, *answers: Answer) -> None:
-        """The next calls of ``method`` are answered like this, one after the other."""
+        """Reply to the next calls of ``method`` with these answers, one after the other."""
         self._scripts[method].extend(answers)
 
     def always(self, method: str, answer: Answer | None) -> None:
-        """From now on; None: honest again."""
+        """Reply to every call of ``method`` with this answer from now on. None makes the method honest again."""
         if answer is None:
             self._always.pop(method, None)
         else:
@@ -400,7 +405,7 @@ class Scripted:
 
 
 class _Point:
-    """Where a coroutine on a `StepFace` is suspended, and when it may go on."""
+    """The point at which a coroutine on a `StepFace` is suspended, and the condition for it to go on."""
 
     def __init__(self, ready: Callable[[], bool] = lambda: True) -> None:
         self.ready = ready
@@ -474,14 +479,14 @@ class Step:
         return self._done
 
     def on(self) -> bool:
-        """One await further, if it can."""
+        """Advance to the next await. Returns False if the coroutine is done or must wait."""
         if self._done or not (self._point and self._point.ready()):
             return False
         self._go(lambda: self._coroutine.send(None))
         return True
 
     def cancel(self, error: BaseException) -> None:
-        """Raise ``error`` where it is suspended."""
+        """Raise ``error`` at the point where the coroutine is suspended."""
         self._go(lambda: self._coroutine.throw(error))
 
     def _go(self, resume: Callable[[], _Point]) -> None:
@@ -494,7 +499,8 @@ class Step:
 
 
 def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Return how many more starts of a thread of each name are refused: none, until the test says so."""
+    """Make thread starts fail on demand. The test sets, for each thread name, how many more starts fail; initially
+    none."""
     refusals: dict[str, int] = {}
     real = system.Thread
 

@@ -1,4 +1,4 @@
-"""The one acquire loop: who waits how long, what is asked, and that every way out leaves nothing behind."""
+"""The acquire loop: how long each waiter waits, which requests it sends, and that every exit leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_what_asking_again_cannot_help_is_raised_at_once(
 
 
 def spent(backend: Scripted, call: Call) -> Busy:
-    """A round was taken back, and one of its servers has not answered that."""
+    """Reply that a round was taken back, but that one of its servers has not confirmed this."""
     return Busy(0.01, spent=True)
 
 
@@ -333,7 +333,7 @@ def test_the_arrival_is_told_by_the_wall_clock() -> None:
     assert before - 0.001 <= Threads().wall() / 1_000_000 <= time.time() + 0.001
 
 
-# Grants that have lived
+# Grants with part of their time used up
 
 
 def test_a_grant_that_has_lived_through_half_of_its_time_is_renewed_once(
@@ -453,7 +453,7 @@ def test_grants_in_a_session_without_proof_do_not_spin(make: Callable[..., Clien
     client = make(backend)
     client.lock("first").acquire()
     backend.always("renew", silence())
-    runtime.advance(29)  # the server answers reads, and nothing proves that the session lives
+    runtime.advance(29)  # the server answers reads, but nothing proves that the session lives
     with pytest.raises(BackendUnavailable):
         client.lock("second").acquire(20)
     assert len(backend.called("attempt")) < 100
@@ -526,7 +526,7 @@ class Interrupt(BaseException):
 
 
 def drive(step: Step, runtime: HandRuntime, awaits: int) -> bool:
-    """Take ``awaits`` awaits; False if it was done before."""
+    """Take ``awaits`` awaits. Returns False if the coroutine was done before."""
     for _ in range(awaits):
         if step.done():
             return False

@@ -1,4 +1,4 @@
-"""The asyncio face: what differs from the blocking one, and that nothing of it can cost a lock."""
+"""The asyncio face: its differences from the blocking face, and that none of them can cost a lock."""
 
 from __future__ import annotations
 
@@ -511,7 +511,7 @@ def test_a_loss_just_before_the_body_leaves_no_cancellation_behind(
     async def main() -> None:
         async with AsyncClient(backend) as client:
             lease = await client.lock("n").acquire()
-            monkeypatch.setattr(HeldAsyncLease, "check", lambda _: take(backend))  # the last look at it before the body
+            monkeypatch.setattr(HeldAsyncLease, "check", lambda _: take(backend))  # the last check before the body
 
             async def hold() -> None:
                 async with lease:
@@ -847,7 +847,7 @@ def test_many_tasks_take_turns(backend: Scripted) -> None:
     run(main)
 
 
-# Loops and the end
+# Several loops, and the end of a loop
 
 
 def test_a_client_belongs_to_one_loop_at_a_time(backend: Scripted) -> None:
@@ -877,7 +877,8 @@ def test_a_client_belongs_to_one_loop_at_a_time(backend: Scripted) -> None:
 
 
 def leave_on_a_closed_loop(main: Callable[[], Coroutine[Any, Any, list[asyncio.Task[Any]]]]) -> list[asyncio.Task[Any]]:
-    """Tasks that wait for ever on a loop that was closed under them, as a program does that uses no asyncio.run()."""
+    """Return tasks that wait forever on a loop that was closed under them, as in a program that does not use
+    asyncio.run()."""
     loop = asyncio.new_event_loop()
     tasks = loop.run_until_complete(main())
     loop.close()
@@ -920,7 +921,7 @@ def test_a_waiter_of_a_closed_loop_gives_its_place_back_though_nobody_uses_the_c
     backend.holders["n"] = "somebody"
 
     async def wait() -> list[asyncio.Task[Any]]:
-        await client.lock("m").acquire()  # its renewals are what keeps a session alive
+        await client.lock("m").acquire()  # its renewals keep the session alive
         tasks = [asyncio.create_task(client.lock("n", fair=True).acquire())]
         await until(lambda: len(backend.queues["n"]) == 1)
         return tasks
@@ -1132,7 +1133,7 @@ CROWD = 60
 
 
 async def crowd_of(client: AsyncClient, backend: Scripted) -> list[asyncio.Task[Any]]:
-    """So many stand in the queue of "n", and have heartbeats to send all the time."""
+    """Start waiters that stand in the queue of "n" and have heartbeats to send all the time."""
     backend.heartbeat = 0.01
     tasks = [asyncio.create_task(client.lock("n", fair=True).acquire()) for _ in range(CROWD)]
     await until(lambda: len(client._kernel.monitor.waiting) == CROWD)

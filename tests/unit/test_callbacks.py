@@ -1,4 +1,4 @@
-"""The user's callbacks: on threads of their own, soon, however many there are and whatever they do."""
+"""The user's callbacks: each runs on a thread of its own, and soon, however many there are and whatever they do."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_one_whose_start_is_interrupted_is_called_once(ticking: Ticking, functio
     with ctrl_c(function, after):
         ticking.callbacks.start(called.append, 1)
     assert ticking.callbacks.wait(5)
-    time.sleep(0.3)  # a second thread would have begun by now
+    time.sleep(0.3)  # a second thread would have started by now
     assert called == [1]
     assert ticking.callbacks.wait(0)
 
@@ -244,7 +244,7 @@ def test_lost_callbacks_begin_before_their_validity_ends_however_many() -> None:
         go_on.wait(30)
 
     for _ in range(150):
-        callbacks.start(writes, loss_valid_for(0.08, runtime.now()))  # less than a callback has until it counts as hung
+        callbacks.start(writes, loss_valid_for(0.08, runtime.now()))  # less than the time until one counts as hung
     eventually(lambda: len(begun) == 64)
     runtime.jump(0.05)
     timers.step(runtime.now())

@@ -1,4 +1,4 @@
-"""What URL, mapping, file and environment mean together, and what a mistake in them is told."""
+"""How URL, mapping, file and environment combine, and which error a mistake in them gives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> WriteFile:
-    """Write multilock.toml in the working directory."""
+    """Return a function that writes multilock.toml in the working directory."""
 
     def write(text: str) -> Path:
         path = tmp_path / "multilock.toml"

@@ -1,4 +1,4 @@
-"""What an acquire and its release cost in the kernel, counted in function calls: times are too noisy for a test."""
+"""The cost of an acquire and its release in the kernel, in function calls: times are too noisy for a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import FrameType
 
 import multilock
 
-# Measured: 118 calls a pair, of which 30 are the memory backend's. Raise it only with a reason.
+# Measured: 118 calls for an acquire and its release, of which 30 are the memory backend's. Raise the limit only with a
+# reason.
 CALLS = 120
 PAIRS = 50
 

@@ -1,5 +1,5 @@
-"""Where two of our rules meet: a finalizer in the middle of ours, a loop that was closed, a fork in a close, an
-interrupt as a thread starts."""
+"""Tests where two rules meet: a finalizer inside our code, a closed loop, a fork during close(), an interrupt as a
+thread starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from multilock.testing import HandRuntime
 from multilock.testing.conformance.base import inner
 from tests.unit.kit import Call, Losses, Scripted, client_on, ctrl_c, eventually, late, refuse_threads, refused, silence
 
-# A finalizer, or a signal handler, in the middle of ours
+# A finalizer, or a signal handler, that runs inside our code
 
 
 def test_a_release_from_within_that_meets_a_loss_is_one_of_both() -> None:
@@ -33,7 +33,7 @@ def test_a_release_from_within_that_meets_a_loss_is_one_of_both() -> None:
     answers: list[bool] = []
     real = kernel.now
 
-    def now() -> float:  # asked by the release, which has seen that the lease is held, and has not ended it yet
+    def now() -> float:  # the release has seen that the lease is held, and has not ended it yet
         if threading.current_thread() is threading.main_thread():
             kernel.now = real
             notice = (inner(lease)._claim.id, LossReason.TAKEN, "taken")
@@ -172,13 +172,13 @@ def test_an_interrupt_as_a_request_begins_does_not_leave_its_thread_inside() -> 
 
 @pytest.mark.oracle
 def test_a_worker_whose_start_is_interrupted_leaves_no_lock_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupts = 8  # of two releases: each submits its job twice, and each of those starts a thread twice
+    interrupts = 8  # for two releases: each submits its job twice, and each submission starts a thread twice
     real = system.Thread
 
     class Interrupted(real):  # type: ignore[valid-type, misc]
         def start(self) -> None:
             nonlocal interrupts
-            ours = threading.current_thread() is threading.main_thread()  # the only one that Python interrupts
+            ours = threading.current_thread() is threading.main_thread()  # Python interrupts only the main thread
             if self.name == "multilock-cleanup" and ours and interrupts:
                 interrupts -= 1
                 raise KeyboardInterrupt
@@ -277,7 +277,7 @@ def test_a_node_stands_also_while_there_is_no_thread_to_tell_who_leads(monkeypat
     client.close()
 
 
-# A ttl that the server has cut while the grant was on its way
+# The server cuts the ttl while the grant is on its way
 
 
 def test_a_grant_that_a_cut_ttl_has_ended_is_nobodys_lease() -> None:
@@ -302,12 +302,12 @@ def test_a_grant_that_a_cut_ttl_has_ended_is_nobodys_lease() -> None:
     assert (lock.is_held(), losses.calls) == (False, [])
 
 
-# A loop that was closed under an election
+# A loop is closed under an election
 
 
 @pytest.fixture
 def unwound() -> Iterator[None]:
-    """What was under way on a loop that was closed unwinds when the test has let go of it, and not in another one."""
+    """Unwind the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
     yield
     gc.collect()
 
@@ -315,7 +315,8 @@ def unwound() -> Iterator[None]:
 def on_closed_loop(
     backend: Backend, steps: Callable[[AsyncClient], Any], *, ttl: float = 2.0
 ) -> tuple[AsyncClient, Any]:
-    """What ``steps(client)`` did on a loop that was closed then, with all that ran on it."""
+    """Run ``steps(client)`` on a loop, and close the loop with everything that still ran on it. Returns the client
+    and the result."""
     client = AsyncClient(backend, ttl=ttl)
     loop = asyncio.new_event_loop()
     try:

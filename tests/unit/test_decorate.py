@@ -1,4 +1,4 @@
-"""What can be wrong with a decorated function or its name, and when it is said. See also test_locks and test_aio."""
+"""Mistakes in a decorated function or its name, and when they are reported. See also test_locks and test_aio."""
 
 from __future__ import annotations
 

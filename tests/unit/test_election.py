@@ -1,4 +1,4 @@
-"""Leader election on both faces: callbacks in pairs and in order, and nobody leads who should not."""
+"""Leader election on both faces: callbacks come in pairs and in order, and no candidate leads that should not."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def client(server: Scripted) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def a_long_head_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For on_elected, whose thread may stand still between its beginning and the call."""
+    """Give on_elected a long head start, since its thread may be delayed between its beginning and the call."""
     monkeypatch.setattr("multilock.election.HEAD_START", 50 * HEAD_START)
 
 
 class Diary:
-    """What the callbacks of one candidate were called with, in order."""
+    """The arguments with which the callbacks of one candidate were called, in order."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []
@@ -65,7 +65,7 @@ class Diary:
 
 
 class Kept:
-    """An on_lost that takes its time, and looks whether the lease is kept meanwhile."""
+    """An on_lost that takes its time, and records whether the lease is still kept meanwhile."""
 
     def __init__(self, server: Scripted) -> None:
         self.server = server
@@ -83,7 +83,7 @@ class Kept:
 
 
 def take(server: Scripted) -> None:
-    """The present leader loses its place to nobody."""
+    """Take the lock away from the present leader and give it to nobody."""
     claim_id = server.holders.pop("e")
     server.notices.gone(claim_id, LossReason.TAKEN, "an operator took it")
 
@@ -220,7 +220,7 @@ def test_on_lost_waits_for_on_elected_however_late_its_thread_comes(
     client.election("e", on_elected=diary.elected, on_lost=diary.lost).campaign()
     take(server)
     while threads:
-        threads.pop()()  # the one that was started last comes first
+        threads.pop()()  # the thread started last runs first
     assert diary.entries == ["elected 1", "lost 1 taken"]
 
 
@@ -625,9 +625,9 @@ def test_a_callback_that_ends_its_thread_ends_no_candidacy(which: str) -> None:
     callbacks: dict[str, Any] = {"on_elected": lambda leadership: terms.append(leadership.term), which: leaves}
     with connect(f"memory://{which}-leaves") as client, client.election("e", **callbacks) as election:
         eventually(lambda: called or terms)
-        if which != "on_elected":  # who raises there resigns by itself
+        if which != "on_elected":  # a candidate whose on_elected raises resigns by itself
             eventually(election.is_leader)
-            eventually(lambda: called or which == "on_lost")  # or two changes are told as one
+            eventually(lambda: called or which == "on_lost")  # or two changes are reported as one
             client.force_release("e")
             eventually(lambda: len(terms) == 2)
         eventually(lambda: len(called) >= (1 if which == "on_lost" else 2))
@@ -662,7 +662,7 @@ def test_an_election_that_could_not_be_stopped_does_not_start_again_unnoticed(se
         eventually(election.is_leader)
 
 
-# Who leads, as others see it
+# How others see the leader
 
 
 def test_observe_begins_with_the_present_leader_and_tells_each_change(client: Client, server: Scripted) -> None:
@@ -764,7 +764,7 @@ def test_an_observer_that_is_not_used_any_more_leaves_nothing_behind(client: Cli
         with pytest.raises(StopIteration):
             next(leaders)
     del leaders
-    client._kernel.followers.changed(None)  # the next that takes the lock; the garbage collector may hold it
+    client._kernel.followers.changed(None)  # a finalizer cannot always take the lock: the next call removes the bell
     assert not client._kernel.followers._bells
 
 

@@ -1,4 +1,4 @@
-"""Elections where something comes at the worst moment: between two steps of a loop, two loops, two threads."""
+"""Elections where something happens at the worst moment: between two steps of a loop, two loops, two threads."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def client(client_in_threads: Client) -> Client:
 
 
 def in_time(call: Callable[[], object]) -> None:
-    """It must not hang."""
+    """Run ``main`` with a time limit: it must not hang."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(5)
     assert not thread.is_alive()
 
 
-# A task that is cancelled before its first step has never begun: its coroutine sees nothing of it
+# A task that is cancelled before its first step never begins: its coroutine learns nothing of it
 
 
 async def unbegun_besides(known: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-    """The tasks that are new, before the first step of any."""
+    """Return the tasks that are new, before any of them takes its first step."""
     while True:
         if new := asyncio.all_tasks() - known:
             return new
@@ -211,7 +211,7 @@ def test_an_on_lost_that_is_cancelled_before_its_first_step_is_called_all_the_sa
 
 @pytest.fixture(autouse=True)
 def unwound() -> Iterator[None]:
-    """What was under way on a loop that was closed unwinds when the test has let go of it, and not in another one."""
+    """Unwind the remains of a closed loop as soon as the test has dropped them, and not during a later test."""
     yield
     gc.collect()
 
@@ -250,7 +250,7 @@ def test_a_leadership_that_was_lost_between_two_loops_is_told_on_the_next_which_
 @pytest.mark.parametrize("led", [True, False], ids=["led", "waited"])
 def test_a_candidacy_of_a_closed_loop_that_unwinds_late_ends_nothing_of_the_next(server: Scripted, led: bool) -> None:
     elected: list[AsyncLeadership] = []
-    standing: list[asyncio.Task[Any] | None] = []  # the garbage collector comes when it likes: not before we let go
+    standing: list[asyncio.Task[Any] | None] = []  # the garbage collector must not run before we drop the reference
     if not led:
         server.holders["e"] = "other"
 
@@ -280,7 +280,7 @@ def test_a_candidacy_of_a_closed_loop_that_unwinds_late_ends_nothing_of_the_next
     run(next_loop)
 
 
-# In the middle of ours
+# Inside our own code
 
 
 @pytest.mark.parametrize("how", ["stop", "resign", "release"])
@@ -293,7 +293,7 @@ def test_a_finalizer_that_ends_a_leadership_in_the_middle_of_its_election_waits_
     leadership = election.campaign()
 
     def finalize() -> None:
-        with election._office.lock:  # where the garbage collector may come
+        with election._office.lock:  # where the garbage collector may run
             getattr(leadership if how == "release" else election, how)()
 
     in_time(finalize)
@@ -310,12 +310,12 @@ def test_of_two_starts_at_once_one_stands_and_the_other_does_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     election = client.election("e")
-    both = threading.Barrier(2)  # passed as they begin, and again if both get to where one is to be
+    both = threading.Barrier(2)  # passed at the beginning, and again if both threads reach the critical section
     check_open = client._kernel.check_open
 
     def checked_together() -> None:
         check_open()
-        if election._stop is None:  # where one of them is, the other is not to be; if it is, they go on together
+        if election._stop is None:  # one thread at most may be here; if both are, they go on together
             with contextlib.suppress(threading.BrokenBarrierError):
                 both.wait(0.3)
 
@@ -359,7 +359,7 @@ def test_elections_may_be_made_while_another_thread_asks_for_the_candidacies(cli
     assert len(elections) == 20000
 
 
-# The process can have no more threads
+# The process cannot start more threads
 
 
 def test_an_election_whose_thread_is_refused_stands_when_there_is_one(
@@ -404,7 +404,7 @@ def test_a_close_in_the_middle_of_ours_without_a_thread_goes_on_when_there_is_on
     eventually(lambda: server.closed == 1)
 
 
-# What is not used any more
+# Unused elections
 
 
 def test_an_observer_that_was_dropped_keeps_no_dropped_client(client: Client) -> None:
@@ -428,7 +428,7 @@ def campaign_and_release(client: Client, **callbacks: Any) -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 @pytest.mark.parametrize(
     ("use", "function"),
     [
@@ -454,7 +454,8 @@ def test_an_interrupt_anywhere_leaves_nobody_leading(use: Callable[..., None], f
             break
         runtime.advance(120)
         step += 1
-        # As __enter__ or __exit__ itself begins nothing of ours is there yet to run: it leads on, and on_lost waits.
+        # When the interrupt comes as __enter__ or __exit__ itself begins, none of our code runs yet. The candidate
+        # stays leader, and on_lost waits.
         if where[0].split(":")[0].endswith(("__exit__", "Waits.__enter__")):
             continue
         if backend.holders:

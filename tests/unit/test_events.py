@@ -1,4 +1,4 @@
-"""What happens is told: typed, in order, off the threads that do the work."""
+"""Events are typed, arrive in order, and are delivered off the threads that do the work."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_busy_program_starts_no_thread_for_each_of_its_events(monkeypatch: pyt
             with client.lock("n"):
                 pass
             eventually(lambda: len(heard) == 2 * count)  # noqa: B023
-    assert started.count("multilock-callback") < 5  # one; one more where the machine stood still inside a callback
+    assert started.count("multilock-callback") < 5  # one; a second one if the machine paused inside a callback
 
 
 def test_an_event_of_the_last_moment_is_told_after_the_client_was_closed() -> None:

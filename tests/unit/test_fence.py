@@ -1,4 +1,4 @@
-"""``hard_fence``: when the operating system would end this process; and that it does, by processes that end so."""
+"""``hard_fence``: when the operating system would kill this process, and that it does, in real processes."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_several_locks_are_all_unfenced_when_their_release_begins(
 
 
 def test_several_locks_that_nobody_got_end_no_process(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
-    """The first is held, and lost in the outage in which the request for the second gives up."""
+    """The first lock is held. It is lost in the outage in which the request for the second one gives up."""
 
     def outage(backend: Scripted, call: Call) -> Any:
         backend.always("release", silence())
@@ -303,7 +303,7 @@ def test_a_lease_that_is_lost_before_async_with_is_not_fenced(several: bool) -> 
 
 
 class Recorded:
-    """A killer that kills nobody."""
+    """A killer that only records its calls."""
 
     set_to = NEVER
     times = 0
@@ -355,7 +355,7 @@ def test_a_release_that_is_interrupted_anywhere_leaves_no_fence(client: Client, 
         lease = client.lock("n", hard_fence=True).acquire()
         with contextlib.suppress(KeyboardInterrupt), interrupted_at(step, "GivingBack.release") as where:
             lease.release()
-        lease.release()  # if the interrupt came before it began
+        lease.release()  # if the interrupt came before the release began
         runtime.settle()
         assert runtime.kills_at == NEVER, (step, where)
         if not where:
@@ -387,7 +387,7 @@ def test_it_is_true_or_false(client: Client, value: Any) -> None:
 
 
 def test_a_release_in_the_middle_of_another_is_not_forgotten() -> None:
-    """By a signal handler, or a finalizer."""
+    """The second release comes from a signal handler or a finalizer."""
 
     class Interrupted:
         set_to = NEVER
@@ -408,7 +408,7 @@ def test_a_release_in_the_middle_of_another_is_not_forgotten() -> None:
 @pytest.mark.oracle
 @pytest.mark.parametrize("at", range(6))
 def test_an_interrupt_while_it_is_set_leaves_no_time_when_it_is_lifted(at: int) -> None:
-    """Before the system has the time, after it, and while it is taken back."""
+    """The interrupt comes before the operating system has the new time, after it, and while the time is taken back."""
 
     class Interrupted(Recorded):
         def at(self, when: float) -> None:
@@ -448,7 +448,7 @@ def test_the_first_of_thousands_counts_whatever_was_renewed_or_lifted() -> None:
 
 
 def test_ten_thousand_fenced_locks_are_renewed_in_less_than_a_second() -> None:
-    """As slow as a heap: with a search of all for each renewal it takes ten."""
+    """A heap is fast enough. A search through all locks at each renewal would take ten seconds."""
     fence = Fence(killer := Recorded())
     for number in range(10_000):
         fence.keep(f"c{number}", 1000 + number)
@@ -503,7 +503,7 @@ def holder(body: str, renew: bool = True, ttl: float = TTL) -> subprocess.Popen[
 
 @pytest.mark.parametrize("why", STUCK)
 def test_a_process_that_cannot_prove_its_lease_is_killed(why: str) -> None:
-    renewed = why != "at work in another thread"  # one that is healthy renews
+    renewed = why != "at work in another thread"  # a healthy process renews
     with holder(STUCK[why], renew=renewed) as process:
         assert process.stdout is not None
         granted_until = float(process.stdout.readline())

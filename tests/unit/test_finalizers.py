@@ -1,4 +1,4 @@
-"""What the garbage collector does in the middle of ours: release a lease, drop a client."""
+"""Actions of the garbage collector inside our own code: release a lease, drop a client."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def use_async(url: str) -> None:
 
 
 def descriptors(of: str) -> list[str]:
-    """Of this process, by what they lead to: clients that other tests left behind may open others meanwhile."""
+    """Return those targets of this process's descriptors that contain ``of``. A plain count would not do,
+    since leftover clients of other tests may open other files meanwhile."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one with which they are listed
@@ -148,7 +149,7 @@ def test_a_dropped_client_leaves_neither_threads_nor_descriptors(
 
 
 class Ours(Scripted):
-    """Known from the clients of other tests, which may be collected meanwhile."""
+    """A class of its own, to tell this test's clients from those of other tests that may be collected meanwhile."""
 
     scheme = "ours"
 
@@ -181,7 +182,7 @@ def test_a_lease_keeps_the_client_that_was_dropped_until_it_ends() -> None:
         assert not backend.closed
         assert lease.release()
         del lease
-        eventually(lambda: (gc.collect(), backend.closed)[1], within=15)  # it looks every 5 s
+        eventually(lambda: (gc.collect(), backend.closed)[1], within=15)  # the reaper looks every 5 s
         telling.flush(5)
 
 

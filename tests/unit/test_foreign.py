@@ -1,4 +1,4 @@
-"""Who types redis-py's names for a lock is told ours."""
+"""A user who types redis-py's names for a lock is told the names of multilock."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.unit.kit import Scripted, Step, StepFace, client_on, ctrl_c, silence
 
 
 class Crowd:
-    """Acquires of one client that go on together, one await at a time."""
+    """Acquires of one client that advance together, one await at a time."""
 
     def __init__(self, backend: Scripted, runtime: HandRuntime, **options: Any) -> None:
         self.runtime = runtime
@@ -180,7 +180,7 @@ def test_silence_is_the_last_word_for_a_waiter_at_the_gate(backend: Scripted, ru
 
 
 def begin(crowd: Crowd, timeout: float | None = None) -> Step:
-    """An acquire that goes on only when the test says so."""
+    """Begin an acquire that advances only when the test steps it."""
     return Step(acquire(crowd.kernel, crowd.client.lock("n")._want, timeout))  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The background cancel: repeated until answered, with patience, and not for ever."""
+"""The background cancel: repeated patiently until it is answered, but not forever."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_many_cancels_go_on_side_by_side(client: Client, backend: Scripted, runt
 
 
 def answered_after(client: Client, runtime: HandRuntime, seconds: float) -> None:
-    """The clean-up has its workers from then on."""
+    """Let the worker threads of the clean-up go on ``seconds`` from now."""
     client._kernel.timers.at(runtime.now() + seconds, runtime.release_jobs)
 
 
@@ -230,7 +230,7 @@ def test_a_try_waits_for_no_withdrawal_of_another_name_nor_for_one_that_pauses(
     client: Client, backend: Scripted, runtime: HandRuntime
 ) -> None:
     backend.script("release", *[silence(0.0)] * 3)
-    lose_a_reply(client, backend)  # its first cancel was not answered: it pauses
+    lose_a_reply(client, backend)  # its first cancel was not answered, so it pauses
     began = runtime.now()
     assert client.lock("n").try_acquire() is None
     assert runtime.now() == began
@@ -255,7 +255,7 @@ def test_a_withdrawal_without_an_answer_lets_the_try_go_on_at_once(
 
 
 def partly(*, ours: bool = True) -> Callable[[Scripted, Call], Returned]:
-    """Of several servers one has not answered."""
+    """Reply that one of several servers has not answered."""
 
     def answer(backend: Scripted, call: Call) -> Returned:
         call.execute()
@@ -307,7 +307,8 @@ def test_a_background_cancel_goes_on_until_it_is_complete(
 
 
 def interrupted_everywhere(function: str, end: Callable[[Client, Lease], object]) -> Iterator[Scripted]:
-    """A client whose lease of "n" was ended so, for every point of ``function`` at which that can be interrupted."""
+    """Yield a backend for each point at which ``function`` can be interrupted, after ``end`` has given the lease of
+    "n" back."""
     step = 0
     while True:
         runtime = HandRuntime()

@@ -1,4 +1,4 @@
-"""What a lease says of itself: from the clock at every call, whatever else goes on."""
+"""The state that a lease reports: it asks the clock at every call, whatever else goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multilock.testing import HandRuntime
 from tests.unit.kit import Losses, Scripted, late, silence, state_of
 
 TTL = 30.0
-LOST_AFTER = TTL - 0.302 - 3.0  # of the sending: drift, and the callback's tenth
+LOST_AFTER = TTL - 0.302 - 3.0  # after the request was sent: less the drift, and the tenth kept for the callback
 
 
 def test_validity_counts_from_the_sending_of_the_request_and_not_from_its_answer(
@@ -39,7 +39,7 @@ def test_a_renewal_counts_from_its_sending_too(client: Client, backend: Scripted
 
 def test_is_held_turns_false_with_the_clock_alone(client: Client, runtime: HandRuntime) -> None:
     lease = client.lock("n", renew=False).acquire()
-    runtime.jump(LOST_AFTER - 0.01)  # nothing of this process runs
+    runtime.jump(LOST_AFTER - 0.01)  # no thread of this process runs
     assert lease.is_held()
     assert state_of(lease) is LeaseState.HELD
     runtime.jump(0.02)

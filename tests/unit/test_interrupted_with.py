@@ -1,4 +1,4 @@
-"""Ctrl-C, or a time limit by signal, anywhere in the end of a ``with``: the lock is given back."""
+"""Ctrl-C, or a time limit by signal, at any point of a ``with``: the lock is given back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def enter_reentrant_threading_lock(client: Client) -> None:
         pass
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 @pytest.mark.parametrize(
     ("use", "function"),
     [
@@ -82,8 +82,9 @@ def test_wherever_a_with_is_interrupted_the_lock_is_given_back(
             use(client)
         if not where:
             break
-        runtime.advance(0.5)  # what goes on in the background
-        # As __enter__ or __exit__ itself begins nothing of ours has run: these points cannot be covered.
+        runtime.advance(0.5)  # time for the work in the background
+        # At the points where __enter__ or __exit__ itself begins, none of our code has run yet, so we cannot cover
+        # them.
         if backend.holders and not where[0].partition(":")[0].endswith(("__enter__", "__exit__")):
             held.append((step, where))
         backend.holders.clear()

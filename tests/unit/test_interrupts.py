@@ -1,4 +1,4 @@
-"""What is interrupted is finished all the same: `surely` and `Once`, at every point at which CPython may interrupt."""
+"""Interrupted work is finished all the same: `surely` and `Once`, at every point at which CPython may interrupt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = "/tests/unit/test_interrupts.py"
 
 
 class Books:
-    """Three entries, each made once, and the first of them inside the step."""
+    """Three entries. Each must be made only once, and the first one is made inside the step."""
 
     def __init__(self) -> None:
         self.entries: list[str] = []
@@ -85,7 +85,7 @@ def test_a_callback_that_two_start_is_called_once() -> None:
 
 
 def test_no_interrupt_is_raised_as_a_generator_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPython looks for no signal there, and an exception would only be said to be ignored."""
+    """CPython checks for no signal at this point. An exception raised there would only be reported as ignored."""
     ignored: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
 

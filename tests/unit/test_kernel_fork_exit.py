@@ -1,4 +1,4 @@
-"""What happens to a client when its process forks, ends, or is closed."""
+"""A client when its process forks, when the process ends, and when the client is closed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fork_in_c() -> int:
-    """As daemon(3) and other C libraries do it: Python is not told, and calls no hook."""
+    """Fork as daemon(3) and other C libraries do: Python is not informed, and runs no hook."""
     time.sleep(0.1)  # a thread that takes the interpreter at this moment would leave it locked in the child
     pid: int = ctypes.PyDLL(None).fork()
     return pid
@@ -51,10 +51,11 @@ FORKS = pytest.mark.parametrize("fork", [os.fork, fork_in_c])
 
 
 def in_child(function: Callable[[], Any], fork: Callable[[], int] = os.fork) -> Any:
-    """``function()`` in a forked child: its result, by way of JSON. The child is killed after ten seconds."""
+    """Run ``function()`` in a forked child, and return its result by way of JSON. The child is killed after ten
+    seconds."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads: they are the point here
+        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of threads, intended here
         pid = fork()
     if pid == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -239,7 +240,7 @@ def test_in_a_forked_child_a_client_opens_afresh_under_a_new_name(
         def renewed() -> list[str]:
             return [claim.name for call in real.called("renew") for claim in call.claims if claim.id == fresh.id]
 
-        eventually(lambda: len(renewed()) >= 3)  # by then it would be over without them
+        eventually(lambda: len(renewed()) >= 3)  # without renewals the lease would have ended by then
         return [
             real.opened,
             real.notices.client != name,
@@ -351,7 +352,7 @@ client = client_on(backend, Threads(), ttl=10.0)
 
 
 def run(script: str, *arguments: str) -> tuple[list[str], float, int]:
-    """The lines it printed, the seconds it took, its exit code."""
+    """Run the script. Returns the lines it printed, the seconds it took, and its exit code."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + script, *arguments],
@@ -403,7 +404,7 @@ def test_exit_takes_two_seconds_at_most_however_silent_the_backend() -> None:
     )
     before, after = (float(line.split()[1]) for line in lines if line.startswith("clock"))
     assert 1.0 < after - before < 2.0 + 1.5
-    assert seconds < 20  # the start and the end of the interpreter are in it
+    assert seconds < 20  # includes the start and the end of the interpreter
     assert code == 0
 
 
@@ -423,7 +424,7 @@ def test_no_thread_keeps_the_process_alive() -> None:
         "time.sleep(0.5)\n"
     )
     assert "release m True" in lines
-    assert seconds < 20  # what must not keep it takes 60
+    assert seconds < 20  # the work that must not delay the exit takes 60
     assert code == 0
 
 
@@ -492,7 +493,7 @@ def test_close_lets_callbacks_hang_for_one_request_timeout(real: Scripted) -> No
     began = time.monotonic()
     client.close()
     assert 0.3 <= time.monotonic() - began < 2
-    eventually(lambda: real.holders == {})  # an answer has one request timeout too
+    eventually(lambda: real.holders == {})  # an answer may take one request timeout, too
     hang.set()
 
 

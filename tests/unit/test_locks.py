@@ -45,7 +45,7 @@ def threads() -> Iterator[Client]:
 
 
 def take(backend: Scripted) -> None:
-    """An operator takes the newest lease's name away, and the server says so."""
+    """An operator takes the newest lease's name away, and the server reports it."""
     claim = backend.called("attempt")[-1].claims[0]
     backend.holders[claim.name] = "an operator"
     backend.notices.gone(claim.id, LossReason.TAKEN, "an operator took it")
@@ -332,7 +332,7 @@ def test_a_with_may_end_in_another_thread_than_it_began(client: Client, backend:
 
 
 class Dependency:
-    """A generator around ``with lock``, as a web framework drives it: its two halves on whatever threads are free."""
+    """A generator around ``with lock``, as a web framework drives it: each half runs on any free thread."""
 
     def __init__(self, lock: Any) -> None:
         self._generator = self._hold(lock)
@@ -351,7 +351,7 @@ class Dependency:
 
 @pytest.fixture
 def pools() -> Iterator[list[ThreadPoolExecutor]]:
-    """Threads, one each."""
+    """Three pools with one thread each."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(3)]
 
@@ -379,7 +379,7 @@ def test_the_with_of_a_generator_ends_its_own_lease_in_whatever_thread(
 
 
 def entered(pool: ThreadPoolExecutor, lock: Any) -> tuple[contextlib.ExitStack, Any]:
-    """An exit stack that entered the lock object in that thread, and what it got."""
+    """Enter the lock object through an exit stack in that thread. Returns the stack and the value entered."""
     stack = contextlib.ExitStack()
     return stack, pool.submit(stack.enter_context, lock).result(10)
 
@@ -437,7 +437,7 @@ def test_of_two_leases_that_both_seem_held_a_third_thread_ends_none(
     backend: Any = threads._kernel.backend
     lock = threads.lock("n")
     first, gone = entered(pools[0], lock)
-    del backend.holders["n"]  # by an operator, and nobody here has heard of it
+    del backend.holders["n"]  # an operator's release, of which nobody here has been notified
     second, held = entered(pools[1], lock)
     assert isinstance(closed(pools[2], first), NotHeld)
     assert gone.is_held()
@@ -482,7 +482,7 @@ def test_a_paused_reentrant_lease_is_not_entered_again(client: Client, runtime: 
     assert not first.is_held()
 
 
-# What can be wrong
+# Misuse
 
 
 @pytest.mark.parametrize(
@@ -989,7 +989,7 @@ def test_what_is_being_released_when_the_client_closes_is_released_and_never_los
     releasing = threading.Thread(target=lambda: answers.append(lease.release()))
     lose = threads._kernel.monitor.lose
 
-    def release_first(*args: Any, **options: Any) -> bool:  # close() has seen it held, and comes to lose it
+    def release_first(*args: Any, **options: Any) -> bool:  # close() has seen it held, and is about to lose it
         if not releasing.ident:
             releasing.start()
             eventually(lambda: inner(lease)._state == RELEASING)

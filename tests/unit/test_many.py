@@ -1,4 +1,4 @@
-"""Several locks at once: what no backend is needed for, and what comes at the worst moment."""
+"""Several locks at once: everything that needs no backend, and events at the worst moment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def runtime() -> HandRuntime:
 
 
 class Resting(Scripted):
-    """It keeps a released name taken, and says for which."""
+    """A backend that keeps a released name taken, and records which name and for how long."""
 
     def __init__(self, runtime: HandRuntime) -> None:
         super().__init__(runtime, hold_at_least=True)
@@ -58,7 +58,7 @@ def hand(scripted: Resting, runtime: HandRuntime) -> Iterator[Client]:
 
 
 def lose(backend: Scripted) -> None:
-    """The first name that was acquired."""
+    """Lose the name that was acquired first."""
     claim = backend.called("attempt")[0].claims[0]
     del backend.holders[claim.name]
     backend.notices.gone(claim.id, LossReason.TAKEN, "a test took it")
@@ -278,7 +278,7 @@ def test_a_lost_set_is_kept_by_nothing_once_it_is_released(client: Client, backe
         kept = weakref.ref(lease)
         del lease
     eventually(lambda: backend.holders == {})
-    with lock:  # the lock object knows its newest lease
+    with lock:  # the lock object remembers its newest lease
         eventually(lambda: gc.collect() >= 0 and kept() is None)
 
 
@@ -369,7 +369,7 @@ def test_a_forked_child_holds_none_of_a_set_and_lost_none(client: Client, backen
 
 
 @pytest.mark.oracle
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
         with Client(backend, ttl=20, request_timeout=0.2) as client:
@@ -382,14 +382,14 @@ def test_an_interrupt_anywhere_in_the_acquire_leaves_nothing(backend: Scripted) 
                 eventually(lambda: backend.holders == {})
             else:
                 assert lease.release()
-                if not where:  # else a finalizer was interrupted, which tells nobody
+                if not where:  # otherwise a finalizer was interrupted, which no caller sees
                     break
     assert step > 100
 
 
 @pytest.mark.oracle
 @pytest.mark.timeout(240)  # some hundred clients, one after the other
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that was never begun
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a coroutine that never began
 def test_an_interrupt_anywhere_in_with_leaves_nothing(backend: Scripted) -> None:
     for step in range(10_000):
         with Client(backend, ttl=20, request_timeout=0.2) as client:

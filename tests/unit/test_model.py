@@ -1,4 +1,4 @@
-"""The frozen words, and the one text that backends store."""
+"""The frozen classes of the model, and the one text that backends store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices of the backend become states: once, and before anything that could block."""
+"""Notices of the backend become states of leases: once each, and before anything that could block."""
 
 from __future__ import annotations
 
@@ -155,11 +155,11 @@ def test_a_notice_wakes_every_waiter_after_a_reconnect(client: Client, backend: 
     assert rung == ["b", "a", "b"]
 
 
-# ---- told while the grant is on its way: its lease is not made, for nobody would tell its holder again
+# ---- A notice while the grant is on its way. No lease is made, for nobody would notify its holder again
 
 
 def told_meanwhile(tell: Callable[[Scripted, Granted, str], None]) -> Answer:
-    """An honest answer, and a notice that overtakes it."""
+    """Give an honest reply, and a notice that overtakes it."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         granted = call.execute()

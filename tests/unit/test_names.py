@@ -1,4 +1,4 @@
-"""What names, identities and times may be, and how a name becomes a key."""
+"""The rules for names, identities and times, and how a name becomes a key."""
 
 from __future__ import annotations
 

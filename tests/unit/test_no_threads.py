@@ -1,4 +1,4 @@
-"""A process that can have no more threads for a while: no lock is lost by it, and what it is told is ours."""
+"""A process that cannot start more threads for a while loses no lock by that, and the errors it gets are ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.kit import Call, Losses, Scripted, client_on, eventually, refuse
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many more threads of a name are refused."""
+    """The number of further starts that fail, by thread name."""
     return refuse_threads(monkeypatch)
 
 

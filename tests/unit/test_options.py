@@ -1,4 +1,5 @@
-"""How a backend reads its options: text from a URL and objects from a program say the same, and errors are told."""
+"""How a backend reads its options: text from a URL and objects from a program mean the same, and mistakes are
+reported."""
 
 from __future__ import annotations
 

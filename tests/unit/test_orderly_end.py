@@ -28,7 +28,7 @@ def client(client_in_threads: Client) -> Client:
 
 
 class Job:
-    """What runs in an election until the test lets it go, whatever it is told."""
+    """Work or callback of an election that ignores all requests to end, and runs until the test lets it go."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -71,7 +71,7 @@ class Aside:
 
 
 def leads(election: Election, job: Job) -> Aside:
-    """``job`` is the work of a run() in a thread of its own."""
+    """Run ``job`` as the work of a run() in a thread of its own."""
     running = Aside(lambda: election.run(job))
     assert job.begun.wait(5)
     return running
@@ -85,7 +85,7 @@ NAMES = {"work": "its work", "on_elected": "on_elected", "on_lost": "on_lost"}
 
 
 def with_job(client: Client, part: str, job: Any, **options: Any) -> tuple[Election, Aside | None]:
-    """A leader one part of which runs until the test lets it go."""
+    """Return an election that leads and whose given part runs until the test lets it go."""
     if part == "work":
         election = client.election("e", **options)
         return election, leads(election, job)
@@ -162,7 +162,7 @@ def test_a_work_that_waits_for_a_loss_hears_of_a_resignation(client: Client) -> 
         return leadership.wait_lost()
 
     running = Aside(lambda: election.run(work))
-    eventually(lambda: terms and len(terms[0]._hooks or ()) == 2)  # the election's own, and that of who waits
+    eventually(lambda: terms and len(terms[0]._hooks or ()) == 2)  # the election's own hook, and that of wait_lost()
     election.stop()
     assert running.join() is None
     assert terms[0].wait_lost() is None
@@ -264,7 +264,7 @@ def test_a_resignation_before_the_work_begins_keeps_it_from_beginning(
     assert resigning[0].join() is True
 
 
-# Who is waited for
+# For whom it waits
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -324,7 +324,7 @@ def test_on_lost_of_a_loss_stops_without_waiting_for_the_work(client: Client, se
     assert running.join() is None
 
 
-# What comes in between
+# Events that come in between
 
 
 def test_a_loss_in_the_grace_is_told_once_and_ends_it_with_a_warning(
@@ -398,7 +398,7 @@ def test_a_leadership_that_was_stopped_from_within_is_closed_in_order(
     client: Client, server: Scripted, job: Job
 ) -> None:
     def elected(leadership: Leadership) -> None:
-        eventually(lambda: election._office.condition._bells)  # on which the standing waits
+        eventually(lambda: election._office.condition._bells)  # on which start() depends
         election.stop()
 
     election = client.election("e", on_elected=elected, on_lost=job)
@@ -515,7 +515,7 @@ def test_in_child_forked_in_the_grace_nothing_is_waited_for(client: Client, serv
 
 
 def async_job(ends: list[str], go: asyncio.Event | None = None, *, seconds: float = 0.2) -> Any:
-    """It runs for ever, and cleans up when it is cancelled."""
+    """Return a job that runs forever, and cleans up when it is cancelled."""
 
     async def job(leadership: AsyncLeadership) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Interpreters in which gevent or eventlet has put greenlets in the place of threads."""
+"""Interpreters in which gevent or eventlet has replaced threads with greenlets."""
 
 from __future__ import annotations
 

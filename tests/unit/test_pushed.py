@@ -1,4 +1,4 @@
-"""A push that is a grant (`Notices.granted`): when it makes a lease, and for how long that one counts."""
+"""A push that is a grant (`Notices.granted`): when it becomes a lease, and for how long the lease is valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ VALID_FOR = 6.0
 
 
 def hand_over(backend: Scripted, claim: Claim, sent_at: float, *, valid_for: float = VALID_FOR) -> None:
-    """The server gives the name to this waiter, by the deadline of its request of then, and pushes that."""
+    """Let the server give the name to this waiter, and push the grant. Its validity counts from the sending of the
+    request."""
     backend.holders[claim.name] = claim.id
     backend.queues[claim.name].remove(claim.id)
     backend.notices.granted(
@@ -28,7 +29,8 @@ def hand_over(backend: Scripted, claim: Claim, sent_at: float, *, valid_for: flo
 
 
 def then_handed_over(client: Client, after: float, sent_at: float | None = None) -> Answer:
-    """A request that joins; ``after`` seconds later it is handed the name, and told so."""
+    """Reply to a request that joins the queue. ``after`` seconds later the server hands the name over and pushes the
+    grant."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         kernel, [claim] = client._kernel, call.claims
@@ -45,7 +47,7 @@ def honest(backend: Scripted, call: Call) -> Any:
 
 @pytest.fixture
 def lock(client: Client, backend: Scripted) -> Any:
-    """Of a name that another has; the watchdog runs."""
+    """A lock whose name another client holds, with the watchdog running."""
     client.lock("other").acquire()
     backend.calls.clear()
     backend.holders["n"] = "somebody"
@@ -110,7 +112,7 @@ def test_one_that_is_half_over_is_a_hint(
 def test_one_that_promises_more_than_anybody_was_granted_is_a_hint(
     client: Client, lock: DistributedLock, backend: Scripted, runtime: HandRuntime, granted: float
 ) -> None:
-    """A server may grant its sessions more than was asked for; a message may say anything."""
+    """A server may grant its sessions more time than was asked for, and a pushed message may claim anything."""
     backend.notices.group("server", granted, granted / 3)
 
     def answer(backend: Scripted, call: Call) -> Any:
@@ -161,7 +163,7 @@ def test_it_counts_after_an_answer_that_was_older(client: Client, lock: Distribu
 def test_one_that_a_hint_has_followed_is_not_believed_without_asking(
     client: Client, lock: DistributedLock, backend: Scripted, everybody: bool
 ) -> None:
-    """Somebody may have taken the name from it since, and another may have it by now."""
+    """The name may have been taken away since the push, and another client may hold it by now."""
 
     def handed_over_and_taken_back(backend: Scripted, call: Call) -> Any:
         answer, [claim] = call.execute(), call.claims
@@ -180,7 +182,7 @@ def test_one_that_a_hint_has_followed_is_not_believed_without_asking(
 def test_after_a_request_without_an_answer_its_release_is_final(
     make: Callable[..., Client], backend: Scripted, unanswered: Answer
 ) -> None:
-    """What was not answered may still be executed, after the release: it would make an orphan."""
+    """An unanswered request may still be executed after the release, and would then make an orphan."""
 
     def handed_over_and_silent(backend: Scripted, call: Call) -> Any:
         hand_over(backend, call.claims[0], 1000.0)

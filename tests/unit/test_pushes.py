@@ -1,4 +1,4 @@
-"""What is said of push connections that are down: once, when it lasts, and when they are back."""
+"""Reports about push connections that are down: once, when the outage lasts, and when they are back."""
 
 from __future__ import annotations
 

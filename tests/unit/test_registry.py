@@ -1,4 +1,4 @@
-"""Which backend a scheme opens, and what is said when there is none."""
+"""The backend that a scheme opens, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _own_registrations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Opened:
-    """Stands for a backend; keeps what it was opened with."""
+    """Stands in for a backend, and keeps what it was opened with."""
 
     spi_version = SPI_VERSION
 
@@ -143,7 +143,7 @@ def test_a_backend_of_ours_is_called_as_its_url_is(scheme: str) -> None:
 
 
 class Undeclared:
-    """A backend of before there was a version to declare."""
+    """A backend from the time before backends declared a version."""
 
 
 @pytest.mark.parametrize(

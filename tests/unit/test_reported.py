@@ -1,4 +1,4 @@
-"""Defects that somebody met, each with the test that would have shown it."""
+"""Defects that users or reviewers met, each with the test that would have shown it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client(url: str) -> Iterator[multilock.Client]:
 
 
 class InterruptedOnce:
-    """Does what ``call`` does, and the first time is interrupted before or after it."""
+    """Call ``call``. The first time, raise KeyboardInterrupt before or after it."""
 
     def __init__(self, call: Callable[..., Any], *, after: bool) -> None:
         self.call = call
@@ -55,7 +55,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, place: object, method: str, *, af
 
 
 def free_for_everybody(client: multilock.Client, url: str) -> bool:
-    """Whether another thread of the client, and another client, get the lock soon."""
+    """Return whether another thread of this client, and another client, get the lock soon."""
     taken: list[bool] = []
 
     def take() -> None:
@@ -162,7 +162,7 @@ def test_an_interrupt_as_a_loss_is_being_told_keeps_it_from_nobody(
     waiter.join(5)
     assert not waiter.is_alive()
     eventually(lambda: told)
-    time.sleep(0.3)  # a second thread would have begun by now
+    time.sleep(0.3)  # a second thread would have started by now
     assert len(told) == 1
     assert client._kernel.held == {}
 

@@ -54,7 +54,7 @@ def test_a_ring_wakes_who_waits_for_ever() -> None:
 
 
 def test_a_signal_handler_may_ring_while_its_thread_waits(alarm: None) -> None:
-    """With `threading.Event` it would hang where it met the thread inside that event's own lock."""
+    """A `threading.Event` would hang if the signal met the thread while it held that event's own lock."""
     bell = Threads().bell()
     signal.signal(signal.SIGALRM, lambda *_: bell.ring())
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -77,7 +77,7 @@ def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
     ticker = Threads().ticker(step, lambda error: None, "test-ticker")
     ticker.start()
     eventually(lambda: ticker.late() == 0 and len(steps) == 1)
-    time.sleep(0.1)  # it waits to be woken
+    time.sleep(0.1)  # the ticker waits to be woken
     with ctrl_c("_LockBell.ring"):
         ticker.poke(now())
     ticker.poke(now() + 1)
@@ -86,7 +86,7 @@ def test_an_interrupted_poke_leaves_no_deaf_ticker() -> None:
 
 
 class Sleeper(Threads):
-    """A machine whose sleep the clock counts, and the waits of the operating system do not."""
+    """A machine whose clock counts the time asleep, while the operating system's waits do not."""
 
     slept = 0.0
 
@@ -105,7 +105,7 @@ def test_a_machine_that_slept_over_a_deadline_is_told_when_it_wakes_up(
     client = client_on(Scripted(machine), machine)
     losses = Losses()
     client.lock("n", ttl=300.0, renew=renew, on_lost=losses).acquire()
-    time.sleep(1.5)  # whatever is done soon is done
+    time.sleep(1.5)  # time for the work that is due soon
     machine.slept = 400.0
     assert losses.wait(within=10).reason is LossReason.PAUSED
     client.close()
@@ -116,7 +116,7 @@ def test_a_ticker_with_nothing_to_do_does_not_wake_up(monkeypatch: pytest.Monkey
     wait = runtime._LockBell.wait
 
     def noted(bell: runtime._LockBell, seconds: float) -> bool:
-        if threading.current_thread().name == "test-ticker":  # those of other tests may still end
+        if threading.current_thread().name == "test-ticker":  # tickers of other tests may still be ending
             waits.append(seconds)
         return wait(bell, seconds)
 

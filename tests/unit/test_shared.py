@@ -1,4 +1,4 @@
-"""Readers, writers and permits in the kernel and the faces, on a backend that says what it was asked."""
+"""Readers, writers and permits in the kernel and the faces, on a backend that records its requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def client(backend: Scripted) -> Iterator[Client]:
 
 @pytest.fixture
 def together() -> Iterator[Client]:
-    """Of a backend that lets several hold."""
+    """A client of a backend that lets several hold at once."""
     with multilock.connect("memory://unit-shared") as client:
         yield client
 

@@ -1,7 +1,7 @@
 """The kernel against the reference backend in a world where everything goes wrong, on a clock driven by hand.
 
 Several clients take, keep and give back a few names. The world loses requests and replies, answers late, executes
-requests long after their callers gave up, refuses, stops whole processes, and an operator takes locks away.
+requests long after their callers gave up, refuses requests, and stops whole processes. An operator takes locks away.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _stores = itertools.count()
 
 
 class Deaf:
-    """Notices of which those of a loss do not arrive."""
+    """Notices that drop every notice of a loss."""
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
@@ -135,16 +135,16 @@ class Faulty:
 
 
 class Watched:
-    """A lease, and what was seen of it."""
+    """A lease, and what was observed of it."""
 
     def __init__(self, client: Client, lease: Lease) -> None:
         self.client = client
         self.lease = lease
         self.states = [LeaseState.HELD]
         self.losses: list[tuple[float, Loss]] = []
-        self.taken = False  # an operator took its name away, and it may not have heard of it
+        self.taken = False  # an operator took its name away, and the holder may not know it yet
         self.paused = False  # its process was stopped while it was held
-        self.given_back = False  # its release began while it was held: what that finds is known when it is answered
+        self.given_back = False  # its release began while it was held: the reply shows what the release finds
 
 
 NEXT = {
@@ -202,7 +202,7 @@ class World(RuleBasedStateMachine):
         stopped=st.booleans(),
     )
     def somebody_is_greedy(self, client: int, name: str, ttl: float, stopped: bool) -> Any:
-        """It asks all the time, and gets the lock in the first moment in which the server lets it."""
+        """Ask again and again, and get the lock at the first moment at which the server allows it."""
         self.backends[client].always = None
         self.backends[client].faults.clear()
         for _ in range(200):
@@ -326,7 +326,7 @@ class World(RuleBasedStateMachine):
         self.time_passes(1.0)
         self.runtime.release_jobs()
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def believers(self) -> None:
@@ -384,7 +384,7 @@ class World(RuleBasedStateMachine):
             self.everything_held_is_known_to_somebody()
         self.runtime.advance(200)
         store = self.backends[0].inner._store
-        for name in list(store.names):  # what ended while nobody could reach it goes when somebody looks
+        for name in list(store.names):  # what ended while nobody could reach it is removed when somebody looks
             store.look(name, self.runtime.now())
         assert store.names == {}, "nothing is left behind"
         for client in self.clients:
@@ -399,7 +399,7 @@ class World(RuleBasedStateMachine):
         self.callbacks_come_once_and_in_time()
 
 
-TestWorld = pytest.mark.timeout(180)(World.TestCase)  # ten seconds of computing, on a machine that does nothing else
+TestWorld = pytest.mark.timeout(180)(World.TestCase)  # ten seconds of computing on an idle machine
 TestWorld.settings = settings(
     max_examples=150,
     stateful_step_count=40,

@@ -1,4 +1,4 @@
-"""What a newcomer stumbles over is said at once, and says what to do."""
+"""Mistakes that newcomers make are reported at once, with a hint what to do."""
 
 from __future__ import annotations
 

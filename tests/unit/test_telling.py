@@ -1,4 +1,4 @@
-"""What the library says: told by a thread of its own, whatever the handlers do."""
+"""The log lines of the library: a thread of its own emits them, whatever the handlers do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Handler(logging.Handler):
-    """Remembers what it was given, and does what the test says before that."""
+    """Remember each record, after doing what the test asks for."""
 
     def __init__(self, before: Callable[[logging.LogRecord], object] | None = None) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def heard_by(handler: Handler) -> Iterator[Handler]:
 
 @contextmanager
 def blocked() -> Iterator[tuple[Handler, threading.Event]]:
-    """A handler that is inside its first record, and the event that lets it go on."""
+    """Return a handler that blocks in its first record, and the event that lets it go on."""
     entered, go_on = threading.Event(), threading.Event()
 
     def block(record: logging.LogRecord) -> None:
@@ -152,7 +152,7 @@ def test_a_level_holds_as_it_was_when_it_was_said(level: int, told: list[str]) -
 
 @pytest.mark.parametrize("said", ["debug", "warning"])
 def test_a_line_waits_for_no_configuration_that_hangs(said: str) -> None:
-    """As ``dictConfig`` does whose handler connects somewhere: it holds the lock of the logging module meanwhile."""
+    """``dictConfig`` holds the lock of the logging module, even while it makes a handler that connects somewhere."""
     log = logging.getLogger("multilock")
     module_lock: Any = logging._lock  # type: ignore[attr-defined]
     log.manager._clear_cache()  # type: ignore[attr-defined]  # as setLevel() does
@@ -220,7 +220,7 @@ def test_a_handler_that_blocks_holds_up_nobody_and_what_is_too_much_is_counted(
         assert telling.flush(10)
         logger.warning("afterwards")
         assert telling.flush(10)
-    # What came first tells the cause.
+    # The first lines are kept, because they show the cause.
     assert handler.messages == [
         "first",
         *(str(number) for number in range(5)),
@@ -286,7 +286,7 @@ def test_lines_for_which_no_thread_can_start_wait_for_the_next(monkeypatch: pyte
             assert telling.flush(10)
         return [str(waiting), *handler.messages]
 
-    assert in_child(told) == ["False", "first", NO_THREAD, "second"]  # where no thread tells yet
+    assert in_child(told) == ["False", "first", NO_THREAD, "second"]  # where no thread emits lines yet
 
 
 def test_a_child_tells_what_it_says_and_nothing_of_its_parent() -> None:

@@ -1,4 +1,4 @@
-"""Things to do at a given time."""
+"""Timers: functions that run at a given time."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ from tests.unit.kit import Losses, Scripted, silence
 
 STATES = {"NEW": NEW, "HELD": HELD, "RELEASING": RELEASING, "RELEASED": RELEASED, "LOST": LOST}
 
-# From where each leads to where; from every other state it is refused.
+# For each transition: the states in which it is allowed, and the state that follows. Every other state refuses it.
 TABLE = {
     "_adopt": {NEW: HELD},
-    "_count_down": {},  # of what was acquired once
+    "_count_down": {},  # counts down only leases acquired more than once
     "_begin_release": {HELD: RELEASING},
     "_end_release": {RELEASING: RELEASED},
     "_lose": {HELD: LOST},
@@ -40,7 +40,7 @@ def loss_of(lease: HeldLease) -> Loss:
 
 
 def make(client: Client, state: int) -> HeldLease:
-    """A lease that came into this state by transitions."""
+    """Make a lease and bring it into this state by transitions."""
     wanted = want(client._kernel, "n", HeldLease, on_lost=lambda loss: None)
     claim = client._kernel.claim(wanted, 0)
     lease = HeldLease(
@@ -84,7 +84,7 @@ def test_each_transition_leads_from_the_states_it_names_and_is_refused_in_all_ot
 
 
 def test_the_table_has_every_transition() -> None:
-    """A method of a lease that changes the state, by itself or through one that does."""
+    """A transition is a method of a lease that changes the state, by itself or through a method that does."""
     change = {"_lost_from"}
     members = {**vars(AnyHeld), **vars(Holding), **vars(HeldSet)}
     source = {name: function for name, function in members.items() if callable(function)}

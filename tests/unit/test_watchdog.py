@@ -1,4 +1,4 @@
-"""Renewals, deadlines and sessions: what the one ticking thread decides, at exact times."""
+"""Renewals, deadlines and sessions: what the ticking thread decides, at exact times."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_unanswered_renewal_is_tried_again_soon(client: Client, backend: Scri
 
 
 def unanswered_for(name: str) -> Callable[[Scripted, Call], Any]:
-    """Of the locks in one request, this one has no answer that counts."""
+    """Renew all locks of a request, but give this one no reply that counts."""
 
     def answer(backend: Scripted, call: Call) -> Any:
         silence = BackendUnavailable(f"no majority for {name!r}", unknown=False)
@@ -194,7 +194,7 @@ def test_a_late_acknowledgement_revives_nothing(client: Client, backend: Scripte
     lease = client.lock("n", on_lost=losses).acquire()
     backend.always("renew", silence(0.2))
     runtime.advance(LOST_AFTER - 1)
-    backend.always("renew", late(4.0))  # the server renewed it, the answer is slow
+    backend.always("renew", late(4.0))  # the server renewed it, but the reply is slow
     runtime.advance(3.9)
     assert losses.reasons == [LossReason.EXPIRED]
     assert losses.times == pytest.approx([1000 + LOST_AFTER])
@@ -256,7 +256,7 @@ def test_the_lost_callback_starts_at_the_deadline_while_the_renewal_hangs(
 ) -> None:
     losses = Losses(runtime)
     client.lock("n", on_lost=losses).acquire()
-    runtime.hold_jobs()  # the carriers carry nothing to its end
+    runtime.hold_jobs()  # none of the threads that carry requests finishes one
     runtime.advance(100)
     assert losses.reasons == [LossReason.EXPIRED]
     assert losses.times == pytest.approx([1000 + LOST_AFTER])
@@ -413,13 +413,15 @@ def test_locks_that_came_and_went_do_not_wake_the_watchdog_one_by_one(
 def test_a_lock_that_comes_and_goes_does_not_wake_the_watchdog_each_time(
     beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each wake-up is a change of thread in the middle of the next request. On real threads: the hand-driven ticker
-    steps only when its time has come."""
+    """Each wake-up switches threads in the middle of the next request.
+
+    The test uses real threads: the hand-driven ticker steps only when its time has come.
+    """
     with connect("memory://come-and-go") as client:
         kept = client.lock("kept").acquire() if beside else None
         lock = client.lock("n")
         lock.acquire().release()
-        time.sleep(ARM_AFTER * 1.5)  # what is kept is looked at again in some seconds only
+        time.sleep(ARM_AFTER * 1.5)  # the watchdog next looks at the kept lease after some seconds
         ticker: Any = client._kernel.ticker
         steps: list[float] = []
 
@@ -483,7 +485,7 @@ def test_a_watchdog_that_hangs_is_unhealthy_and_the_clock_still_decides() -> Non
     client = client_on(backend, Stuck(), ttl=1.0)
     losses = Losses()
     lease = client.lock("n", on_lost=losses).acquire()
-    with client._kernel.lock:  # the ticking thread stops where it needs this
+    with client._kernel.lock:  # the ticking thread stops where it needs this lock
         time.sleep(0.95)
         assert not client.is_healthy()
         assert client._kernel.now() > inner(lease)._lost_at
@@ -622,7 +624,8 @@ def test_a_broken_connection_has_its_leases_renewed_at_once(
 def test_a_lease_that_is_not_renewed_and_about_to_end_does_not_cut_its_sessions_request_short(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """One whose end no answer can move: the request is for the others, and takes as long as they have."""
+    """No reply can move the end of such a lease. The request is for the other leases, and may take as long as they
+    have."""
     kept = session_client.lock("kept").acquire()
     ends = [session_client.lock(f"n{number}", renew=False).acquire() for number in range(60)]
     held = session_client._kernel.held.values()
@@ -699,7 +702,8 @@ def test_a_proof_that_is_over_by_the_new_ttl_is_lost_at_once(
 def test_a_renewal_under_the_former_ttl_that_is_answered_after_the_cut_is_worth_the_new_one(
     session_client: Client, session_backend: Scripted, runtime: HandRuntime
 ) -> None:
-    """The race: the backend reckoned with the ttl of before, and its answer reaches the watchdog afterwards."""
+    """The race: the backend computed its reply with the former ttl, and the reply reaches the watchdog after
+    the cut."""
     lease = session_client.lock("n").acquire()
 
     def answer(backend: Scripted, call: Call) -> Any:
@@ -746,7 +750,7 @@ def test_a_session_whose_ttl_was_cut_is_renewed_in_time(
     assert 20 <= len(session_backend.called("renew")) <= 30
 
 
-# Real threads: what must not wait for each other
+# Real threads that must not wait for each other
 
 
 def slow_until(release: threading.Event) -> Callable[[Scripted, Call], Any]:

@@ -1,4 +1,4 @@
-"""The supervised worker: what was refused a thread gets one later, and what died begins again."""
+"""The supervised worker: a thread whose start was refused starts later, and a thread that died starts again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_a_thread_that_dies_begins_again_and_is_logged_once(
 
 
 def test_a_thread_that_two_watchdogs_start_at_once_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two clients keeps time. One is refused the thread, the other gets it, before the first has noted that."""
+    """Each of two clients starts the thread that keeps time. One start is refused; the other succeeds before the
+    first client has recorded that."""
     ran = threading.Event()
     real = worker.begin_thread
     tries: list[str] = []

@@ -73,9 +73,9 @@ class Server(Service):
     A subclass defines its name, how it is started and how it is asked.
     """
 
-    name: ClassVar[str]  #: as in its scheme
-    program: ClassVar[str]  #: as in messages
-    start_within: ClassVar[float]  #: seconds until it answers, on a busy machine
+    name: ClassVar[str]  #: the scheme of its URL
+    program: ClassVar[str]  #: the name that messages use
+    start_within: ClassVar[float]  #: seconds until the server answers, on a busy machine
     ends_by: ClassVar[signal.Signals] = signal.SIGTERM  #: the signal that `stop` sends
     place: ClassVar[str | None] = None  #: parent of its folder; None for the default
     keeps: ClassVar[bool] = True  #: whether its folder outlives `kill`; none outlives `stop`
@@ -292,7 +292,7 @@ class RedisServer(Server):
 
     name = "redis"
     program = "redis-server"
-    start_within = 10.0  # it answers after 0.05 on an idle machine
+    start_within = 10.0  # a fresh server answers after 0.05 on an idle machine
     keeps = False
 
     def __init__(self, *options: str) -> None:

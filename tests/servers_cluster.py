@@ -22,7 +22,7 @@ __all__ = ["ClusterNode", "RedisCluster", "cluster_of_all_tests"]
 
 # A machine that pauses must not trigger a failover, so this timeout is long. Tests promote a replica with `fail_over`.
 NODE_TIMEOUT = 15_000
-AGREE_WITHIN = 20.0  # seconds; a primary that starts serves nobody for its first two
+AGREE_WITHIN = 20.0  # seconds; a primary refuses requests for the first two after its start
 
 
 class ClusterNode(RedisServer):
@@ -106,7 +106,7 @@ class RedisCluster(Cluster[ClusterNode]):
     def find_leader(self) -> ClusterNode | None:
         return self.members[0]
 
-    # ---- who serves what
+    # ---- which node serves what
 
     def primaries(self) -> list[ClusterNode]:
         """Return the primaries in the order of their first slots, as one live node reports them."""
@@ -158,7 +158,7 @@ class RedisCluster(Cluster[ClusterNode]):
             said.append(sorted((first, last, primary[1]) for first, last, primary, *_ in lines))
         return all(each == said[0] for each in said)
 
-    # ---- what an operator does
+    # ---- actions of an operator
 
     def migrate(self, slot: int, to: ClusterNode) -> None:
         """Reshard this slot completely, as redis-cli does it."""

@@ -27,7 +27,7 @@ __all__ = ["ConsulCluster", "ConsulServer", "program"]
 READY = "is it ready?"
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "consul.sh"
 FAST: Mapping[str, Any] = {
-    "session_ttl_min": "1s",  # or every test of a ttl would take 20 s
+    "session_ttl_min": "1s",  # otherwise every test of a ttl would take 20 s
     "performance": {"raft_multiplier": 1},
     "disable_update_check": True,
     "log_level": "err",
@@ -50,7 +50,7 @@ class ConsulServer(Server):
 
     name = "consul"
     program = "Consul"
-    start_within = 30.0  # it answers after 0.3 on an idle machine, a cluster after 3
+    start_within = 30.0  # a server answers after 0.3 on an idle machine, a cluster after 3
     ends_by = signal.SIGKILL  # SIGTERM makes it leave its cluster, which takes seconds
 
     def __init__(self, *, node: str = "n0", keep: bool = False, token: str = "", **config: Any) -> None:

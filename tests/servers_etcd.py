@@ -55,7 +55,7 @@ class EtcdServer(Server):
     production."""
 
     name = program = "etcd"
-    start_within = 20.0  # it answers after 0.4 on an idle machine
+    start_within = 20.0  # a member answers after 0.4 on an idle machine
 
     def __init__(self, *options: str, member: str = "m0", tls: bool = False, synced: bool = False) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class EtcdProxy(Server):
 
 
 class EtcdCluster(Cluster[EtcdServer]):
-    """Three members."""
+    """A cluster of three members."""
 
     def __init__(self, size: int = 3, *options: str) -> None:
         self.members = [EtcdServer(*options, member=f"m{n}") for n in range(size)]

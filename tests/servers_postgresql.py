@@ -37,8 +37,8 @@ class PostgresqlServer(Server):
 
     name = "postgresql"
     program = "PostgreSQL"
-    start_within = 30.0  # it answers after 0.2 on an idle machine
-    ends_by = signal.SIGQUIT  # SIGTERM waits for its clients
+    start_within = 30.0  # a server answers after 0.2 on an idle machine
+    ends_by = signal.SIGQUIT  # with SIGTERM the server would wait for its clients
 
     @property
     def url(self) -> str:

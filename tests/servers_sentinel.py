@@ -27,7 +27,7 @@ NAME = "mymaster"
 DOWN_AFTER = 0.3  # seconds
 FAILOVER_TIMEOUT = 1.0  # seconds
 AGREED_WITHIN = 40.0  # seconds, on a busy machine
-LAST_LINES = 12  # of each log
+LAST_LINES = 12  # of each server's log
 
 # With their default periods the Sentinels need seconds for a change of roles, and ten to demote a former primary. Since
 # Redis 7.0 the periods can be set. A replica that the Sentinels have not heard from for three times the first period is
@@ -108,7 +108,7 @@ class Guarded(Service):
         for server in (*self.guards, *self.servers):
             server.stop()
 
-    # ---- what the tests do
+    # ---- actions of the tests
 
     def primary(self) -> RedisServer:
         """Return the primary that the Sentinels name."""

@@ -14,7 +14,7 @@ from tests.servers import Cluster, Server, free_port, unavailable
 __all__ = ["ZooKeeperCluster", "ZooKeeperServer", "classpath"]
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap" / "zookeeper.sh"
-TICK = 0.2  # seconds; sessions of 0.4 s and more are granted, and expiries found within a tick
+TICK = 0.2  # seconds; sessions may be as short as two ticks, and expire within a tick
 JAVA = (
     *("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
@@ -38,7 +38,7 @@ class ZooKeeperServer(Server):
 
     name = "zookeeper"
     program = "ZooKeeper"
-    start_within = 30.0  # it answers after 0.5 on an idle machine
+    start_within = 30.0  # a server answers after 0.5 on an idle machine
     ends_by = signal.SIGKILL
 
     def __init__(self, number: int = 1, java: Sequence[str] = (), **settings: object) -> None:
@@ -51,7 +51,7 @@ class ZooKeeperServer(Server):
             "syncLimit": 10,
             "maxSessionTimeout": 60_000,
             "maxClientCnxns": 0,
-            "forceSync": "no",  # a killed server keeps its data all the same; only a machine without power loses them
+            "forceSync": "no",  # a killed server still keeps its data; only a machine without power loses it
             "4lw.commands.whitelist": "*",
             **settings,
         }

@@ -83,7 +83,7 @@ BEFORE_RENEWAL = (0.005, 0.12)  # share of a ttl until the next renewal: the ses
 RECOVERY = 0.1  # seconds between two faults of one process
 TOLD_WITHIN = 5.0  # seconds within which a stopped process can report its stop, on a busy machine
 SHORT_STOP = 0.05  # seconds; a process may not notice a shorter stop
-STREAMS = 3  # of faults of processes: while one waits for its moment, others happen
+STREAMS = 3  # streams of faults of processes: while one waits for its moment, others happen
 AT_ONCE = 4  # processes with a fault at the same time
 CUT_OFF_TOO = 2  # further processes that are cut off just as they got a lock
 LOOK_EVERY = 0.5
@@ -352,7 +352,7 @@ class ConsulArena(ServerArena):
         with multilock.connect(self.url, ttl=self.ttl) as client:
             for name in {key.split("/")[1] for key in self.keys()}:
                 client.lock(name).acquire(timeout=4 * self.ttl + 5.0).release()
-        until = now() + 2 * self.ttl + 5.0  # the server ends a session at twice its ttl
+        until = now() + 2 * self.ttl + 5.0  # the server ends a session only at twice its ttl
         while True:
             sessions = self.server.sessions()
             keys = self.keys()
@@ -377,7 +377,7 @@ class ZooKeeperArena(ServerArena):
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
         self.operator = KazooClient(self.server.endpoint, timeout=self.handshake, connection_retry=retry)
         self.operator.start()
-        stack.callback(self.operator.close)  # after stop(), which leaves its sockets open
+        stack.callback(self.operator.close)  # after stop(), which leaves the client's sockets open
         stack.callback(self.operator.stop)
         self.mishaps = {
             "connections cut": (4, self.cut),
@@ -538,7 +538,7 @@ class Chaos:
         for kind, (weight, what) in self.arena.mishaps.items():
             server[partial(self.hurt_server, kind, what)] = weight
         streams = [Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)]
-        if self.arena.by_session:  # rare moments have a stream of their own
+        if self.arena.by_session:  # rare moments need a stream of their own
             streams.append(Stream(self.dice, {partial(self.partition, JUST_NOW): 1}, PROCESS_PACE))
         return [*streams, Stream(self.dice, server, SERVER_PACE * self.arena.ttl)]
 
@@ -639,7 +639,7 @@ class Chaos:
             return False
         network = self.arena.networks[place]
         self._begin("cut off before a renewal", place, network.heal, self._rest(always_long=True))
-        network.black_hole(self.dice.choice(["both", "up"]))  # with "down" its renewals would arrive
+        network.black_hole(self.dice.choice(["both", "up"]))  # with "down" the renewals would arrive
         return True
 
     def freeze_a_new_holder(self) -> bool:

@@ -74,7 +74,7 @@ def contend(
     mixed: str,
 ) -> None:
     """Contend until the harness says stop."""
-    faulthandler.register(signal.SIGUSR1, os.dup(2))  # a habit may block stderr
+    faulthandler.register(signal.SIGUSR1, os.dup(2))  # a habit may block stderr, so tracebacks go to a copy of it
     has = set(filter(None, habits.split(";")))
     for habit in has:
         HABITS[habit]()

@@ -113,7 +113,7 @@ class RedlockArena(RemoteArena):
             )
             for member in self.servers.members
         ]
-        self.away: set[int] = set()  # servers that would not answer
+        self.away: set[int] = set()  # servers that cannot answer now
         self.mishaps = {
             "connections cut": (1.5, self.cut),
             "SCRIPT FLUSH": (0.5, lambda dice: self.flush(dice)),
@@ -191,7 +191,7 @@ class Majority(Chaos):
             servers[partial(self.hurt_server, kind, what)] = weight
         return [
             *(Stream(self.dice, processes, PROCESS_PACE) for _ in range(STREAMS)),
-            Stream(self.dice, {self.cut_off_far_away: 1}, PROCESS_PACE),  # rare moments have a stream of their own
+            Stream(self.dice, {self.cut_off_far_away: 1}, PROCESS_PACE),  # rare moments need a stream of their own
             Stream(self.dice, servers, SERVER_PACE * self.arena.ttl),
         ]
 
@@ -332,7 +332,7 @@ class Majority(Chaos):
                 network.proxies[which].black_hole()
         return True
 
-    # ---- what is judged besides
+    # ---- further checks
 
     def feed(self, pid: int, line: str) -> None:
         super().feed(pid, line)

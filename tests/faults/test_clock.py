@@ -108,7 +108,7 @@ def test_a_clock_stepped_forward_ends_a_lease_and_its_holder_is_told(
     following.renew()
 
 
-# ---- one of several servers
+# ---- the clock of one of several servers
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_close_sends_every_waiter_away_and_leaves_nothing(connect: Connect, oper
     client, other = connect(), connect()
     lease = other.lock("n").acquire(timeout=5)
     waiting = [background(lambda fair=fair: client.lock("n", fair=fair).acquire()) for fair in (True, False) * 10]  # type: ignore[misc]
-    eventually(lambda: (info := other.inspect("n")) and info.waiting == 11)  # ten fair ones, and one of the others
+    eventually(lambda: (info := other.inspect("n")) and info.waiting == 11)  # ten fair waiters, and one of the others
     began = now()
     client.close()
     for one in waiting:

@@ -49,7 +49,7 @@ def test_a_release_into_a_frozen_server_frees_the_lock_when_it_runs_again(
     lease = connect(ttl=2.0).lock("n", ttl=6.0).acquire(timeout=5)
     with redis_server.paused():
         began = now()
-        assert lease.release()  # it goes on in the background
+        assert lease.release()  # the release goes on in the background
         assert now() - began < 2.0
         assert not lease.is_held()
     _nothing_is_taken(operator)

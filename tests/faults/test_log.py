@@ -1,4 +1,4 @@
-"""Log handlers that block or raise: locks are kept, and a loss is told in time."""
+"""Log handlers that block or raise: locks are kept, and a loss is reported in time."""
 
 from __future__ import annotations
 

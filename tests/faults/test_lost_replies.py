@@ -58,7 +58,7 @@ def test_a_release_whose_reply_is_lost_never_frees_the_next_holders_lock(
     assert lease.release()
     lost.wait(5)
     following = other.lock("n").acquire(timeout=5)
-    eventually(lambda: operator.keys("*:gone:*"))  # it was sent again, and executed
+    eventually(lambda: operator.keys("*:gone:*"))  # the request was sent again, and executed
     assert operator.get(KEY).decode() == following.owner
     assert following.fence() > (lease.token or 0)
     following.renew()

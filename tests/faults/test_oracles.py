@@ -130,15 +130,15 @@ def test_who_hears_of_its_lock_after_an_operator_took_it_away_is_not_blamed_eith
     [
         ([], [], 100.0, 1),
         ([Fault("partition", 2, 3.0, 4.5)], [], 100.0, 0),
-        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),  # until its end, even after the last fault
+        ([Fault("server away for long", None, 1.5, 4.5)], [], 100.0, 0),  # until its end, even in the calm phase
         ([Fault("server away for long", None, 1.5, 3.5)], [], 100.0, 1),
-        ([Fault("partition", 2, 1.5)], [], 100.0, 1),  # it has not ended
+        ([Fault("partition", 2, 1.5)], [], 100.0, 1),  # the partition has not ended
         ([], ["2 stall 0.5 1.5", "2 stall 2.8 3.2", "2 stall 3.5 4.6"], 100.0, 0),
         ([], ["2 stall 0.5 2.7", "2 stall 3.5 4.4", "2 stall 5 6"], 100.0, 1),
-        ([], ["1 stall 2 5"], 100.0, 1),  # the process that had it
+        ([], ["1 stall 2 5"], 100.0, 1),  # the process of the former holder stalled
         ([], ["3 stall 3 4.3"], 100.0, 0),  # the machine stopped a process that may have been first in line
-        ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # two at once are counted once
-        ([Fault("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # we stopped it
+        ([], ["3 stall 3 3.5", "4 stall 3.2 3.8"], 100.0, 1),  # the time when two stall at once counts once
+        ([Fault("process stopped", 3, 1.0, 2.7)], ["3 stall 1 4.3"], 100.0, 1),  # the harness stopped it
         ([], [], 3.7, 0),  # nobody waited for it any longer
         ([], [], 3.8, 1),
     ],

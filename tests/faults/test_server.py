@@ -11,7 +11,7 @@ from tests.faults.conftest import Connect, Operator
 from tests.servers import RedisServer
 
 TTL = 2.0
-SLACK = 0.15  # seconds by which a callback may start after the deadline; less than it has
+SLACK = 0.15  # seconds by which a callback may start late; the callback has more time than that
 
 
 def test_a_frozen_server_costs_the_lease_before_anybody_else_can_have_it(
@@ -81,7 +81,7 @@ def test_forgotten_scripts_are_loaded_again_by_whatever_comes_next(connect: Conn
     operator.script_flush()
     lease = client.lock("n", on_lost=losses).acquire(timeout=5)
     until = now() + 1.5 * TTL
-    while now() < until:  # every renewal of this time, and every look of the other
+    while now() < until:  # at every renewal, and at every request of the other
         operator.script_flush()
         assert other.lock("n").try_acquire() is None
     operator.script_flush()

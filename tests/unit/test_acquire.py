@@ -29,7 +29,7 @@ from tests.unit.kit import (
     silence,
 )
 
-# How long
+# How long a waiter waits
 
 
 def test_a_free_lock_costs_one_request(client: Client, backend: Scripted) -> None:
@@ -115,7 +115,7 @@ def test_no_request_outlasts_the_callers_timeout(client: Client, backend: Script
     assert all(call.at + call.within <= 1007.01 for call in backend.called("attempt"))
 
 
-# How it waits
+# How a waiter waits
 
 
 def test_a_waiter_looks_again_after_the_heartbeat_with_jitter(
@@ -176,7 +176,7 @@ def test_a_push_for_others_or_for_nobody_harms_nothing(client: Client, backend: 
     assert lease.is_held()
 
 
-# Silence
+# Silent servers
 
 
 def test_the_first_silence_ends_a_single_try(client: Client, backend: Scripted, runtime: HandRuntime) -> None:
@@ -461,7 +461,7 @@ def test_grants_in_a_session_without_proof_do_not_spin(make: Callable[..., Clien
     assert "second" not in backend.holders
 
 
-# Nothing left behind
+# No exit leaves anything behind
 
 
 def test_a_lost_reply_is_not_a_grant_and_what_it_took_is_found_by_the_next_try(

@@ -1004,7 +1004,7 @@ def test_events_are_heard_on_a_second_loop_too(backend: Scripted) -> None:
         await client.close()
 
     asyncio.run(leave_while_it_is_held())
-    take(backend)  # its Lost finds the loop closed
+    take(backend)  # the notice of its loss finds the loop closed
     asyncio.run(use())
 
 

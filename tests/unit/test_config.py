@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> WriteFile:
     return write
 
 
-# ---- what is given
+# ---- the ways to give settings
 
 
 def test_a_url_alone_gets_the_documented_defaults() -> None:

@@ -82,7 +82,7 @@ def test_a_release_from_within_a_request_ends_the_lease_and_is_done_in_the_backg
     other = client.lock("m").acquire()
     assert seen == [True, False, False]
     eventually(lambda: backend.released() == {inner(lease)._claim.id})
-    with client._kernel.lock:  # or from within the kernel
+    with client._kernel.lock:  # a release while this thread holds the lock of the kernel
         assert other.release()
     eventually(lambda: backend.holders == {})
     client.close()
@@ -126,7 +126,7 @@ def descriptors(of: str) -> list[str]:
     since leftover clients of other tests may open other files meanwhile."""
     found = []
     for each in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one with which they are listed
+        with contextlib.suppress(OSError):  # the descriptor used for listing the folder
             found.append(os.readlink(f"/proc/self/fd/{each}"))
     return [link for link in found if of in link]
 

@@ -565,7 +565,7 @@ def test_a_grant_that_comes_too_late_hides_no_newer_lease(client: Client, backen
     def overtaken(backend: Scripted, call: Call) -> Any:
         granted = call.execute()
         backend.pass_time(40.0)
-        del backend.holders["n"]  # its ttl is over
+        del backend.holders["n"]  # the ttl of this lease is over
         newer.append(lock.acquire(timeout=0))
         return granted
 
@@ -600,7 +600,7 @@ def test_a_lock_is_a_distributed_lock(client: Client) -> None:
 def test_a_decorated_function_runs_while_the_lock_is_held(client: Client, backend: Scripted) -> None:
     @client.locked("report/{kind}/{number}")
     def report(kind: str, number: int = 7) -> str:
-        """A report."""
+        """Return a report."""
         return client.current_lease().name
 
     assert report("daily") == "report/daily/7"

@@ -77,7 +77,7 @@ def leads(election: Election, job: Job) -> Aside:
     return running
 
 
-# How long it waits
+# How long the election waits
 
 
 PARTS = ["work", "on_elected", "on_lost"]

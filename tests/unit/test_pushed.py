@@ -151,7 +151,7 @@ def test_it_waits_for_the_answer_that_is_under_way(
 def test_it_counts_after_an_answer_that_was_older(client: Client, lock: DistributedLock, backend: Scripted) -> None:
     def refused_and_then_handed_over(backend: Scripted, call: Call) -> Any:
         answer = call.execute()
-        hand_over(backend, call.claims[0], call.at)  # both are on their way to us
+        hand_over(backend, call.claims[0], call.at)  # the reply and the push are both on their way to us
         return answer
 
     backend.script("attempt", refused_and_then_handed_over)

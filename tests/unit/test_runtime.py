@@ -1,4 +1,4 @@
-"""The production runtime's bell and ticker."""
+"""The bell and the ticker of the production runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure decisions about one lease."""
+"""The pure functions that decide about one lease."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON value of the session backends."""
+"""The JSON value that backends with sessions store."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 @pytest.fixture
 def client() -> Iterator[Client]:
     with client_on(Scripted(), Threads(), ttl=20.0) as client:
-        client.lock("n").acquire()  # so that a thread keeps time
+        client.lock("n").acquire()  # now the thread that keeps time runs
         yield client
 
 

@@ -1,4 +1,4 @@
-"""The few threads that carry requests."""
+"""The worker threads that carry requests."""
 
 from __future__ import annotations
 

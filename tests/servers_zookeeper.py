@@ -19,8 +19,8 @@ JAVA = (
     *("-Xms16m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dzookeeper.admin.enableServer=false",
-    # These settings bear an election on a busy machine. A server that missed the result learns it within a second
-    # instead of half a minute, and keeps asking a leader that is not ready for longer than half a second.
+    # Without these settings an election can take too long on a busy machine. With them, a server that missed the result
+    # learns it within a second instead of half a minute, and gives a leader more than half a second to become ready.
     "-Dzookeeper.fastleader.maxNotificationInterval=1000",
     "-Dzookeeper.leaderConnectDelayDuringRetryMs=500",
 )

@@ -20,20 +20,20 @@ Open = Callable[..., ConsulBackend]
 
 @pytest.fixture(autouse=True)
 def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss has its reason from a request that the real 0.1 s are too short for on a machine that stands still."""
+    """Allow two seconds for the request that explains a loss. An overloaded machine needs more than the usual 0.1 s."""
     monkeypatch.setattr("multilock_consul.notices.EXPLAIN_WITHIN", 2.0)
 
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[ConsulServer]:
-    """One for the tests that only talk to it, each under names of its own."""
+    """Start one server for the tests that only send requests to it, each under names of its own."""
     with ConsulServer() as server:
         yield server
 
 
 @pytest.fixture
 def server() -> Iterator[ConsulServer]:
-    """One of this test's own, to be stopped, paused and emptied."""
+    """Start a server for one test, which may stop, pause or empty it."""
     with ConsulServer() as server:
         yield server
 
@@ -46,7 +46,7 @@ def cluster() -> Iterator[ConsulCluster]:
 
 @pytest.fixture
 def guarded() -> Iterator[ConsulServer]:
-    """A server with access control lists, which gives nobody anything."""
+    """Start a server with access control lists that grants nothing without a token."""
     with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as server:
         yield server
 
@@ -58,7 +58,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def open_(ear: Ear) -> Iterator[Open]:
-    """Makes backends, without a kernel; all are closed after the test."""
+    """Open backends without a kernel, and close all of them after the test."""
     opened: list[ConsulBackend] = []
 
     def open_(url: str, **options: object) -> ConsulBackend:

@@ -1,4 +1,4 @@
-"""A backend without a kernel, whose claims the test makes, sends and gives back by hand."""
+"""A backend without a kernel: the test makes the claims, sends the requests and releases the claims itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ours(ByHand):
         self.prefix = prefix
 
     def is_over(self, claim: Claim) -> bool:
-        """Whether an id that was cancelled takes nothing any more."""
+        """Return True if an attempt with this cancelled id can no longer take the lock."""
         try:
             return not self.holds(claim, join=True)
         except BackendUnavailable as refused:
@@ -29,6 +29,6 @@ class Ours(ByHand):
         return str(self.grant(claim).key)
 
     def renewed(self, *claims: Claim) -> list[bool]:
-        """Of which of these, which are in one group, a renewal says that they are held."""
+        """Renew these claims of one group. Return for each whether the renewal confirms that it is held."""
         held = [(claim, self.grant(claim)) for claim in claims]
         return [isinstance(each, Granted) for each in self.backend.renew(held[0][1].group, held, WITHIN)]

@@ -1,4 +1,5 @@
-"""Agents that come and go between a client and the servers: restarted, killed, leaving, frozen and taken out."""
+"""Agents between a client and the servers: they restart, are killed, leave, or freeze and are removed from the
+cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 WITHIN = 10.0
 KEY = "multilock/job/.lock"
-LOOKED_FOR = 90.0  # seconds in which a cluster takes a frozen server out; after 9 to 15 on an idle machine
+LOOKED_FOR = 90.0  # seconds in which a cluster removes a frozen server; 9 to 15 on an idle machine
 
 
 def agents(*servers: ConsulServer) -> str:
@@ -34,7 +35,7 @@ def agents(*servers: ConsulServer) -> str:
 
 
 def acquired_at(client: multilock.Client, name: str, within: float) -> Future[float]:
-    """When it will have got the lock."""
+    """Acquire the lock in the background. Return a future with the time when it was acquired."""
     return entered_at(client.lock(name), within)
 
 
@@ -44,13 +45,13 @@ def entered_at(lock: multilock.DistributedLock, within: float = LOOKED_FOR) -> F
 
 @pytest.fixture
 def agent(server: ConsulServer) -> Iterator[ConsulServer]:
-    """A client agent of that server, with a disk."""
+    """Start a client agent of that server, which keeps its data on disk."""
     home = [f"127.0.0.1:{server.ports['serf_lan']}"]
     with ConsulServer(node="agent", keep=True, server=False, bootstrap_expect=0, retry_join=home) as agent:
         yield agent
 
 
-# ---- a balancer before several clusters
+# ---- a load balancer in front of several clusters
 
 
 class _Forward(http.server.BaseHTTPRequestHandler):
@@ -63,7 +64,7 @@ class _Forward(http.server.BaseHTTPRequestHandler):
         asked = int(parse_qs(urlsplit(self.path).query).get("index", ["0"])[0])
         if asked:
             self.server.queried.set()
-        with contextlib.closing(upstream), contextlib.suppress(OSError):  # who asked may have gone
+        with contextlib.closing(upstream), contextlib.suppress(OSError):  # the client may have gone
             upstream.request(self.command, self.path, body)
             answer = upstream.getresponse()
             said = answer.read()
@@ -78,11 +79,11 @@ class _Forward(http.server.BaseHTTPRequestHandler):
     do_PUT = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Print nothing."""
 
 
 class Balancer(http.server.ThreadingHTTPServer):
-    """Sends each request to the server of its choice, whatever happened on that connection before."""
+    """Forward each request to the server chosen at present, whatever that connection was used for before."""
 
     daemon_threads = True
     block_on_close = False
@@ -90,16 +91,16 @@ class Balancer(http.server.ThreadingHTTPServer):
     def __init__(self, first: ConsulServer) -> None:
         super().__init__(("127.0.0.1", 0), _Forward)
         self.port_now = first.port
-        self.queried = threading.Event()  # for what changes after some index
+        self.queried = threading.Event()  # set when a query waits for a change after some index
         self.went_back = 0
         self.caught_up = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection broke: who asked has gone."""
+        """Ignore the error: the client has closed its connection."""
 
     def note_answer(self, asked: int, answered: int) -> None:
-        """A query for what changed since some index was answered."""
+        """Record the reply to a query that asked for changes after an index."""
         if asked > answered:
             self.went_back += 1
         elif self.went_back:
@@ -116,7 +117,7 @@ def balancer(server: ConsulServer) -> Iterator[Balancer]:
 def test_an_index_that_went_back_is_begun_with_anew(
     server: ConsulServer, balancer: Balancer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked for what came after an index that it has not reached, a server answers when the query's time is over."""
+    """A server that has not reached the index in a query replies only when the query's waiting time is over."""
     monkeypatch.setattr(notices, "WAIT", 2)
     for number in range(100):
         server.ask("PUT", f"kv/noise/{number}", b"")
@@ -148,13 +149,13 @@ def test_a_restart_of_the_agent_costs_neither_a_lock_nor_a_wake_up(
     lease = connect(agent.url, ttl=30).lock("held", on_lost=lost).acquire()
     holder = connect(server.url, ttl=30).lock("job").acquire()
     waits = acquired_at(connect(agent.url, ttl=30), "job", within=30)
-    time.sleep(0.6)  # until all is watched
+    time.sleep(0.6)  # wait until every key is watched
     agent.restart()
     eventually(lambda: renewed(lease), WITHIN)
     assert lease.state is LeaseState.HELD
     begun = now()
     assert holder.release()
-    assert waits.result(WITHIN) - begun < 5  # its safety timer takes ten, from before the restart on
+    assert waits.result(WITHIN) - begun < 5  # its safety timer takes ten seconds, counted from before the restart
     assert lost.stays_at(0)
     assert lease.release()
 
@@ -170,7 +171,7 @@ def renewed(lease: Any) -> bool:
 def test_an_agent_that_is_killed_costs_no_lock_where_a_server_is_named_too(
     server: ConsulServer, agent: ConsulServer, connect: Connect
 ) -> None:
-    """Its node fails, and stays in the catalog: no check of it ends a session."""
+    """The agent's node fails but stays in the catalog, and no health check of that node ends a session."""
     lost = Recorder[multilock.Loss]()
     lease = connect(agents(agent, server), ttl=6).lock("job", on_lost=lost).acquire()
     [session] = server.sessions()
@@ -183,7 +184,7 @@ def test_an_agent_that_is_killed_costs_no_lock_where_a_server_is_named_too(
 
 
 def health(server: ConsulServer, node: str) -> str:
-    """What gossip says about it."""
+    """Return the state of this node according to gossip."""
     [serf] = [check for check in server.ask("GET", f"health/node/{node}") if check["CheckID"] == "serfHealth"]
     status: str = serf["Status"]
     return status
@@ -199,7 +200,7 @@ def test_a_node_that_leaves_takes_its_sessions_and_their_holder_hears_before_the
     [session] = server.sessions()
     assert session["Node"] == "agent"
     waits = acquired_at(connect(server.url, ttl=10), "job", within=60)
-    time.sleep(0.6)  # until all is watched
+    time.sleep(0.6)  # wait until every key is watched
     agent.cli("leave", within=30)
     loss = lost.wait(1, WITHIN)
     assert (loss.reason, loss.confirmed) == (LossReason.SESSION_LOST, True)
@@ -208,11 +209,11 @@ def test_a_node_that_leaves_takes_its_sessions_and_their_holder_hears_before_the
     assert lost.stays_at(1)
 
 
-# ---- a server of a cluster freezes, and the others take it out
+# ---- a server of a cluster freezes, and the others remove it
 
 
 def taken_out(by: ConsulServer, node: str) -> bool:
-    """Whether the catalog knows it no more; its sessions ended then."""
+    """Return True if the catalog no longer lists the node. Its sessions ended at that moment."""
     try:
         return node not in [each["Node"] for each in by.ask("GET", "catalog/nodes", within=1.0)]
     except OSError:
@@ -228,14 +229,14 @@ def codes(client: multilock.Client) -> set[str]:
 def test_a_frozen_server_is_taken_out_while_its_holder_still_believes_and_diagnose_says_so(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
-    """What Consul does to who asked for a short lock delay: only a longer one (below) helps, or a token."""
+    """A short lock delay does not protect the holder. A longer one does, as in the next test, or a fencing token."""
     frozen, *others = *cluster.followers(), cluster.leader()
     client = connect(agents(frozen), ttl=150, lock_delay=1)
     assert "server-agent" in codes(client)
     lost = Recorder[multilock.Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
     waits = acquired_at(connect(agents(*others), ttl=60), "job", within=LOOKED_FOR + WITHIN)
-    time.sleep(0.6)  # until all is watched
+    time.sleep(0.6)  # wait until every key is watched
     with frozen.paused():
         eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
         waits.result(WITHIN)
@@ -250,7 +251,7 @@ def test_a_frozen_server_is_taken_out_while_its_holder_still_believes_and_diagno
 def test_the_lock_delay_keeps_others_out_until_the_holders_of_a_frozen_server_have_given_up(
     cluster: ConsulCluster, connect: Connect
 ) -> None:
-    """Who waits since before it froze, and who comes after it was taken out."""
+    """One waiter queued before the freeze, another comes after the server was removed."""
     frozen, *others = *cluster.followers(), cluster.leader()
     client, other = connect(agents(frozen), ttl=20), connect(agents(*others), ttl=20)
     assert "server-agent" not in codes(client)
@@ -258,7 +259,7 @@ def test_the_lock_delay_keeps_others_out_until_the_holders_of_a_frozen_server_ha
     job, read = client.lock("job", on_lost=lost).acquire(), client.read_write_lock("read").reader().acquire()
     permits = [client.semaphore("gpu", 2).acquire() for _ in range(2)]
     waits = acquired_at(other, "job", within=LOOKED_FOR)
-    time.sleep(0.6)  # until all is watched
+    time.sleep(0.6)  # wait until every key is watched
     with frozen.paused():
         eventually(lambda: taken_out(others[0], frozen.node), within=LOOKED_FOR)
         believing = [background(lambda lease=lease: believed_until(lease)) for lease in (job, read, *permits)]  # type: ignore[misc]
@@ -281,7 +282,7 @@ def test_diagnose_ends_in_time_whichever_of_its_questions_is_not_answered(
             client.diagnose()
         assert lost.happened
         proxy.heal()
-        proxy.delay(0.9, "down")  # of three questions, none is late alone
+        proxy.delay(0.9, "down")  # three requests that are together too late, although each alone is in time
         begun = now()
         with pytest.raises(multilock.BackendUnavailable):
             client.diagnose()

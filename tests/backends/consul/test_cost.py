@@ -1,4 +1,4 @@
-"""What a lock costs the servers: requests counted by the server itself."""
+"""Number of requests that each operation on a lock costs the servers, as the server itself counts them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server() -> Iterator[ConsulServer]:
 
 @contextlib.contextmanager
 def counted(server: ConsulServer) -> Iterator[Counter[str]]:
-    """Requests that the server answered inside the block, known after it."""
+    """Yield a counter that holds the requests answered inside the block, once the block has ended."""
     before = settled(server)
     made: Counter[str] = Counter()
     yield made
@@ -37,7 +37,7 @@ def counted(server: ConsulServer) -> Iterator[Counter[str]]:
 
 
 def settled(server: ConsulServer) -> Counter[str]:
-    """It writes a line after it has answered."""
+    """Wait until the count stops changing: the server writes a log line only after its reply."""
     said, last = server.requests(), Counter[str]()
     while said != last:
         time.sleep(0.2)
@@ -47,7 +47,7 @@ def settled(server: ConsulServer) -> Counter[str]:
 
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lock is held for so long that it is watched."""
+    """Delay the watch of each lock beyond the end of the test."""
     monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)
 
 
@@ -127,18 +127,19 @@ def test_a_hand_over_is_one_push_and_one_request(server: ConsulServer, connect: 
     thread = threading.Thread(target=enter)
     thread.start()
     assert waiting.wait(5)
-    time.sleep(0.3)  # until the holder's watch is open too
+    time.sleep(0.3)  # wait until the holder's watch is open too
     with counted(server) as made:
         lease.release()
         assert entered.wait(5)
         thread.join()
-    assert made.pop("PUT txn") == 3  # given back, taken, given back
-    # The queries that were open; on a busy machine also the waiter's first look, and a watch of its short holding.
+    assert made.pop("PUT txn") == 3  # released, taken, released
+    # The queries that were open. On an overloaded machine also the waiter's first look, and a watch of the lock that it
+    # holds briefly.
     assert sum(made.values()) <= 4
 
 
 def test_waits_that_time_out_share_one_connection_of_the_agent(server: ConsulServer) -> None:
-    """An agent takes 200 connections of one address, and keeps that of a query whose client has gone."""
+    """An agent accepts 200 connections from one address, and keeps that of a query whose client has gone."""
     holder, waiter = Ours(server.url), Ours(server.url)
     holder.take(holder.mutex())
     sockets: list[int] = []
@@ -186,7 +187,7 @@ def test_a_lock_that_is_given_back_leaves_no_key_and_close_leaves_no_session(
     client = connect(server.url)
     for number in range(5):
         client.lock(f"job-{number}", renew=renew).acquire().release()
-    server.ask("PUT", "kv/any", b"")  # or there is no list
+    server.ask("PUT", "kv/any", b"")  # a server without any key has no list of keys
     assert server.ask("GET", "kv/?keys") == ["any"]
     assert len(server.sessions()) == int(renew)
     client.close()

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and Consul, each on a real server, and what must not follow from it."""
+"""Failures between a client and Consul, each on a real server, and the consequences that they must not have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from tests.servers_consul import ConsulCluster, ConsulServer
 
 Connect = Callable[..., multilock.Client]
 WITHIN = 10.0
-NOTICE = 2.0  # seconds for one pushed loss on a busy machine; no renewal comes so soon. What is usual has its own test
+# Seconds for one pushed loss on an overloaded machine. A renewal comes later than that. Another test measures the usual
+# delay.
+NOTICE = 2.0
 KEY = "multilock/job/.lock"
 
 
@@ -40,11 +42,11 @@ def session_of(server: ConsulServer, key: str = KEY) -> str:
     return session
 
 
-# ---- requests whose answer is lost, or that are executed after their cancel
+# ---- requests whose reply is lost, or that are executed after their cancel
 
 
 def test_a_list_whose_second_answer_is_lost_is_no_empty_list(proxy: FaultProxy, connect: Connect) -> None:
-    """Where nothing is shown it is asked again whether this token may look."""
+    """If a list comes back empty, the client asks a second time whether its token may read there."""
     client = connect(proxy.url)
     asked = proxy.drop_reply(b"GET /v1/kv/multilock/", nth=2)
     with pytest.raises(multilock.BackendUnavailable):
@@ -57,10 +59,10 @@ def test_a_list_whose_second_answer_is_lost_is_no_empty_list(proxy: FaultProxy, 
 def test_a_session_that_ended_is_one_although_the_answer_that_would_tell_is_lost(
     server: ConsulServer, proxy: FaultProxy, connect: Connect, then: Literal["cut", "hold"]
 ) -> None:
-    """What was shown is believed, whether the renewal that asks is cut off or nobody answers it."""
+    """The pushed loss counts, whether the renewal that would explain it is cut off or gets no reply."""
     lost = Recorder[multilock.Loss]()
     lease = connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
-    time.sleep(0.6)  # until all is watched
+    time.sleep(0.6)  # wait until every key is watched
     asked = proxy.drop_reply(b"/v1/session/renew", then=then)
     server.ask("PUT", f"session/destroy/{session_of(server)}")
     loss = lost.wait(1, WITHIN)
@@ -76,13 +78,13 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     monkeypatch.setattr("multilock_consul.notices.EXPLAIN_WITHIN", EXPLAIN_WITHIN)
     lost = Recorder[multilock.Loss]()
     connect(proxy.url, ttl=60, lock_delay=1).lock("job", on_lost=lost).acquire()
-    time.sleep(0.6)  # until all is watched
-    for nth in (1, 2):  # what became of the session, and what became of the key
+    time.sleep(0.6)  # wait until every key is watched
+    for nth in (1, 2):  # the requests that ask what became of the session and of the key
         proxy.drop_reply(b"/v1/session/renew", nth=nth, then="hold")
     begun = now()
     server.ask("PUT", f"session/destroy/{session_of(server)}")
     assert lost.wait(1, WITHIN).confirmed
-    assert lost.times[0] - begun < 1.5  # a request has two seconds and more
+    assert lost.times[0] - begun < 1.5  # an ordinary request waits for two seconds or more
 
 
 def test_an_acquire_that_is_executed_after_its_cancel_finds_no_session(
@@ -95,7 +97,7 @@ def test_an_acquire_that_is_executed_after_its_cancel_finds_no_session(
     with pytest.raises(multilock.BackendUnavailable):
         client.lock("job").try_acquire()
     held.wait(WITHIN)
-    eventually(lambda: server.sessions() == [])  # the cancel: what holds nothing is ended
+    eventually(lambda: server.sessions() == [])  # the cancel ends a session that holds nothing
     held.release()
     time.sleep(0.3)
     assert server.key(KEY) is None
@@ -111,9 +113,9 @@ def test_an_acquire_that_is_executed_after_its_cancel_is_given_back_where_others
     with pytest.raises(multilock.BackendUnavailable):
         client.lock("job").try_acquire()
     held.wait(WITHIN)
-    time.sleep(0.5)  # its cancel was answered: there was nothing to give back
+    time.sleep(0.5)  # its cancel was answered: there was nothing to release
     held.release()
-    eventually(lambda: server.key(KEY) is not None)  # it is given back by the next renewal
+    eventually(lambda: server.key(KEY) is not None)  # the next renewal will release it
     with connect(server.url).lock("job").acquire(timeout=WITHIN):
         assert other_lease.is_held()
 
@@ -146,7 +148,7 @@ def test_an_unanswered_session_is_not_used(server: ConsulServer, proxy: FaultPro
     with client.lock("job").acquire(timeout=WITHIN):
         assert len(server.sessions()) == 2
     client.close()
-    eventually(lambda: len(server.sessions()) == 1)  # it holds nothing, and ends by itself
+    eventually(lambda: len(server.sessions()) == 1)  # it holds nothing, and expires by itself
 
 
 # ---- more waiters than there is room for queries
@@ -165,7 +167,7 @@ def test_waiters_that_all_come_at_once_and_beyond_the_room_for_queries_lose_no_w
     begun = now()
     for lease in leases:
         lease.release()
-    # They ask every second. The timer that covers a lost push would take nine to eleven.
+    # The waiters ask every second. The timer that covers a lost notification would take nine to eleven.
     assert max(future.result(30) for future in taken) - begun < 4.0
 
 
@@ -178,7 +180,7 @@ def test_a_destroyed_session_loses_all_its_locks_at_once_and_no_other(server: Co
     for number, recorder in enumerate(lost):
         client.lock(f"job-{number}", on_lost=recorder).acquire()
     other = client.lock("other", ttl=5).acquire()
-    time.sleep(0.6)  # until they are watched
+    time.sleep(0.6)  # wait until every key is watched
     begun = now()
     server.ask("PUT", f"session/destroy/{session_of(server, 'multilock/job-0/.lock')}")
     for recorder in lost:
@@ -243,7 +245,7 @@ def test_a_key_that_an_operator_overwrites_stays_ours_until_we_release(server: C
 def test_a_key_that_an_operator_overwrites_is_waited_for_like_any_that_is_held(
     server: ConsulServer, connect: Connect
 ) -> None:
-    """``consul kv put`` writes no flags, and takes the lock from nobody."""
+    """``consul kv put`` writes no flags, and does not take the lock from its holder."""
     client, waiter, candidate = (connect(server.url) for _ in range(3))
     lease = client.lock("job").acquire()
     server.cli("kv", "put", KEY, "nobody knows why")
@@ -287,7 +289,7 @@ def test_no_lock_delay_where_none_is_wanted(server: ConsulServer, connect: Conne
     server.ask("PUT", f"session/destroy/{session_of(server)}")
     assert server.key(KEY) is None
     with connect(server.url).lock("job").acquire(timeout=WITHIN):
-        assert now() - begun < 5  # by default it would be 25
+        assert now() - begun < 5  # the default lock delay would make it 25
 
 
 def test_a_restored_snapshot_makes_the_index_go_back_and_waiters_are_woken_all_the_same(
@@ -318,8 +320,10 @@ def test_a_restored_snapshot_makes_the_index_go_back_and_waiters_are_woken_all_t
 
 
 SAMPLES = 21
-SAMPLES_AT_ONCE = 7  # an agent is asked about eight keys at once
-PUSHED = 0.05  # seconds beyond a round trip; of both the lower quartile, since a busy machine is late now and then
+SAMPLES_AT_ONCE = 7  # an agent answers about eight keys at once
+# Seconds beyond a round trip. Both are compared by their lower quartile, since an overloaded machine is late now and
+# then.
+PUSHED = 0.05
 
 
 @pytest.mark.parametrize("what", ["key", "session"])
@@ -332,9 +336,9 @@ def test_a_loss_is_heard_of_within_a_round_trip_and_fifty_milliseconds(
         held = []
         for number in range(first, first + SAMPLES_AT_ONCE):
             lost = Recorder[multilock.Loss]()
-            client.lock(f"job-{number}", ttl=30 + number, on_lost=lost).acquire()  # in a session of its own
+            client.lock(f"job-{number}", ttl=30 + number, on_lost=lost).acquire()  # each lock in a session of its own
             held.append((f"multilock/job-{number}/.lock", lost))
-        time.sleep(0.6)  # until they are watched
+        time.sleep(0.6)  # wait until every key is watched
         for key, lost in held:
             session = session_of(server, key)
             sent_at = now()
@@ -390,7 +394,8 @@ def test_a_lock_survives_the_restart_of_a_server_with_a_disk(connect: Connect) -
 def test_a_leader_that_has_not_read_its_log_ends_no_session(
     server: ConsulServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, denied: int, silent: int
 ) -> None:
-    """It denied, once in eight restarts, a session that it had on its disk; asked consistently it never did."""
+    """In one of eight restarts such a leader denied a session that was on its disk. Consistent requests never got that
+    reply."""
     answers = Agents.call
     denials = [b"Session id '%b' not found"] * denied
     silences = [multilock.BackendUnavailable("no answer")] * silent
@@ -438,7 +443,7 @@ def test_a_waiter_outlasts_the_restart_of_the_server(server: ConsulServer, conne
     thread = threading.Thread(target=wait)
     thread.start()
     time.sleep(0.3)
-    server.restart()  # and nobody holds it any more
+    server.restart()  # after that nobody holds the lock
     assert entered.wait(5), "before its safety timer, or the next renewal, which tells that the session has gone too"
     thread.join()
 
@@ -487,7 +492,8 @@ def test_a_frozen_leader_costs_no_lock_and_lets_nobody_in(cluster: ConsulCluster
     leader.pause()
     try:
         eventually(lambda: renews(lease), 35)
-        with contextlib.suppress(multilock.BackendUnavailable):  # on a busy machine the others may be silent again
+        # On an overloaded machine the other servers may be silent again.
+        with contextlib.suppress(multilock.BackendUnavailable):
             assert connect(cluster.url, ttl=40).lock("job").try_acquire(timeout=3) is None
     finally:
         leader.resume()

@@ -1,4 +1,4 @@
-"""Answers as they arrive: where one ends, and whose it is."""
+"""Replies as they arrive over HTTP: where each ends, and to which request it belongs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ NO_ANSWERS = {
 
 
 def feed(wire: bytes, size: int = 65536) -> Response | None:
-    """What is read, in pieces of so many bytes."""
+    """Feed the bytes in pieces of this size, and return the response."""
     reading = Reading()
     for start in range(0, len(wire), size):
         response = reading.feed(wire[start : start + size])
@@ -109,7 +109,7 @@ TEXT = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=2
 
 @st.composite
 def answers(draw: st.DrawFn) -> bytes:
-    """What a server may say to one request."""
+    """Generate the bytes of a possible reply of a server to one request."""
     body = draw(st.binary(max_size=200))
     names = st.sampled_from([b"X-Consul-Index", b"Date", b"Vary", b"x-a_b.c"])
     headers = [b"%b:%b" % header for header in draw(st.lists(st.tuples(names, TEXT), max_size=4))]
@@ -133,7 +133,7 @@ class Socket(io.BytesIO):
 
 
 def reference(wire: bytes) -> tuple[int, bytes] | None:
-    """As the standard library reads it; None for what it refuses, or does not find whole."""
+    """Read the bytes with the standard library. Return None if it refuses them or finds them incomplete."""
     answer = http.client.HTTPResponse(Socket(wire))  # type: ignore[arg-type]
     try:
         answer.begin()
@@ -159,7 +159,7 @@ def test_answers_are_read_as_the_standard_library_reads_them(wire: bytes, size: 
 def test_bytes_that_went_wrong_are_refused_or_read_as_the_standard_library_reads_them(
     wire: bytes, data: st.DataObject
 ) -> None:
-    """Whatever it is, it ends, and raises nothing but ValueError."""
+    """Reading such bytes ends, and raises nothing except ValueError."""
     wrong = bytearray(wire)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(wrong)))
@@ -196,11 +196,11 @@ def test_a_head_may_be_as_long_as_a_server_writes_it() -> None:
     assert response is not None
 
 
-# ---- whose answer it is
+# ---- which request a reply belongs to
 
 
 class _Pass(http.server.BaseHTTPRequestHandler):
-    """Hands each request on to the server, and its answer back as the test wants it."""
+    """Forward each request to the server, and change its reply as the test demands."""
 
     protocol_version = "HTTP/1.1"
     server: Front
@@ -208,7 +208,7 @@ class _Pass(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         upstream = http.client.HTTPConnection("127.0.0.1", self.server.port)
-        with contextlib.closing(upstream), contextlib.suppress(OSError):  # who asked may have gone
+        with contextlib.closing(upstream), contextlib.suppress(OSError):  # the client may have gone
             upstream.request(self.command, self.path, body)
             answer = upstream.getresponse()
             said = self.server.choose(self.command + self.path, answer.status, answer.read())
@@ -222,11 +222,11 @@ class _Pass(http.server.BaseHTTPRequestHandler):
     do_PUT = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Print nothing."""
 
 
 class Front(http.server.ThreadingHTTPServer):
-    """A proxy that says more than it should, or something else."""
+    """A proxy that adds to the server's replies, or replaces them."""
 
     daemon_threads = True
     block_on_close = False
@@ -244,7 +244,7 @@ class Front(http.server.ThreadingHTTPServer):
         return f"consul://127.0.0.1:{self.server_port}"
 
     def choose(self, asked: str, status: int, body: bytes) -> tuple[int, bytes]:
-        """From its second answer to such a request on it says what it said to the first."""
+        """Return the first reply to such a request again for every later one."""
         if self.repeats is None or not self.repeats.match(asked):
             return status, body
         self.said = self.said or (status, body)
@@ -254,7 +254,7 @@ class Front(http.server.ThreadingHTTPServer):
         self.repeats, self.said = re.compile(asked), None
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection broke: who asked has gone."""
+        """Ignore the error: the client has closed its connection."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The same lock as Consul's own tools take: ``consul lock`` and the Go client behind it, in both directions."""
+"""Locks shared with Consul's own tools: ``consul lock``, and the Go client behind it, in both directions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name() -> str:
 
 @pytest.fixture
 def start(shared: ConsulServer) -> Iterator[Start]:
-    """``consul lock …`` in the background; its child says "held" once it runs."""
+    """Run ``consul lock …`` in the background. Its child prints "held" as soon as it runs."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*words: str) -> subprocess.Popen[str]:
@@ -67,7 +67,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def try_official(server: ConsulServer, *words: str) -> int:
-    """The exit code of ``consul lock``: 0 if it got in."""
+    """Return the exit code of ``consul lock``: 0 if it got the lock."""
     return subprocess.run(
         [program(), "lock", *words, "true"], env=server.environment, capture_output=True, check=False, timeout=30
     ).returncode
@@ -242,7 +242,7 @@ def test_the_limit_consul_lock_does_not_know_readers_and_enters_beside_them(
 def test_what_a_semaphore_without_living_holders_left_behind_is_replaced(
     shared: ConsulServer, connect: Connect, name: str, holders: dict[str, bool], kind: str
 ) -> None:
-    """`consul lock -n` leaves its key when it is killed, and when its last holder goes too."""
+    """`consul lock -n` leaves its key behind if it is killed, and also when its last holder leaves."""
     left = json.dumps({"Limit": 3, "Holders": holders}).encode()
     shared.ask("PUT", f"kv/multilock/{name}/.lock?flags={SEMAPHORE_FLAGS}", left)
     client = connect(shared.url)

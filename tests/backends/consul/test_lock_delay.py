@@ -1,4 +1,4 @@
-"""What a lock delay of Consul does not do. No client can mend it, so the docs say it; here a plain client shows it."""
+"""Limits of Consul's lock delay. No client can mend them, so the docs state them and a plain client shows them here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 DELAY = 3.0
-AT_ONCE = 0.5  # seconds: who gets in earlier than that met no lock delay
+AT_ONCE = 0.5  # seconds: whoever acquires the lock earlier than that met no lock delay
 TRIALS = 12
 
 
@@ -29,7 +29,7 @@ def lock(server: ConsulServer, holder: str) -> bool:
 
 
 def free_after(server: ConsulServer, holder: str, next_holder: str) -> float:
-    """Seconds from the end of the holder's session until another has the lock."""
+    """Return the seconds from the end of the holder's session until another session has the lock."""
     ended = now()
     server.raw("PUT", f"session/destroy/{holder}")
     while not lock(server, next_holder):
@@ -52,7 +52,7 @@ def contend(server: ConsulServer, holder: str, over: threading.Event, got: list[
 
 
 def free_after_under_load(server: ConsulServer) -> float:
-    """The same, while others ask for the lock all the time."""
+    """Return the same while other sessions keep asking for the lock."""
     holder = session(server)
     assert lock(server, holder)
     over, got = threading.Event(), list[float]()
@@ -70,7 +70,7 @@ def free_after_under_load(server: ConsulServer) -> float:
 
 
 def test_a_request_for_a_lock_that_was_on_its_way_when_its_session_ended_meets_no_lock_delay() -> None:
-    """The leader looks for a lock delay before Raft, and takes the lock after it."""
+    """The leader checks the lock delay before Raft, and takes the lock after it."""
     with ConsulServer(keep=True) as server:
         for _ in range(TRIALS):
             if free_after_under_load(server) < AT_ONCE:
@@ -80,7 +80,8 @@ def test_a_request_for_a_lock_that_was_on_its_way_when_its_session_ended_meets_n
 
 
 def test_a_server_that_started_within_a_lock_delay_ends_the_next_one_too_early() -> None:
-    """It reads in its log of a session that ended long ago, and begins a lock delay whose end ends any later one."""
+    """After the restart the server reads the old end of the first session in its log. It begins a lock delay for it,
+    and the end of that one also ends the next."""
     with ConsulServer(keep=True) as server:
         first, second, third = (session(server) for _ in range(3))
         assert lock(server, first)

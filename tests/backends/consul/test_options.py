@@ -1,4 +1,4 @@
-"""URL, options, token, TLS, clients handed over, fork, and what diagnose() says."""
+"""URL, options, token, TLS, clients passed in by the caller, fork, and the findings of diagnose()."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ RIGHTS = 'key_prefix "multilock/" { policy = "write" } session_prefix "" { polic
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ConsulServer]:
-    """A server with access control lists, which gives nobody anything."""
+    """Start a server with access control lists that grants nothing without a token."""
     with ConsulServer(token=ROOT_TOKEN, acl=GUARDED) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def token(guarded: ConsulServer) -> str:
-    """One that may do what the page on Consul says, and nothing else."""
+    """Create a token with exactly the rights that the documentation page on Consul names."""
     guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": RIGHTS})
     made: str = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
     return made
 
 
-# ---- what is wrong is said before any request
+# ---- errors reported before any request
 
 
 @pytest.mark.parametrize(
@@ -162,15 +162,15 @@ def test_a_client_of_py_consul_brings_its_token(guarded: ConsulServer, token: st
 
 
 class OldHttp:
-    """As much as python-consul's has."""
+    """The attributes that the HTTP part of a python-consul client has."""
 
     def __init__(self, port: int, scheme: str = "http", verify: bool | str = True, cert: str | None = None) -> None:
         self.host, self.port, self.scheme, self.verify, self.cert = "127.0.0.1", port, scheme, verify, cert
 
 
 class OldConsul(consul.base.Consul):  # type: ignore[misc]
-    """A client as python-consul makes it, which must not be installed beside py-consul: no timeouts, and a certificate
-    in one file with its key."""
+    """A client like that of python-consul, which cannot be installed beside py-consul. It has no timeouts, and its
+    certificate and key are in one file."""
 
     def __init__(self, http: OldHttp, token: str | None = None) -> None:
         self.http, self.token, self.dc, self.scheme, self.consistency = http, token, None, http.scheme, "default"
@@ -232,7 +232,7 @@ def test_a_right_that_is_withdrawn_is_no_proof_of_a_loss(connect: Connect, watch
         lost = Recorder[multilock.Loss]()
         connect(server.url, token=made["SecretID"], ttl=3).lock("job", on_lost=lost).acquire()
         if watched:
-            time.sleep(0.6)  # or it is asked for the first time when the right is gone
+            time.sleep(0.6)  # otherwise the first query is sent when the right is gone already
         server.ask("PUT", "acl/policy", {"Name": "less", "Rules": kept or 'key "other" { policy = "read" }'})
         server.ask("PUT", f"acl/token/{made['AccessorID']}", {"Policies": [{"Name": "less"}]})
         loss = lost.wait(1, 10.0)
@@ -249,7 +249,7 @@ def test_a_session_that_ends_after_its_right_was_withdrawn_is_lost(connect: Conn
         lost = Recorder[multilock.Loss]()
         connect(server.url, token=made["SecretID"], ttl=30).lock("job", on_lost=lost).acquire()
         server.ask("PUT", f"acl/token/{made['AccessorID']}", {"Policies": []})
-        time.sleep(0.6)  # until it was asked for
+        time.sleep(0.6)  # wait until the query was sent
         assert lost.calls == []
         server.ask("PUT", f"session/destroy/{server.sessions()[0]['ID']}")
         loss = lost.wait(1, 5.0)
@@ -261,7 +261,7 @@ def test_a_session_that_ends_after_its_right_was_withdrawn_is_lost(connect: Conn
 
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate authority, and a certificate of its for 127.0.0.1 that serves both ends."""
+    """Create a certificate authority, and a certificate for 127.0.0.1 that serves both ends."""
     folder = tmp_path_factory.mktemp("pem")
     (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
     for words in (
@@ -361,7 +361,7 @@ def test_an_answer_of_something_else_is_no_answer(connect: Connect) -> None:
             self.wfile.write(b"hello")
 
         def log_message(self, *_: object) -> None:
-            """Quiet."""
+            """Print nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,5 @@
-"""Blocking queries that were refused, broke, or lost their thread: who is told, and that they come back."""
+"""Blocking queries that were refused, broke or lost their thread: which claims are notified, and that the queries start
+again."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.backends.consul.kit import Ours
 from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
 
-SOON = 3.0  # seconds; the next renewal, or the timer of a waiter, comes after ten
+SOON = 3.0  # seconds. The next renewal, or the timer of a waiter, comes after ten
 SESSIONS = 'session_prefix "" { policy = "write" }'
 
 
@@ -97,7 +98,7 @@ def test_a_listener_that_dies_of_a_defect_begins_again_and_hears_of_a_loss(
     assert deaths
 
 
-# ---- what the kernel is told
+# ---- what the kernel receives
 
 
 def watch(ours: Ours) -> Claim:
@@ -157,12 +158,12 @@ def test_a_query_that_is_refused_is_named_and_tried_again(
 
 
 def test_an_answer_from_before_the_grant_is_no_loss(server: ConsulServer) -> None:
-    """It says that the key was deleted: the former lock of this client was given back."""
+    """That reply reports a deleted key: this client had released its previous lock."""
     with FaultProxy.before(server.url) as proxy:
         ours = Ours(proxy.url)
         claim = watch(ours)
         proxy.black_hole("down", which="present")
-        ours.backend._agents._leave(ours.backend._agents._address())  # its requests use new connections
+        ours.backend._agents._leave(ours.backend._agents._address())  # the requests of the test use new connections
         assert ours.release(claim)
         again = ours.take(ours.mutex())
         ours.backend.watch(ours.grant(again).group, [(again, ours.grant(again))], WITHIN)
@@ -178,7 +179,7 @@ def test_an_answer_from_before_the_grant_is_no_loss(server: ConsulServer) -> Non
 
 
 def test_many_permits_over_a_long_way_are_all_renewed_in_time(shared: ConsulServer) -> None:
-    """A session each: one after the other they would take twelve seconds."""
+    """Each permit has a session. Renewed one after the other they would take twelve seconds."""
     with FaultProxy.before(shared.url) as proxy:
         ours = Ours(proxy.url, f"far-{now()}/")
         claims = [ours.take(ours.permit(70)) for _ in range(60)]

@@ -1,4 +1,4 @@
-"""The backend by itself: what proves a grant, whose session it is, what a cancel leaves."""
+"""The backend by itself: what proves a grant, which session a lock belongs to, and what a cancel leaves behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_renewal_counts_from_its_sending(server: ConsulServer, proxy: FaultPro
 def test_who_stood_still_until_it_was_connected_asks_nothing_any_more(
     shared: ConsulServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been called off meanwhile, and what comes of it then is looked for during a minute only."""
+    """The claim may have been cancelled during the pause. A late execution is looked for during one minute only."""
     backend = open_(shared.url)
     take(backend, ear.claim("stands-still-1"))
     agents = backend._agents
@@ -66,7 +66,7 @@ def test_a_session_that_was_not_renewed_in_time_is_never_used_again(
 ) -> None:
     backend = open_(server.url)
     first = take(backend, ear.claim("first", ttl=1.0))
-    time.sleep(1.0)  # at the server it lives for twice its ttl
+    time.sleep(1.0)  # at the server a session lives for twice its ttl
     second = take(backend, ear.claim("second", ttl=1.0))
     assert second.group != first.group
     assert second.sent_at > first.sent_at + 0.9

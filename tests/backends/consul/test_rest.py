@@ -1,4 +1,4 @@
-"""A name that rests is locked by a session that nobody renews, remembers or ends but the server's clock."""
+"""A name that rests: its session is not renewed, remembered or ended by any client, only by the server's clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 MOVE = b'"unlock"'
-LONG = 60.0  # seconds of a rest that no test waits for
+LONG = 60.0  # seconds of a rest whose end no test waits for
 SHORT = 1.0
 
 
@@ -49,7 +49,7 @@ def held(ear: Ear) -> Callable[..., tuple[Claim, Granted]]:
 Held = Callable[..., tuple[Claim, Granted]]
 
 
-# ---- requests whose answer is lost, or that are executed late
+# ---- requests whose reply is lost, or that are executed late
 
 
 def test_a_session_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_another(
@@ -66,7 +66,7 @@ def test_a_session_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_ha
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     unused = ids(server) - {granted.key, key_session(server)}
     assert len(unused) == 1
-    eventually(lambda: not unused & ids(server))  # it ends by itself
+    eventually(lambda: not unused & ids(server))  # that session expires by itself
     assert server.key(KEY)
 
 
@@ -111,7 +111,7 @@ def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_fo
 def test_a_move_that_is_executed_after_the_release_moves_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """The rest would be over by now, so that the kernel gives it back; and another took it."""
+    """The rest would be over by now, so that the kernel releases the name. Then another client takes it."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)
@@ -129,7 +129,7 @@ def test_a_move_that_is_executed_after_the_release_moves_nothing(
 def test_a_move_that_comes_when_its_session_has_ended_moves_nothing(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """This process, or the server, stood still between the two requests."""
+    """This process or the server was paused between the two requests."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     late = proxy.hold_request(MOVE)
@@ -169,7 +169,7 @@ def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(
     asyncio.run(main())
 
 
-# ---- what must not end it, or begin it
+# ---- what must not end a rest, or begin one
 
 
 def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, granted: Granted, seconds: float) -> None:
@@ -182,7 +182,7 @@ def unanswered_rest(backend: ConsulBackend, proxy: FaultProxy, claim: Claim, gra
 def test_what_is_to_rest_is_not_swept_until_then(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held
 ) -> None:
-    """Its session is renewed, and keeps it for the one who asks again; afterwards nobody wants it."""
+    """Renewals keep its session, and so the name, for the client that asks again. After the rest nobody wants it."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     begun = now()
@@ -198,7 +198,7 @@ def test_what_is_to_rest_is_not_swept_until_then(
 def test_a_cancel_in_the_same_session_ends_no_name_that_is_to_rest(
     server: ConsulServer, proxy: FaultProxy, open_: Open, held: Held, ear: Ear
 ) -> None:
-    """A session in which nothing is held is ended by a cancel, as a rule."""
+    """Usually a cancel ends a session in which nothing is held."""
     backend = open_(proxy.url)
     claim, granted = held(backend)
     unanswered_rest(backend, proxy, claim, granted, LONG)

@@ -1,4 +1,4 @@
-"""What a session keeps alive: its locks, whatever became of a look at their keys, and nothing that nobody wants."""
+"""A session keeps its locks alive even if a check of their keys fails, and keeps nothing alive that nobody wants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from multilock_consul.keys import LOCK_FLAGS
 from tests.backends.consul.conftest import WITHIN, Connect, Open, take
 from tests.servers_consul import ConsulServer
 
-MANY = 640  # ten looks
+MANY = 640  # as many locks as ten lookups cover
 FAR = 0.1  # seconds for a round trip
 KEY = "multilock/job/.lock"
 SESSIONS = 'session_prefix "" { policy = "write" }'
@@ -37,7 +37,7 @@ def held_in_one_session(backend: ConsulBackend, ear: Ear, names: list[str], ttl:
     return [(claim, take(backend, claim)) for claim in claims]
 
 
-# ---- many locks, long names, a long way
+# ---- many locks, long names, a slow network
 
 
 def test_many_locks_over_a_long_way_are_renewed_and_their_keys_are_looked_at_in_turns(
@@ -52,7 +52,7 @@ def test_many_locks_over_a_long_way_are_renewed_and_their_keys_are_looked_at_in_
         assert all(renewed)
         assert renewed[0].sent_at > held[0][1].sent_at  # type: ignore[union-attr]
     server.ask("DELETE", f"kv/multilock/job-{MANY - 1}/.lock")
-    for _ in range(5):  # a renewal of a second has time for some of the ten looks
+    for _ in range(5):  # a renewal of one second has time for some of the ten lookups
         renewed = backend.renew(group, held, 1.0)
         assert all(renewed[:-1])
         if renewed[-1] is None:
@@ -95,7 +95,7 @@ def test_a_renewal_of_one_lock_looks_at_its_key_before_anything_else(
 ) -> None:
     monkeypatch.setattr("multilock_consul.sessions.RELEASED_EVERY", 0.0)
     backend = open_(proxy.url)
-    for number in range(330):  # six looks
+    for number in range(330):  # as many claims as six lookups cover
         claim = ear.claim(f"former-{number}", ttl=30.0)
         backend.release(claim, take(backend, claim), False, WITHIN)
     [held] = held_in_one_session(backend, ear, ["job"], 30.0)
@@ -104,14 +104,14 @@ def test_a_renewal_of_one_lock_looks_at_its_key_before_anything_else(
     assert backend.renew(held[1].group, [held], 3.6) == [None]
 
 
-# ---- what nobody wants
+# ---- locks that nobody wants
 
 
 @pytest.mark.parametrize("kept", ["", 'key_prefix "multilock/" { policy = "read" }'])
 def test_what_could_not_be_given_back_is_so_as_soon_as_it_can_be(
     guarded: ConsulServer, open_: Open, ear: Ear, kept: str
 ) -> None:
-    """However long that takes: its session is renewed, and so would be the lock that nobody has."""
+    """It may take long. Until then renewals would keep the session, and with it a lock that nobody holds."""
     rights = 'key_prefix "multilock/" { policy = "write" } ' + SESSIONS
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights})
     token = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
@@ -121,7 +121,7 @@ def test_what_could_not_be_given_back_is_so_as_soon_as_it_can_be(
     guarded.ask("PUT", f"acl/policy/{policy['ID']}", {"Name": "locks", "Rules": f"{kept} {SESSIONS}"})
     with pytest.raises(BackendRejected):
         backend.release(claim, granted, False, WITHIN)
-    with suppress(BackendRejected):  # it may not even look
+    with suppress(BackendRejected):  # the token may not even read
         backend.renew(granted.group, [], WITHIN)
     assert guarded.key(KEY)
     guarded.ask("PUT", f"acl/policy/{policy['ID']}", {"Name": "locks", "Rules": rights})
@@ -179,7 +179,7 @@ def test_a_renewal_by_hand_of_what_may_not_be_looked_at_says_so(guarded: ConsulS
 
 
 def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], object], str]:
-    """What makes this of the right to that key, and a token."""
+    """Return a function that sets the right to that key, and a token with that policy."""
     rights = f'key "{KEY}" {{ policy = "%s" }} key_prefix "multilock/" {{ policy = "write" }} {SESSIONS}'
     policy = guarded.ask("PUT", "acl/policy", {"Name": "locks", "Rules": rights % "write"})
     token: str = guarded.ask("PUT", "acl/token", {"Policies": [{"Name": "locks"}]})["SecretID"]
@@ -188,7 +188,7 @@ def rights_but_for_one_key(guarded: ConsulServer) -> tuple[Callable[[str], objec
 
 
 def send_again(server: ConsulServer, key: str = KEY) -> Any:
-    """The request that locked this key, as a proxy would repeat it."""
+    """Return a function that repeats the request that locked this key, as a proxy might."""
     entry = server.key(key)
     assert entry is not None
     lock = {"Flags": LOCK_FLAGS, "Value": entry["Value"], "Session": entry["Session"]}
@@ -214,7 +214,7 @@ def test_an_acquire_that_a_proxy_repeats_after_its_release_is_given_back(
 def test_an_acquire_that_a_proxy_repeats_for_one_who_waits_no_more_is_given_back(
     server: ConsulServer, proxy: FaultProxy, open_: Open, ear: Ear
 ) -> None:
-    """It was refused, and its copy comes when the lock is free."""
+    """The request was refused, and its copy arrives when the lock is free."""
     backend, holder = open_(proxy.url), open_(server.url)
     [(_, other)] = held_in_one_session(backend, ear, ["other"], 10.0)
     holding, claim = ear.claim("job"), ear.claim("job")

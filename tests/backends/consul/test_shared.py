@@ -1,4 +1,4 @@
-"""Readers and permits: who holds a name together, who waits for whom, and what is left behind."""
+"""Readers and permits: which clients hold a name together, which wait for which, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.backends.consul.kit import Ours
 from tests.backends.kit import NAME, WITHIN
 from tests.servers_consul import ConsulServer
 
-DELAY = 3.0  # seconds of lock delay, where it is the point
+DELAY = 3.0  # seconds of lock delay, for the tests about that delay
 MODES: dict[str, Callable[[Ours], Claim]] = {
     "mutex": Ours.mutex,
     "writer": Ours.writer,
@@ -40,14 +40,14 @@ MODES: dict[str, Callable[[Ours], Claim]] = {
 
 
 class Below:
-    """What the server has of this name, as any other client sees it."""
+    """Keys that the server stores for this name, as any other client sees them."""
 
     def __init__(self, server: ConsulServer, prefix: str) -> None:
         self.server = server
         self.folder = f"{prefix}{NAME}/"
 
     def left(self) -> list[str]:
-        self.server.ask("PUT", "kv/ready", b"")  # a server without a key has no list of keys
+        self.server.ask("PUT", "kv/ready", b"")  # a server without any key has no list of keys
         found: list[str] = self.server.ask("GET", "kv/?keys&consistent")
         return [key.removeprefix(self.folder) for key in found if key.startswith(self.folder)]
 
@@ -58,7 +58,7 @@ class Below:
         self.server.ask("DELETE", f"kv/{self.folder}{key}")
 
     def end(self, session: str) -> float:
-        """As an operator; when it was asked for."""
+        """End a session like an operator. Return the time of the request."""
         began = now()
         self.server.ask("PUT", f"session/destroy/{session}")
         return began
@@ -101,12 +101,12 @@ def them(open_ours: Callable[..., Ours]) -> Ours:
 
 
 def come_in(ours: Ours, claim: Claim) -> float:
-    """Ask until it is in, as a kernel would; when that was."""
+    """Ask until the claim is granted, as a kernel would. Return the time of the grant."""
     eventually(lambda: ours.holds(claim, join=True), DELAY + SOON)
     return now()
 
 
-# ---- who fits
+# ---- which claims fit together
 
 
 def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, them: Ours, below: Below) -> None:
@@ -127,7 +127,7 @@ def test_only_equal_modes_hold_together_and_every_other_pair_excludes(us: Ours, 
 def test_who_shut_the_door_and_could_ask_no_further_may_have_done_something(
     us: Ours, them: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str, join: bool
 ) -> None:
-    """A reader's session has ended, and to ask for its lock delay is a second request, which finds no leader."""
+    """A reader's session has ended. Its lock delay is read by a second request, and that one finds no leader."""
     below.end(us.session(us.take(us.reader())))
     claim = MODES[kind](them)
 
@@ -147,7 +147,7 @@ def test_who_shut_the_door_and_could_ask_no_further_may_have_done_something(
 def test_a_refused_try_that_could_not_be_taken_back_may_have_done_something(
     us: Ours, them: Ours, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The reader comes between the look of the try and its request."""
+    """The reader enters between the two requests of the try: after the look, before the write."""
     us.take(us.reader())
     claim = MODES[kind](them)
 
@@ -175,7 +175,7 @@ def test_who_waits_for_the_lock_delay_of_a_vanished_reader_holds_nothing(us: Our
 def test_a_release_that_could_not_look_for_a_late_request_looks_the_next_time(
     us: Ours, below: Below, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The request is executed while its release is under way, before the end of its session."""
+    """The late request is executed during its release, before its session ends."""
     claim = MODES[kind](us)
     late: list[Callable[[], object]] = []
     execute, destroy, leave = Transactions.execute, Sessions.destroy, Semaphore.leave
@@ -285,14 +285,14 @@ def test_a_vanished_reader_is_buried_and_observers_hear_of_the_writer(
     assert below.empty()
 
 
-# ---- how much a server takes in one request
+# ---- how much a server accepts in one request
 
 
 @pytest.mark.parametrize("at_once", [BYTES_AT_ONCE, 1 << 21], ids=["asked for less", "refused for its size"])
 def test_readers_of_a_very_long_name_are_taken_away_and_buried(
     open_ours: Callable[..., Ours], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """A key of 12 kB: seventy of them are more than a server takes in one request."""
+    """A key has 12 kB: seventy of them are more than a server accepts in one request."""
     monkeypatch.setattr(transactions, "BYTES_AT_ONCE", at_once)
     us, them = open_ours(lock_delay=0), open_ours(lock_delay=0)
     name = "\U0001f512" * 1000
@@ -370,7 +370,7 @@ def test_a_refused_try_for_a_permit_is_one_request_and_no_session(us: Ours, them
     assert below.server.sessions() == sessions
 
 
-# ---- who waits for whom
+# ---- which claim waits for which
 
 
 @pytest.mark.parametrize("kind", ["mutex", "writer", "permit"])
@@ -500,7 +500,7 @@ def test_a_waiting_writer_is_woken_by_the_end_of_a_readers_session_and_waits_for
 
 
 def test_a_reader_that_gives_up_what_it_lost_keeps_no_writer_out(us: Ours, them: Ours, below: Below) -> None:
-    """It knows, so that nobody needs to wait until it does."""
+    """The reader has noticed its loss, so a writer need not wait for the lock delay."""
     claim = us.take(us.reader())
     below.end(us.session(claim))
     assert us.release(claim) is False
@@ -581,7 +581,7 @@ def test_a_waiting_writer_whose_session_was_ended_keeps_readers_out_for_its_lock
         us.release(claim)
 
 
-# ---- losses, and what operators do
+# ---- losses, and actions of operators
 
 
 def test_a_reader_whose_key_is_deleted_is_told_and_the_others_are_renewed(us: Ours, them: Ours, below: Below) -> None:
@@ -737,7 +737,7 @@ def far(proxy: FaultProxy, open_ours: Callable[..., Ours]) -> Ours:
 def test_a_reader_whose_session_ended_before_its_answer_does_not_wait_for_itself(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
-    far.release(far.take(far.reader()))  # the session is there
+    far.release(far.take(far.reader()))  # now its session exists
     claim = far.reader()
     lost = proxy.drop_reply(b'"cas"')
     with pytest.raises(BackendUnavailable):
@@ -792,7 +792,7 @@ def test_a_reader_whose_answer_was_lost_is_in_although_a_writer_has_shut_the_doo
     far: Ours, them: Ours, proxy: FaultProxy
 ) -> None:
     claim = far.reader()
-    far.release(far.take(far.reader()))  # the session is there
+    far.release(far.take(far.reader()))  # now its session exists
     lost = proxy.drop_reply(b'"cas"')
     with pytest.raises(BackendUnavailable):
         far.attempt(claim, join=True)
@@ -822,7 +822,7 @@ def test_a_waiter_whose_answer_was_lost_waits_for_the_readers_all_the_same(
 def test_what_another_waiter_of_this_client_shut_since_is_no_door_of_ours(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below
 ) -> None:
-    """They share a session, so that it alone does not tell whose the key is."""
+    """Both waiters share a session, so the session alone does not tell which of them made the key."""
     reading = us.take(us.reader())
     first, second = far.wait(far.writer()), far.writer()
     held = proxy.hold_request(b'"check-')
@@ -842,7 +842,7 @@ def test_what_another_waiter_of_this_client_shut_since_is_no_door_of_ours(
 def test_a_cancel_of_what_is_executed_late_is_final(
     far: Ours, us: Ours, proxy: FaultProxy, below: Below, kind: str, others: bool
 ) -> None:
-    """With others in its session, or alone in it; beside a reader, so that a writer only shuts the door."""
+    """Others may be in its session, or none. A reader holds the name, so that a writer only stops new readers."""
     reading = us.take(us.reader()) if kind != "permit" else us.take(us.permit())
     kept = far.take(far.reader() if kind != "permit" else far.permit()) if others else None
     if kind == "writer" and others:
@@ -858,7 +858,7 @@ def test_a_cancel_of_what_is_executed_late_is_final(
 
     def clean() -> bool:
         if kept:
-            assert far.renewed(kept) == [True]  # which looks after it
+            assert far.renewed(kept) == [True]  # this renewal also looks after the late request
         for group in tuple(far.ear.sessions):
             far.backend.renew(group, [], WITHIN)
         return below.left() == before

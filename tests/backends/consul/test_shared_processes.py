@@ -1,5 +1,5 @@
-"""Readers and permits in processes that are stopped or killed: each costs the others no more than its own session and
-lock delay."""
+"""Readers and permits in processes that are stopped or killed. Each delays the others by its own session and lock
+delay, not longer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.backends.holders import NAME
 from tests.backends.in_order import writes_and_reads_are_in_order
 from tests.servers_consul import ConsulServer
 
-QUICK = 2.0  # seconds of the sessions that end
-STEADY = 20.0  # … and of those that outlast a busy machine
-START = 30.0  # seconds for a process to start on a busy machine
-LATE = 3.0  # by which somebody may be, on a machine that stands still at times
+QUICK = 2.0  # seconds: ttl of the sessions that end
+STEADY = 20.0  # seconds: ttl of sessions that survive an overloaded machine
+START = 30.0  # seconds for a process to start on an overloaded machine
+LATE = 3.0  # seconds by which a process may be late on a machine that freezes at times
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_writer_is_in_before_any_reader_of_four_processes_that_asks_after_it(
 def test_forty_waiters_are_served_by_pushes_whoever_leaves(
     shared: ConsulServer, connect: Connect, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No timer helps: each that wakes one would take longer than all of it."""
+    """No timer helps: each that wakes a waiter would take longer than the whole test."""
     monkeypatch.setattr("multilock_consul.recipe.SAFETY", 3600.0)
     clients = [connect(shared.url, prefix=prefix, ttl=STEADY) for _ in range(4)]
     inside: list[int] = []

@@ -1,4 +1,4 @@
-"""What runs in processes of its own for the tests of this folder."""
+"""Functions that the tests of this folder run in separate processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FORKS = 15
 
 
 def fork_after_use(url: str) -> None:
-    """As gunicorn does: a client is used before the fork, a lock is held, a watch runs, and a thread waits."""
+    """Fork like gunicorn: a client was used before the fork, it holds a lock, a watch runs, and a thread waits."""
     client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
     threading.Thread(target=_wait_for, args=(client, "parent"), daemon=True).start()
-    time.sleep(0.6)  # both watches run
+    time.sleep(0.6)  # wait until both watches run
     children = [_forked(_child, client, lease, str(number)) for number in range(3)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     say("children", codes)
@@ -41,7 +41,7 @@ def _wait_for(client: multilock.Client, name: str) -> None:
 
 
 def fork_under_traffic(url: str) -> None:
-    """Again and again, while other threads take and release locks."""
+    """Fork repeatedly while other threads acquire and release locks."""
     client = multilock.connect(url, ttl=10)
     over = threading.Event()
     threads = [threading.Thread(target=_traffic, args=(client, f"busy-{number}", over)) for number in range(4)]
@@ -77,7 +77,7 @@ def _child(client: multilock.Client, lease: multilock.Lease, number: str) -> Non
     mine = client.lock(f"child-{number}", ttl=4).acquire(timeout=5)
     lost = threading.Event()
     mine.on_lost(lambda _: lost.set())
-    time.sleep(2.5)  # two renewals, and the watch is armed
+    time.sleep(2.5)  # after two renewals the watch runs too
     mine.check()
     client.force_release(f"child-{number}")
     assert lost.wait(5)

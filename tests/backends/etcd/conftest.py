@@ -13,20 +13,20 @@ __all__ = ["Connect"]
 
 @pytest.fixture(autouse=True)
 def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss has its reason from a request that the real 0.1 s are too short for on a machine that stands still."""
+    """Allow more time for the request that explains a loss. An overloaded machine needs more than the usual 0.1 s."""
     monkeypatch.setattr("multilock_etcd.notices.REASON_WITHIN", 2.0)
 
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[EtcdServer]:
-    """One for the tests that only talk to it, each under a prefix of its own."""
+    """Start one server for the tests that only send requests to it, each under a prefix of its own."""
     with EtcdServer() as server:
         yield server
 
 
 @pytest.fixture
 def server() -> Iterator[EtcdServer]:
-    """One of this test's own, to be stopped, paused and emptied."""
+    """Start a server for one test, which may stop, pause or empty it."""
     with EtcdServer() as server:
         yield server
 
@@ -37,7 +37,7 @@ def cluster() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-# ---- two clients of the shared one, without a kernel
+# ---- two clients of the shared server, without a kernel
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""A proxy before etcd that knows HTTP/2 frames, and says GOAWAY in the server's name: as a member that is stopped does,
-a load balancer that is told to drain, or a server that was pinged too often.
+"""A proxy in front of etcd that understands HTTP/2 frames and sends GOAWAY in the server's name.
 
-A server that says it finishes the requests that it has taken; the client is to send the next ones elsewhere.
+A member that is stopped does that, a load balancer that is being drained, and a server that was pinged too often. The
+sender of GOAWAY finishes the requests that it has accepted, and the client must send the next ones elsewhere.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ __all__ = ["ENHANCE_YOUR_CALM", "NO_ERROR", "GoawayProxy"]
 
 NO_ERROR, ENHANCE_YOUR_CALM = 0x0, 0xB
 GOAWAY = 0x7
-HEADER = 9  # bytes before the payload of a frame: its length in three, its type, its flags, its stream in four
+HEADER = 9  # bytes before the payload of a frame: length (3), type (1), flags (1), stream (4)
 ALL_STREAMS = 2**31 - 1
 
 
 class _Connection:
-    """Bytes go up as they come; down they go a whole frame at a time, so that another one fits in between."""
+    """One proxied connection. It forwards bytes to the server at once, and whole frames to the client, so that another
+    frame fits in between."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self._client = client
@@ -42,7 +43,7 @@ class _Connection:
             self._client.sendall(frame)
 
     def end(self) -> None:
-        """Of both sides, after what was sent."""
+        """Shut both sides down, after everything that was sent."""
         for side in (self._client, self._server):
             with contextlib.suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
@@ -80,7 +81,7 @@ class _Connection:
 
 
 class GoawayProxy:
-    """Before ``host:port``, on a port of its own."""
+    """A proxy in front of ``host:port``, on a port of its own."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.rpartition(":")
@@ -88,7 +89,7 @@ class GoawayProxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._lock = threading.Lock()
         self._connections: list[_Connection] = []
-        self._old: list[_Connection] = []  # those that said it already
+        self._old: list[_Connection] = []  # connections on which GOAWAY was sent already
         self.made = 0
         self._thread = threading.Thread(target=self._serve, name="goaway-proxy", daemon=True)
         self._thread.start()
@@ -100,7 +101,8 @@ class GoawayProxy:
     def say_goodbye(
         self, error: int = NO_ERROR, text: bytes = b"", *, last_stream: int = ALL_STREAMS, close: bool = False
     ) -> int:
-        """On every connection that exists, once each; ``close``: and then end it. To how many it was said."""
+        """Send GOAWAY on every connection that has not had it, and end these connections if ``close`` is set. Return
+        their number."""
         with self._lock:
             present, self._connections = self._connections, []
         for connection in present:
@@ -112,7 +114,7 @@ class GoawayProxy:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up who accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts connections
         self._thread.join()
         self._listener.close()
         with self._lock:
@@ -129,7 +131,7 @@ class GoawayProxy:
         self.close()
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # the proxy was closed
             while True:
                 client, _ = self._listener.accept()
                 try:

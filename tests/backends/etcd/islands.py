@@ -1,4 +1,4 @@
-"""Three etcd members, each in a network of its own."""
+"""Three etcd members, each in its own network."""
 
 from __future__ import annotations
 

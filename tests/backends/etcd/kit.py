@@ -1,4 +1,4 @@
-"""A backend without a kernel, and what it was told."""
+"""A backend without a kernel, and a record of what it reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multilock_etcd import open_backend
 __all__ = ["WITHIN", "Ours"]
 
 WITHIN = 5.0
-TTL = 60.0  # no lease ends within a test
+TTL = 60.0  # seconds: no lease expires within a test
 
 
 class Ours:
@@ -46,7 +46,7 @@ class Ours:
         return granted
 
     def wait(self, claim: Claim) -> Claim:
-        """A place in the queue of a name that is taken."""
+        """Join the queue of a name that is held."""
         assert isinstance(self.attempt(claim, join=True), Busy)
         return claim
 
@@ -60,7 +60,7 @@ class Ours:
         self.backend.watch(held[0][1].group, held, WITHIN)
 
     def woken(self) -> set[str]:
-        """The waiters who were; each wake-up is told once."""
+        """Return the waiters that were woken since the last call."""
         wakes, self.ear.wakes = self.ear.wakes, []
         return {claim_id for claim_id in wakes if claim_id}
 

@@ -1,10 +1,10 @@
-"""How often a cluster ends a lease that is renewed in time, because a former leader wakes up and has not heard of it.
+"""Count how often a cluster ends a lease that was renewed in time, because a former leader wakes up without knowing.
 
-python -m tests.backends.etcd.leader_pauses 20
-MULTILOCK_TEST_ETCD_RELEASE=trixie python -m tests.backends.etcd.leader_pauses 20
+python -m tests.backends.etcd.leader_pauses 20 MULTILOCK_TEST_ETCD_RELEASE=trixie python -m
+tests.backends.etcd.leader_pauses 20
 
-A report, and no test: it is etcd's to prevent. Measured: 3 of 20 pauses on 3.4.23, 4 of 32 on 3.5.16, although 3.5.13
-was to end it. The holder hears of it at once.
+This is a report and not a test, since only etcd can prevent it. Measured: 3 of 20 pauses on 3.4.23, and 4 of 32 on
+3.5.16, although 3.5.13 should have ended it. The holder is notified at once.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ TTL = 4.0
 
 
 def ended_early(pauses: int) -> tuple[int, int]:
-    """Pauses after which a renewed lease had ended although its time was not over; and those it outlived.
+    """Return how many pauses ended a renewed lease before its time, and how many it survived.
 
-    The others ended for want of an answer in time, which is nobody's mistake.
+    The others ended because a reply was late, which is nobody's mistake.
     """
     early = kept = 0
     with EtcdCluster() as cluster, multilock.connect(cluster.url, ttl=TTL) as client:
@@ -33,7 +33,8 @@ def ended_early(pauses: int) -> tuple[int, int]:
             lease = client.lock("job").acquire(timeout=30)
             leader = cluster.leader()
             leader.pause()
-            time.sleep(TTL * random.uniform(1.0, 1.4))  # to the old leader the lease is over when it wakes up
+            # The old leader believes when it wakes up that the lease has expired.
+            time.sleep(TTL * random.uniform(1.0, 1.4))
             leader.resume()
             loss = lease.wait_lost(timeout=TTL / 2)
             if loss is None:

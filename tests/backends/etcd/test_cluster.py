@@ -1,4 +1,5 @@
-"""Three members: the leader dies or freezes, the quorum goes and comes back, endpoints are down or cut off."""
+"""A cluster of three members: the leader dies or freezes, the quorum is lost and returns, endpoints are down or cut
+off."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def leader_first(cluster: EtcdCluster) -> str:
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_a_lock_survives_its_leader(cluster: EtcdCluster, connect: Connect, how: str) -> None:
-    client = connect(leader_first(cluster), ttl=15)  # an election takes seconds on a busy machine
+    client = connect(leader_first(cluster), ttl=15)  # an election takes seconds on an overloaded machine
     other = connect(url_of(*cluster.followers()), ttl=6)
     lost = Recorder[Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
@@ -97,7 +98,7 @@ def test_the_first_endpoint_being_down_costs_no_try(cluster: EtcdCluster, connec
     getattr(first, how)()
     cluster_without = EtcdCluster()
     cluster_without.members = rest
-    cluster_without.leader()  # has been elected
+    cluster_without.leader()  # wait for the election
     lease = connect(url_of(first, *rest), ttl=20).lock("job").try_acquire()
     assert lease is not None
     if how == "pause":
@@ -105,7 +106,8 @@ def test_the_first_endpoint_being_down_costs_no_try(cluster: EtcdCluster, connec
 
 
 def test_a_member_without_a_leader_is_left_for_one_that_has_one(cluster: EtcdCluster, connect: Connect) -> None:
-    """Two clusters stand in for a partition: the member asked first has lost its peers and says so."""
+    """Two clusters stand in for a partition: the member asked first has lost its peers, and reports that it has no
+    leader."""
     with EtcdCluster() as island:
         alone, *gone = island.members
         for member in gone:

@@ -1,4 +1,4 @@
-"""The count of who is ahead, without a server: which deletions leave it, and when it proves nothing."""
+"""The count of keys ahead of a waiter, without a server: which deletions reduce it, and when it proves nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST, LOOK, GONE = Outcome.FIRST, Outcome.LOOK, Outcome.GONE
 def standing(
     kind: str = "lock", *others: str, like: Sequence[str] = (), permits: int = 0, revision: int = 10, at: int = 10
 ) -> Standing:
-    """Behind these keys, or behind ``one``."""
+    """Make a waiter behind these keys, or behind ``one``."""
     claim_id = f"{os.urandom(8).hex()}.{ID}"
     owner = owner_text(claim_id, kind, "host", os.getpid(), "me", 60.0)
     place = Place(claim := Claim("job", kind, claim_id, owner, 60.0, True, True, "me", permits))
@@ -46,7 +46,7 @@ def told(verdicts: Sequence[Verdict]) -> list[tuple[Standing, Outcome]]:
 
 @pytest.fixture
 def countdown() -> Countdown:
-    """Of a watch that begins after revision 10."""
+    """Return the countdown of a watch that begins after revision 10."""
     countdown = Countdown(KEYS.queue("job"))
     countdown.begins(10)
     return countdown
@@ -104,7 +104,7 @@ def test_who_comes_later_is_told_what_the_watch_told_since_it_counted_and_nothin
     countdown: Countdown,
 ) -> None:
     countdown.hear([gone(11), gone(13, "two")])
-    late = standing("lock", "one", "two", revision=12, at=12)  # somebody came again with the key of one
+    late = standing("lock", "one", "two", revision=12, at=12)  # the holder of key one has joined again
     assert countdown.enter(late) == []
     in_time = standing("lock", "two", revision=12, at=12)
     assert told(countdown.enter(in_time)) == [(in_time, FIRST)]

@@ -1,4 +1,4 @@
-"""What bad luck does to a lock on one etcd member: lost replies, restarts, silence, compaction, revoked leases."""
+"""Failures around a lock on one etcd member: lost replies, restarts, silence, compaction, revoked leases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.servers_etcd import EtcdServer, etcdctl
 
 
 def keys(server: EtcdServer, prefix: str = "multilock/") -> list[str]:
-    """What stands below this prefix, tombstones excepted."""
+    """Return the keys below this prefix, without tombstones."""
     found = etcdctl(server.endpoint, "get", "--prefix", "--keys-only", prefix).split()
     return [key for key in found if "!gone/" not in key]
 
@@ -95,12 +95,12 @@ def test_a_lost_reply_to_a_renewal_is_no_loss(server: EtcdServer, proxy: FaultPr
     request = multilock_etcd.wire.LeaseKeepAliveRequest(ID=int(leases(server)[0], 16)).SerializeToString()
     lost = proxy.drop_reply(request, then="hold")
     lost.wait(5)
-    eventually(lambda: lease.remaining() > 4.4)  # a later one was answered
+    eventually(lambda: lease.remaining() > 4.4)  # wait until a later renewal was answered
     assert lease.state is LeaseState.HELD
 
 
 class Unsent:
-    """A transport whose next transaction about ``name`` gets no answer; the request is kept, and not sent yet."""
+    """A transport that keeps the next transaction about ``name`` and does not send it, so that it gets no reply."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         self._really = Transport.call
@@ -115,7 +115,7 @@ class Unsent:
         return self._really(transport, method, request, within)
 
     def send(self) -> Any:
-        """Now the server executes it."""
+        """Send the request that was kept, so that the server executes it."""
         [(transport, request)] = self.kept
         return self._really(transport, calls.TXN, request, 5.0)[0]
 
@@ -170,11 +170,12 @@ def test_tombstones_are_cleared_away_by_a_later_renewal(server: EtcdServer, monk
 def test_a_cancel_outlasts_an_outage_that_its_session_outlives(
     server: EtcdServer, proxy: FaultProxy, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.kernel.giving_back.AT_LEAST", 0.5)  # what nobody renews is given up after 2 × ttl
+    # A claim that nobody renews is given up after 2 × ttl.
+    monkeypatch.setattr("multilock.kernel.giving_back.AT_LEAST", 0.5)
     client = connect(proxy.url, ttl=2)
     client.lock("another").acquire()
     lost = proxy.drop_reply(b"multilock/job/", then="hold")
-    proxy.refuse()  # the cancel does not get there either
+    proxy.refuse()  # the cancel does not arrive either
     with pytest.raises(BackendUnavailable):
         client.lock("job").try_acquire()
     lost.wait(5)
@@ -182,7 +183,8 @@ def test_a_cancel_outlasts_an_outage_that_its_session_outlives(
     server.kill()
     proxy.accept()
     time.sleep(6)
-    server.start()  # its leases begin their time anew, and the client renews this one: it would keep the key for ever
+    # All leases start their time again and the client renews this one, so it would keep the key forever.
+    server.start()
     eventually(lambda: keys(server, "multilock/job/") == [], within=10)
 
 
@@ -198,7 +200,7 @@ def test_a_server_that_is_out_of_space_takes_no_tombstone_but_the_lock_is_free(s
     granted = backend.attempt(claim, False, 2.0)
     assert isinstance(granted, Granted)
     out_of_space(server, "ACTIVATE")
-    with pytest.raises(BackendRejected):  # it is tried on: a request that comes late would find no tombstone
+    with pytest.raises(BackendRejected):  # the release is not confirmed: a late request would find no tombstone
         backend.release(claim, granted, True, 2.0)
     assert keys(server) == []
     out_of_space(server, "DEACTIVATE")
@@ -268,7 +270,7 @@ def test_waiting_outlasts_a_restart_and_hears_of_a_release_during_it(
 
 
 def is_counted(client: multilock.Client) -> bool:
-    """Whether somebody waits who is told by the watch of the name, and asks nothing meanwhile."""
+    """Return True if a waiter is served by the watch of the name, and sends no requests meanwhile."""
     backend: Any = client._kernel.backend
     watcher = backend._watcher
     with watcher._lock:
@@ -379,7 +381,7 @@ def test_thousands_of_locks_at_a_long_round_trip_outlive_a_broken_connection(
     proxy.delay(0.05)
     eventually(lambda: server.metric(watched) == count - 1, within=20)
     assert lost.wait(within=20).lease.name == "job-77"
-    time.sleep(12)  # until each that was not renewed would be lost
+    time.sleep(12)  # a lock that is not renewed would be lost by then
     assert sum(lease.is_held() for lease in held) == count - 1
 
 
@@ -421,12 +423,12 @@ def test_the_keys_of_one_lease_have_their_turn_whatever_is_looked_at_of_another(
         return [(claim, take(backend, claim)) for claim in claims]
 
     many, few = hold(15, 30.0), hold(3, 20.0)
-    proxy.delay(0.1)  # there is time for one look of ten keys
+    proxy.delay(0.1)  # there is time for one lookup of ten keys
     backend.renew(many[0][1].group, many, 0.9)
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job-30-8/")
     for _ in range(5):
         backend.renew(few[0][1].group, few, 5.0)
-        backend.renew(many[0][1].group, many[:1], 5.0)  # as `Lease.renew()` does
+        backend.renew(many[0][1].group, many[:1], 5.0)  # like `Lease.renew()`
         if None in backend.renew(many[0][1].group, many, 0.9):
             break
     else:
@@ -463,13 +465,15 @@ def test_a_watch_armed_after_a_compaction_still_finds_the_loss(server: EtcdServe
 
 @pytest.fixture
 def renewed_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the first time when a lease of 5 s is 3 s old, so that there is time before it."""
+    """Renew a lease of 5 s for the first time when it is 3 s old, so that the test has time before that."""
     monkeypatch.setattr("multilock_etcd.sessions.RENEWALS", 1.5)
 
 
 def overlap(server: EtcdServer, proxy: FaultProxy, connect: Connect) -> float:
-    """Seconds for which two believe to hold a lock that was taken late in the life of its lease, whose holder was then
-    cut off; negative: as many passed between the two."""
+    """Return the seconds during which two holders believe in a lock that was taken late in the life of its lease.
+
+    The first holder is then cut off. A negative result is the time between the two.
+    """
     client, other = connect(proxy.url, ttl=5), connect(server.url, ttl=5)
     client.lock("first").acquire()
     time.sleep(2)
@@ -526,7 +530,7 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     etcdctl(server.endpoint, "del", "--prefix", "multilock/job/")
     begun = now()
     assert lost.wait().reason is LossReason.TAKEN
-    assert lost.times[0] - begun < 1.5  # a request has two seconds and more
+    assert lost.times[0] - begun < 1.5  # an ordinary request waits for two seconds or more
     unanswered.wait(5)
 
 
@@ -601,7 +605,7 @@ def test_a_waiter_whose_key_is_deleted_joins_again(server: EtcdServer, connect: 
 
 @pytest.fixture
 def time_to_revoke(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in `time_to_explain`: a lease that is not revoked in time is left to end by itself."""
+    """Allow five seconds to revoke a lease: one that is not revoked in time is left to expire."""
     monkeypatch.setattr("multilock_etcd.sessions.REVOKE_WITHIN", 5.0)
 
 
@@ -625,7 +629,7 @@ def test_the_time_of_a_lock_that_is_not_renewed_counts_from_its_grant(server: Et
     time.sleep(4.5)
     with Pulse() as pulse:
         assert holder.release()
-        assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # its callback has the last tenth
+        assert waits.result(5).remaining() > 2.0 - pulse.stopped()  # the callback has the last tenth
 
 
 def test_who_waits_without_renewal_for_longer_than_its_ttl_keeps_its_turn(server: EtcdServer, connect: Connect) -> None:
@@ -723,7 +727,7 @@ def test_the_end_takes_no_longer_however_many_locks_are_not_renewed(
     proxy.delay(0.01)
     begun = now()
     with Pulse() as pulse:
-        client.close()  # one request timeout for callbacks and answers each
+        client.close()  # one request timeout for callbacks, and one for replies
         assert now() - begun < 3.5 + pulse.stopped()
     assert keys(server) == []
 
@@ -774,7 +778,7 @@ def sent(server: EtcdServer, method: str) -> float:
 
 
 def settled(server: EtcdServer) -> float:
-    """How many transactions have been sent, once no more are."""
+    """Return the number of transactions, once no more are sent."""
     count = -1.0
     while count != (count := sent(server, "Txn")):
         time.sleep(0.5)
@@ -784,7 +788,7 @@ def settled(server: EtcdServer) -> float:
 def test_an_uncontended_lock_costs_one_request_to_acquire_and_one_to_release(
     server: EtcdServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)  # none is held so long that it is watched
+    monkeypatch.setattr("multilock.kernel.validity.ARM_AFTER", 60.0)  # no lock is held long enough to be watched
     lock = connect(server.url, ttl=60).lock("job")
     lock.acquire().release()
     before = server.metric("grpc_server_started_total")
@@ -798,7 +802,7 @@ def test_a_release_wakes_one_waiter(server: EtcdServer, connect: Connect) -> Non
     clients = [connect(server.url, ttl=60) for _ in range(5)]
     waits = [background(client.lock("job").acquire) for client in clients]
     eventually(lambda: queued(clients[0], "job") == 5)
-    before = settled(server)  # who joined while others did looks once more
+    before = settled(server)  # a waiter that joined while others did asks once more
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     assert settled(server) == before
@@ -818,7 +822,8 @@ def test_a_thousand_locks_are_renewed_by_one_request(server: EtcdServer, connect
     before, started = {m: sent(server, m) for m in ("LeaseKeepAlive", "Txn")}, time.monotonic()
     time.sleep(4)
     periods = (time.monotonic() - started) / 2
-    assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2  # one is asked for again
+    # The lease of one request may be asked for again.
+    assert sent(server, "LeaseKeepAlive") - before["LeaseKeepAlive"] <= periods * 1.25 + 2
     assert sent(server, "Txn") == before["Txn"]
     assert all(lease.is_held() for lease in held)
 

@@ -1,4 +1,5 @@
-"""A server says GOAWAY and means it: no lock is lost, nobody waits for longer, nothing of gRPC comes out."""
+"""A server sends GOAWAY and then closes: no lock is lost, no waiter waits longer, and no error of gRPC reaches the
+caller."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_a_held_lock_is_kept_over_a_new_connection_and_its_loss_is_still_pushed(
     lost = Recorder[Loss]()
     client = connect(polite.url, ttl=4)
     lease = client.lock("kept", on_lost=lost).acquire()
-    pushed = client.lock("job", ttl=60, on_lost=lost).acquire()  # no renewal finds its loss
+    pushed = client.lock("job", ttl=60, on_lost=lost).acquire()  # no renewal comes soon enough to find the loss
     time.sleep(0.5)  # its watch is armed after a quarter of a second
     made = polite.made
     assert say_goodbye(polite) > 0

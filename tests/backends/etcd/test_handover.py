@@ -1,4 +1,4 @@
-"""Who waits is let in by one watch of the name, without another look; and what happens to that watch."""
+"""One watch of the name admits each waiter without another request. Also tested: what happens to that watch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.backends.etcd.kit import WITHIN, Ours
 from tests.backends.etcd.test_faults import Unsent, keys, sent
 from tests.servers_etcd import EtcdCluster, EtcdServer, etcdctl
 
-START = 30.0  # seconds for processes to start on a busy machine
+START = 30.0  # seconds for processes to start on an overloaded machine
 
 
 def pushed(ours: Ours, claim: Claim) -> Granted:
@@ -33,7 +33,7 @@ def pushed(ours: Ours, claim: Claim) -> Granted:
 
 
 def listening(ours: Ours, *waiting: Claim) -> None:
-    """The server has said where the watch begins, and whoever counted before that has looked again."""
+    """Wait until the server has reported where the watch begins. Each waiter that counted before that asks again."""
     watcher = ours.backend._watcher
     eventually(lambda: all(watch.confirmed for watch in list(watcher._countdowns.values())))
     for claim in waiting:
@@ -81,7 +81,7 @@ def test_a_hand_over_is_one_request_to_join_and_one_to_release(
         lock.try_acquire()
     before = 0.0
     for turn in range(12):
-        if turn == 2:  # each has a watch that goes on
+        if turn == 2:  # by now each client has a watch that stays open
             before = server.metric("grpc_server_started_total")
         joined = sent(server, "Txn") + 1
         waits = background(lambda: locks[(turn + 1) % 2].acquire(timeout=START))  # noqa: B023
@@ -412,7 +412,7 @@ PROCESSES, THREADS, TTL = 4, 5, 4.0
 
 
 def crowd(url: str) -> None:
-    """Five fair waiters; each tells of its turn."""
+    """Run five fair waiters, each of which reports its turn."""
     client = multilock.connect(url, ttl=TTL)
     client.ping()
     say("ready")

@@ -16,7 +16,8 @@ from tests.servers_etcd import EtcdServer, etcdctl
 
 
 class Tool:
-    """``etcdctl lock NAME`` or ``etcdctl elect NAME VALUE``: prints its key once it holds, until it is interrupted."""
+    """``etcdctl lock NAME`` or ``etcdctl elect NAME VALUE``: prints its key once it holds, and holds until it is
+    interrupted."""
 
     def __init__(self, server: EtcdServer, *words: str) -> None:
         self._process = subprocess.Popen(
@@ -28,12 +29,12 @@ class Tool:
         )
 
     def key(self) -> str:
-        """Wait until it holds."""
+        """Return its key, once it holds."""
         assert self._process.stdout is not None
         return background(self._process.stdout.readline).result(10).strip()
 
     def holds(self) -> bool:
-        """Whether it has said so within a while."""
+        """Return True if it reports within a while that it holds."""
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         return bool(self._process.stdout.readline())
@@ -139,7 +140,7 @@ def test_a_name_with_a_slash_is_one_escaped_name_for_the_tools(
 ) -> None:
     with client.lock("a/b"):
         stranger = start(tools, shared, "lock", f"{request.node.name}/a/b")
-        stranger.key()  # another lock, by its unescaped name
+        stranger.key()  # another lock: its name is not escaped
         tool = start(tools, shared, "lock", f"{request.node.name}/a%2Fb")
         eventually(lambda: queued(client, "a/b") == 1)
         assert not tool.holds()
@@ -205,7 +206,7 @@ def test_nobody_overtakes_an_etcdctl_that_waits(
 def test_the_keys_of_gos_read_write_recipe_are_readers_and_writers_to_us(
     client: Client, shared: EtcdServer, request: pytest.FixtureRequest
 ) -> None:
-    """It is experimental there, and has no tool: its keys are put by hand."""
+    """That recipe is experimental in Go and has no tool, so the test puts its keys by hand."""
     below = f"{request.node.name}/job"
     lease = etcdctl(shared.endpoint, "lease", "grant", "60").split()[1]
     locks = shared_locks(client)

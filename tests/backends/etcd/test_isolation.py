@@ -20,7 +20,7 @@ from tests.servers_etcd import EtcdServer
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 4, 5  # that are held at a time, each by a client of its own
+CUTS, LOCKS = 4, 5  # number of cuts, and of locks held at a time, each by its own client
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,11 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Seconds from the end of our belief, or our callback if that was later, to the next holder, of each lock: with
-    those for which this process stood still, as nobody can be told in time then."""
+    """Return for each lock the seconds from the end of our belief, or from our callback if that was later, to the next
+    holder.
+
+    The seconds for which this process was paused are added, because nobody can be notified in time then.
+    """
     cut_off, other = islands.followers()
     found, held = [], []
     with ExitStack() as clients:
@@ -55,14 +58,14 @@ def gaps(islands: Archipelago) -> list[float]:
         for number, client in enumerate(ours):
             lost = Recorder[Loss]()
             held.append((client.lock(f"job{number}", on_lost=lost).acquire(timeout=20), lost))
-            time.sleep(random.uniform(0, 0.15))  # all are in different phases of their renewals
+            time.sleep(random.uniform(0, 0.15))  # so that all are in different phases of their renewals
         with islands.cut_off(cut_off), Pulse() as pulse:
             waits = [background(partial(entered_at, client, f"job{n}")) for n, client in enumerate(theirs)]
             believing = [background(partial(believed_until, lease)) for lease, _ in held]
             for (_, lost), belief, next_one in zip(held, believing, waits, strict=True):
                 loss = lost.wait(within=20)
                 gap = next_one.result(20) - max(belief.result(20), lost.times[0])
-                if loss.reason is not LossReason.PAUSED:  # the one who did not run in time promises nothing
+                if loss.reason is not LossReason.PAUSED:  # a holder that was paused itself promises nothing
                     found.append(gap)
             stopped = pulse.stopped()
     eventually(lambda: in_touch(cut_off), within=10)

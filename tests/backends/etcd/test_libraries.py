@@ -1,4 +1,4 @@
-"""Beside any protobuf and any other etcd package; and etcd3's client handed over."""
+"""The client beside any protobuf and any other etcd package, and with the client of etcd3 passed in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import multilock
 from multilock import Client
 from tests.servers_etcd import EtcdServer
 
-PROTOBUFS = ("3.20.3", "4.25.8", "5.29.5", "6.33.0")  # and the one that is installed
+PROTOBUFS = ("3.20.3", "4.25.8", "5.29.5", "6.33.0")  # these, and the installed one
 
 LOCK = """
 import sys, multilock
@@ -52,7 +52,7 @@ def install(folder: Path, *packages: str) -> None:
 
 
 def run(program: str, folder: Path, *arguments: str) -> str:
-    """In a process of its own, with the packages of ``folder`` before the installed ones."""
+    """Run it in a separate process, with the packages of ``folder`` before the installed ones."""
     path = os.pathsep.join([str(folder), *filter(None, sys.path)])
     ended = subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -85,7 +85,7 @@ def test_an_etcd3_client_is_used_through_its_channel_and_left_open(
 
 
 class Theirs:
-    """As much of a client as we use."""
+    """The part of an etcd3 client that multilock uses."""
 
     def __init__(self, server: EtcdServer, metadata: object) -> None:
         import grpc

@@ -1,4 +1,4 @@
-"""A server with smaller limits than the usual ones, and names that are long enough to meet the usual ones."""
+"""A server with smaller limits than the usual ones, and names so long that they reach the usual limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def watcher_of(client: Client) -> Watcher:
 
 
 class Server:
-    """What a server with these limits answers to a transaction about so many keys."""
+    """A server with these limits, which accepts or refuses a transaction about so many keys."""
 
     def __init__(self, operations: int, bytes: int) -> None:
         self.operations, self.bytes = operations, bytes
@@ -70,7 +70,7 @@ def test_a_single_key_that_is_refused_is_refused() -> None:
 
 @pytest.fixture
 def small() -> Any:
-    """It takes fewer operations in a transaction than etcd does by default."""
+    """Start a server that accepts fewer operations in a transaction than etcd does by default."""
     with EtcdServer("--max-txn-ops", "16") as server:
         yield server
 
@@ -140,7 +140,8 @@ def test_the_stream_is_opened_although_the_look_before_it_is_refused(
         proxy.cut()
         eventually(lambda: watcher._call not in (None, before), 20)
         eventually(lambda: watcher._watches and all(watch.confirmed for watch in watcher._watches.values()), 20)
-        assert not any(watcher.covers(inner(lease)._claim.id) for lease in leases)  # renewals go on looking at them
+        # So renewals continue to look at them.
+        assert not any(watcher.covers(inner(lease)._claim.id) for lease in leases)
         etcdctl(server.endpoint, "del", "--prefix", "multilock/a/")
         eventually(lambda: [loss.lease.name for loss in recorder.calls] == ["a"], 20)
 
@@ -167,7 +168,7 @@ NINES = "9" * 5000
 
 @pytest.fixture
 def foreign(shared: EtcdServer, prefix: str) -> str:
-    """A key on a lease, of somebody else, that stands where our permits do; its number is none of ours."""
+    """Put another program's key on a lease where our permits stand. Its number is not one that we would write."""
     lease = etcdctl(shared.endpoint, "lease", "grant", "600").split()[1]
     etcdctl(shared.endpoint, "put", f"{prefix}job/permit/{NINES}/x", "v", f"--lease={lease}")
     return lease

@@ -1,4 +1,4 @@
-"""Who we are: user and password, tokens that expire, permissions, certificates."""
+"""Identity of the client: user and password, tokens that expire, permissions, certificates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.servers_etcd import EtcdServer, etcdctl
 
 
 def protect(server: EtcdServer) -> None:
-    """Switch authentication on: root, and ``app``, who may use ``multilock/`` only."""
+    """Switch authentication on: create root, and the user ``app`` with rights to ``multilock/`` only."""
 
     def do(*words: str) -> None:
         etcdctl(server.endpoint, *words)
@@ -83,7 +83,7 @@ def test_a_password_where_nobody_asks_for_one_does_no_harm(shared: EtcdServer, c
 def test_an_expired_token_is_asked_for_again(guarded: EtcdServer, connect: Connect) -> None:
     ours, theirs = (connect(login(guarded, "app:s3cret"), ttl=60) for _ in range(2))
     holder = ours.lock("job").acquire()
-    time.sleep(4)  # twice as long as a token lives that nobody uses
+    time.sleep(4)  # twice the life of an unused token
     assert theirs.lock("job").try_acquire() is None
     waits = background(lambda: theirs.lock("job").acquire(timeout=20))
     time.sleep(0.2)
@@ -96,7 +96,7 @@ def test_a_watch_that_an_open_stream_refuses_is_set_with_a_new_token(guarded: Et
     holder = theirs.lock("job").acquire()
     kept = ours.lock("kept").acquire()
     eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") == 2)  # the stream is open, with its token
-    time.sleep(4)  # twice as long as a token lives that nobody uses
+    time.sleep(4)  # twice the life of an unused token
     waits = background(lambda: ours.lock("job").acquire(timeout=20))
     later = ours.lock("later").acquire()
     eventually(lambda: guarded.metric("etcd_debugging_mvcc_watcher_total") == 4)
@@ -168,7 +168,7 @@ def test_a_restart_forgets_every_token_and_costs_no_lock(guarded: EtcdServer, co
     guarded.restart()
     until_renewed(lease, within=12)
     assert lease.state is LeaseState.HELD
-    time.sleep(1.5)  # the watch stream is opened again
+    time.sleep(1.5)  # wait until the watch stream is open again
     assert lease.release()
     assert waits.result(5).is_held()
 
@@ -186,7 +186,7 @@ def test_a_loss_is_pushed_under_authentication(guarded: EtcdServer, connect: Con
 
 
 class Papers:
-    """A certification authority, what it signed for server and client, and one nobody trusts."""
+    """A certificate authority, what it signed for server and client, and a certificate that nobody trusts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -223,7 +223,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
 
 @pytest.fixture(scope="module")
 def locked(papers: Papers) -> Iterator[EtcdServer]:
-    """It shows a certificate, and wants to see one."""
+    """Start a server that shows a certificate, and demands one of its clients."""
     certificate, key = papers.server
     words = ("--cert-file", certificate, "--key-file", key, "--trusted-ca-file", papers.ca, "--client-cert-auth")
     with EtcdServer(*words, tls=True) as server:

@@ -15,7 +15,7 @@ from tests.backends.etcd.test_faults import keys
 from tests.servers_etcd import EtcdServer, etcdctl
 
 Put = Callable[[str], None]
-NESTED = 700  # keys; more than are read at once
+NESTED = 700  # keys: more than are read at once
 
 
 def names(client: Client) -> list[str]:
@@ -28,7 +28,7 @@ def value(server: EtcdServer, key: str) -> str:
 
 @pytest.fixture
 def put(server: EtcdServer) -> Put:
-    """Puts a key on a lease of its own."""
+    """Put a key on a lease of its own."""
 
     def put(key: str) -> None:
         lease = etcdctl(server.endpoint, "lease", "grant", "60").split()[1]
@@ -66,7 +66,7 @@ def test_data_among_the_contenders_is_not_taken(server: EtcdServer, connect: Con
     assert info is not None
     assert info.token == lease.fence()
     assert client.force_release("job") is True
-    assert waits.result(10).is_held()  # the one who waited was not taken away
+    assert waits.result(10).is_held()  # the waiter's place was not deleted
     assert value(server, "multilock/job/0") == "v"
 
 
@@ -136,7 +136,7 @@ def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_taken(server: EtcdSer
     assert outer.inspect("jobs") is None
     assert names(outer) == []
     assert outer.force_release("jobs") is False
-    time.sleep(0.5)  # a loss would be pushed
+    time.sleep(0.5)  # a loss would be pushed meanwhile
     assert lease.is_held()
     assert names(inner) == ["x"]
 
@@ -144,7 +144,7 @@ def test_a_lock_below_a_longer_prefix_is_neither_shown_nor_taken(server: EtcdSer
 def test_a_holder_is_found_among_the_locks_below_its_name(server: EtcdServer, connect: Connect, put: Put) -> None:
     outer = connect(server.url, prefix="app/")
     lease = outer.lock("jobs").acquire()
-    for neighbour in ("0", "a", "zz"):  # before, among and behind our ids
+    for neighbour in ("0", "a", "zz"):  # keys before, among and after our ids
         put(f"app/jobs/{neighbour}/1")
     info = outer.inspect("jobs")
     assert info is not None
@@ -159,7 +159,8 @@ def test_a_holder_is_found_among_the_locks_below_its_name(server: EtcdServer, co
 def test_the_holder_is_found_behind_a_great_many_keys_below_its_name(server: EtcdServer, connect: Connect) -> None:
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = outer.lock("jobs").acquire()
-    held = [inner.lock(f"!{number}").acquire() for number in range(NESTED)]  # `%21` stands before any id
+    # Their keys begin with `%21`, which sorts before any id.
+    held = [inner.lock(f"!{number}").acquire() for number in range(NESTED)]
     info = outer.inspect("jobs")
     assert info is not None
     assert info.token == lease.fence()
@@ -183,7 +184,7 @@ def test_a_key_on_a_lease_straight_below_a_prefix_without_its_slash_is_no_lock(
 
 
 def test_the_locks_of_a_longer_prefix_make_its_name_wait(server: EtcdServer, connect: Connect) -> None:
-    """The server looks at a range, which holds them: docs/backends/etcd.md says so."""
+    """The server compares a range of keys that includes them, as docs/backends/etcd.md says."""
     outer, inner = connect(server.url, prefix="app/"), connect(server.url, prefix="app/jobs/")
     lease = inner.lock("x").acquire()
     assert outer.lock("jobs").try_acquire() is None

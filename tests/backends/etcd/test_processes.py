@@ -1,4 +1,4 @@
-"""Forks after use, and clients of the field's libraries handed over."""
+"""Forks after use, and clients of other libraries passed in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.servers_etcd import EtcdServer
 
 
 def answers(function: str, url: str) -> dict[str, str]:
-    """What the helper said, by the first word of each line."""
+    """Run the helper and return its lines by their first word."""
     with Helper(f"tests.backends.etcd.children:{function}", url, env={"GRPC_VERBOSITY": "ERROR"}) as helper:
         assert helper.wait(50) == 0, helper.errors
         return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}

@@ -1,4 +1,4 @@
-"""A name that rests: its key is on a lease that nobody renews, remembers or revokes, and stays first in the queue."""
+"""A name that rests: no client renews, remembers or revokes the lease of its key, which stays first in the queue."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.backends.etcd.test_faults import keys, leases
 from tests.servers_etcd import EtcdServer, etcdctl
 
 WITHIN = 5.0
-LONG = 60.0  # seconds of a rest that no test waits for
-SHORT = 2.0  # … the least that the server keeps
+LONG = 60.0  # seconds of a rest whose end no test waits for
+SHORT = 2.0  # seconds: the shortest lease that the server grants
 MOVE = b"resting_until"
 
 Open = Callable[[str], EtcdBackend]
@@ -38,7 +38,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def open_(ear: Ear) -> Iterator[Open]:
-    """Makes backends, without a kernel; all are closed after the test."""
+    """Open backends without a kernel, and close all of them after the test."""
     opened: list[EtcdBackend] = []
 
     def open_(url: str) -> EtcdBackend:
@@ -60,7 +60,7 @@ def held(backend: EtcdBackend, ear: Ear, **options: Any) -> tuple[Claim, Granted
 
 
 class Mishap:
-    """What befalls the next request of one kind: its answer is lost, or it is sent only when the test says so."""
+    """Let the next request of one kind fail: either its reply is lost, or it is sent only when the test asks for it."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, method: Method, mark: bytes = b"", *, executed: bool = True
@@ -81,7 +81,7 @@ class Mishap:
         return self._really(transport, method, request, within)
 
     def send(self) -> Any:
-        """Now the server executes it."""
+        """Send the request that was kept, so that the server executes it."""
         [(transport, request)] = self.kept
         return self._really(transport, self._wanted[0], request, WITHIN)[0]
 
@@ -92,13 +92,13 @@ def lease_of_key(server: EtcdServer) -> int:
 
 
 def rows(server: EtcdServer) -> list[dict[str, Any]]:
-    """The keys of the contenders."""
+    """Return the keys of the contenders."""
     begin, end = (base64.b64encode(key).decode() for key in (b"multilock/job/", b"multilock/job0"))
     found: list[dict[str, Any]] = server.post("kv/range", {"key": begin, "range_end": end}).get("kvs", [])
     return found
 
 
-# ---- requests whose answer is lost, or that are executed late
+# ---- requests whose reply is lost, or that are executed late
 
 
 def test_a_lease_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_another(
@@ -112,7 +112,7 @@ def test_a_lease_for_a_rest_whose_answer_is_lost_holds_nothing_and_the_rest_has_
     assert lease_of_key(server) == granted.group, "it is held until it rests"
     assert backend.rest(claim, granted, True, LONG, WITHIN).ours is True
     assert len(leases(server)) == 3
-    eventually(lambda: len(leases(server)) == 2)  # it ends by itself
+    eventually(lambda: len(leases(server)) == 2)  # that lease expires by itself
     assert keys(server)
 
 
@@ -152,7 +152,7 @@ def test_a_move_that_is_executed_late_lets_it_rest_from_the_time_it_was_asked_fo
 def test_a_move_that_is_executed_after_the_release_moves_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """The rest would be over by now, so that the kernel gives it back; and another took it."""
+    """The rest would be over by now, so that the kernel releases the name. Then another client takes it."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     late = Mishap(monkeypatch, calls.TXN, MOVE, executed=False)
@@ -169,7 +169,7 @@ def test_a_move_that_is_executed_after_the_release_moves_nothing(
 def test_a_move_that_is_sent_when_its_lease_has_ended_moves_nothing(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch, unsure: bool
 ) -> None:
-    """This process stood still between the two requests."""
+    """This process was paused between the two requests."""
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     really = Transport.call
@@ -207,7 +207,7 @@ def test_a_release_that_is_cancelled_lets_it_rest_all_the_same(server: EtcdServe
     asyncio.run(main())
 
 
-# ---- what must not end it, or begin it
+# ---- what must not end a rest, or begin one
 
 
 def test_an_acquire_that_comes_after_an_unsure_rest_takes_nothing(
@@ -304,7 +304,7 @@ def test_an_operator_who_ends_a_rest_leaves_no_lease(server: EtcdServer, open_: 
 def test_a_queue_keeps_its_order_over_a_rest(
     server: EtcdServer, open_: Open, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)  # each is woken once, by the one before it
+    monkeypatch.setattr("multilock_etcd.recipe.NEAR", 0)  # each waiter is woken once, by the one ahead of it
     backend = open_(server.url)
     claim, granted = held(backend, ear)
     waiters = [ear.claim("job", fair=True) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Readers and permits: who holds a name together, who waits for whom, what is lost, and what each costs."""
+"""Readers and permits: which clients hold a name together, which wait for which, what they lose, what each costs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ joining = pytest.mark.parametrize("join", [True, False], ids=["joins", "tries"])
 
 @pytest.fixture
 def standing(shared: EtcdServer, prefix: str) -> Callable[[], list[str]]:
-    """The keys below the name."""
+    """Return the keys below the name."""
     return lambda: [key.removeprefix(f"{prefix}job/") for key in keys(shared, f"{prefix}job/")]
 
 
 Standing = Callable[[], list[str]]
 
 
-# ---- where they stand, and who fits
+# ---- where claims queue, and which fit together
 
 
 def test_each_kind_has_its_keys_where_etcds_own_recipe_has_them(us: Ours, standing: Standing) -> None:
@@ -103,7 +103,7 @@ def test_permits_do_not_overtake_each_other(us: Ours, them: Ours) -> None:
 def test_who_is_refused_for_its_number_refuses_nobody_in_its_turn_also_when_those_before_it_have_left(
     us: Ours, them: Ours, standing: Standing, monkeypatch: pytest.MonkeyPatch, join: bool
 ) -> None:
-    """Though it dies at once: nothing that it would have to take back is ever in the queue."""
+    """Even if it dies at once, it leaves nothing in the queue, because it never enters it."""
     held = us.permit(3)
     us.take(held)
 
@@ -175,7 +175,7 @@ def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
     assert len(standing()) == 1
 
 
-# ---- who is woken
+# ---- which waiter is woken
 
 
 @pytest.mark.parametrize("near", [0, NEAR])
@@ -183,7 +183,7 @@ def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
 def test_whoever_leaves_first_somebody_who_waits_is_woken_and_enters_and_nobody_sleeps_on(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no timer: only who is woken asks."""
+    """There is no timer: only a waiter that was woken asks."""
     monkeypatch.setattr("multilock_etcd.recipe.NEAR", near)
     order = random.Random(8)
     holding: list[Claim] = []
@@ -250,11 +250,11 @@ def test_a_waiter_keeps_the_watches_that_it_still_needs(us: Ours, them: Ours, mo
     them.hears_a_wake_for(last)
     assert isinstance(them.attempt(last, join=True), Busy)
     kept = before.items() & watched().items()
-    assert len(kept) == 3  # the two directly ahead of it, and its own
+    assert len(kept) == 3  # the two directly ahead of it, and its own key
     assert len(watched()) == 4
 
 
-# ---- lost and late
+# ---- lost replies and late requests
 
 
 @pytest.mark.oracle
@@ -336,7 +336,7 @@ def test_the_end_of_one_reader_is_told_to_nobody_else(us: Ours, them: Ours, shar
 def test_force_release_takes_it_from_all_who_hold_it_and_from_nobody_who_waits(
     us: Ours, them: Ours, standing: Standing
 ) -> None:
-    """More than one transaction takes."""
+    """It takes more than one transaction."""
     held = [(claim, us.take(claim)) for claim in [us.reader() for _ in range(130)]]
     us.watch(*held)
     writer = them.wait(them.writer())
@@ -367,7 +367,8 @@ def test_force_release_takes_those_who_are_left_when_some_leave_meanwhile(
         patched.setattr(Transactions, "execute", leave_first)
         assert them.backend.force_release("job", WITHIN) is True
     assert staying.id not in str(standing())
-    assert len(standing()) == 1  # who came after it had asked who holds it
+    # The claim that joined later is still there, since it joined after the question who holds the name.
+    assert len(standing()) == 1
 
 
 def test_inspect_tells_the_oldest_holder_how_many_there_are_and_a_hundred_of_them(us: Ours, them: Ours) -> None:
@@ -434,14 +435,15 @@ def test_a_reader_asks_and_reads_as_much_beside_a_thousand_as_beside_one(
         return list(asked)
 
     us.take(us.reader())
-    cost()  # makes the session
+    cost()  # this acquire creates the session
     monkeypatch.setattr(Transport, "call", count)
     beside_one = cost()
     for _ in range(1000):
         us.take(us.reader())
     beside_thousand = cost()
     assert [rows for _, rows in beside_thousand] == [rows for _, rows in beside_one]
-    assert max(size for size, _ in beside_thousand) <= max(size for size, _ in beside_one) + 8  # greater revisions
+    # The only difference is greater revision numbers.
+    assert max(size for size, _ in beside_thousand) <= max(size for size, _ in beside_one) + 8
 
 
 def test_thousands_of_readers_of_a_client_are_renewed_by_one_request(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Readers and permits in processes that are stopped or killed: each costs the others no more than its own lease."""
+"""Readers and permits in processes that are stopped or killed. Each delays the others by its own lease, not longer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from tests.backends.in_order import writes_and_reads_are_in_order
 from tests.servers_etcd import EtcdServer
 
 TTL = 4.0
-STEADY = 20.0  # … of those that outlast a busy machine
+STEADY = 20.0  # seconds: ttl of leases that survive an overloaded machine
 PREFIX = "multilock/"
-START = 30.0  # seconds for a process to start on a busy machine
-LATE = 3.0  # by which somebody may be: the server looks twice a second, and the machine stands still at times
+START = 30.0  # seconds for a process to start on an overloaded machine
+# Seconds by which an entry may be late: the server looks for expired leases twice a second, and the machine freezes at
+# times.
+LATE = 3.0
 
 
 def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_lose_nothing(
@@ -27,7 +29,7 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
     client, other = connect(server.url, ttl=STEADY), connect(server.url, ttl=STEADY)
     with Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped:
         stopped.wait_for("held", START)
-        assert other.inspect(NAME)  # it is connected before it has little time
+        assert other.inspect(NAME)  # so that it is connected before its time is short
         readers = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused():
             began = now()

@@ -1,4 +1,4 @@
-"""Threads that the process refuses, and what is pushed afterwards: gRPC starts some of them."""
+"""Threads that the process refuses to start, some of them gRPC's, and the notifications after that."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.backends.etcd.kit import Ours
 from tests.backends.etcd.test_limits import watcher_of
 from tests.servers_etcd import EtcdServer
 
-TTL = 120.0  # a waiter looks by its timer after 120 s, and renewals come every 40
-PUSHED = 20.0  # so what came within these was pushed, also on a busy machine
-OURS, OF_GRPC = "multilock-", "(_run)"  # what the names of their threads begin and end with
+TTL = 120.0  # seconds: a waiter's timer is 120 s, and renewals come every 40
+PUSHED = 20.0  # seconds: an event within these was pushed, even on an overloaded machine
+OURS, OF_GRPC = "multilock-", "(_run)"  # how the names of our threads begin, and how those of gRPC's end
 
 
 @pytest.mark.parametrize("nth", range(1, 13))

@@ -1,4 +1,4 @@
-"""Requests to a cluster, one by one: whose answer counts, from when, and what silence means."""
+"""Single requests to a cluster: which reply counts, from what time on, and what silence means."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_() -> Iterator[Open]:
 
 
 def nowhere() -> str:
-    """An endpoint where nobody listens."""
+    """Return an endpoint where nothing listens."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -52,7 +52,7 @@ def test_a_request_counts_from_its_sending(server: EtcdServer, proxy: FaultProxy
 
 
 class Throttled(grpc.RpcError):  # type: ignore[misc]
-    """What gRPC raises for this text."""
+    """An error as gRPC raises it for this text."""
 
     def __init__(self, said: str) -> None:
         self._said = said
@@ -147,7 +147,7 @@ def test_a_dead_connection_is_replaced(server: EtcdServer, proxy: FaultProxy, op
     transport = open_(f"{proxy.host}:{proxy.port}")
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     for connection in proxy.connections:
-        connection.black_hole()  # for ever; a new one would work
+        connection.black_hole()  # forever; a new connection would work
     with pytest.raises(BackendUnavailable):
         transport.call(calls.TXN, wire.TxnRequest(), 0.3)
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
@@ -166,7 +166,8 @@ def test_a_connection_that_takes_longer_than_one_request_is_made_all_the_same(
 def test_a_request_with_hardly_any_time_says_nothing_about_the_endpoint(
     server: EtcdServer, proxy: FaultProxy, open_: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock_etcd.transport.SILENT_AFTER", 5.0)  # 10 ms are longer while the machine stands still
+    # The usual 10 ms pass too quickly on an overloaded machine.
+    monkeypatch.setattr("multilock_etcd.transport.SILENT_AFTER", 5.0)
     transport = open_(f"{proxy.host}:{proxy.port}")
     transport.call(calls.TXN, wire.TxnRequest(), 2.0)
     [connection] = proxy.connections

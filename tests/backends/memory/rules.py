@@ -1,4 +1,4 @@
-"""What the local backends owe to the kernel, on a clock driven by hand. Subclass `Rules` for each of them."""
+"""What the kernel demands of the local backends, on a clock driven by hand. Subclass `Rules` for each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from multilock.model import Busy, Claim, Granted, owner_text
 __all__ = ["Asker", "Clock", "Rules"]
 
 WITHIN = 5.0
-_numbers = itertools.count(time.time_ns())  # an id of another process, which a test may have cancelled, is another
+# Numbers never used before: a test may have cancelled the id of another process.
+_numbers = itertools.count(time.time_ns())
 
 
 class Clock:
@@ -31,7 +32,7 @@ class Clock:
 
 
 class Ear:
-    """`multilock.backend.Notices` that writes down what it is told."""
+    """`multilock.backend.Notices` that records every call."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.client = f"{next(_numbers):016x}"
@@ -68,7 +69,7 @@ class Ear:
 
 
 class Asker:
-    """One client's backend, and its claims."""
+    """The backend of one client, and its claims."""
 
     def __init__(self, backend: Backend, now: Callable[[], float]) -> None:
         self.backend = backend
@@ -82,7 +83,7 @@ class Asker:
         return Claim(name, kind, id_, owner_text(id_, kind, "host", 1, "me", ttl), ttl, renew, fair, "me")
 
     def reader(self, name: str = "n", *, ttl: float = 30.0, kind: str = "read") -> Claim:
-        """As the kernel makes it: fair."""
+        """Make the claim of a reader as the kernel does: fair."""
         return self.claim(name, ttl=ttl, fair=True, kind=kind)
 
     def writer(self, name: str = "n", *, ttl: float = 30.0) -> Claim:
@@ -112,7 +113,8 @@ class Asker:
 
 
 class Rules:
-    """``ask`` makes one more client of one place; ``leftovers`` lists what the place remembers of names and claims."""
+    """Rules for a local backend. ``ask`` makes one more client of one place; ``leftovers`` lists what the place
+    remembers of names and claims."""
 
     scheme: str
     open_backend: Callable[..., Backend]

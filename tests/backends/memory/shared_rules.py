@@ -1,4 +1,5 @@
-"""What the local backends owe to readers and permits, on a clock driven by hand. `Rules` for each of them first."""
+"""What the kernel demands of the local backends for readers and permits, on a clock driven by hand. It builds on
+`Rules`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ each_kind = pytest.mark.parametrize("make", KINDS, ids=NAMES)
 
 
 class SharedRules(Rules):
-    # Who excludes whom
+    # Which claims exclude each other
 
     @pytest.mark.parametrize("first", KINDS, ids=NAMES)
     @pytest.mark.parametrize("second", KINDS, ids=NAMES)
@@ -187,7 +188,7 @@ class SharedRules(Rules):
         clock.advance(0.1)
         one.hold(second)
 
-    # The number
+    # The number of permits
 
     @pytest.mark.oracle
     def test_other_number_is_refused_at_once_and_leaves_nothing(self, one: Asker, two: Asker) -> None:

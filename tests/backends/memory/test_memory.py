@@ -1,4 +1,4 @@
-"""The memory backend, directly: its decisions on a hand-driven clock, and what it pushes."""
+"""The memory backend itself: its decisions on a clock driven by hand, and its notifications."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class TestMemory(SharedRules):
 
 
 def in_child(work: Callable[[], bool]) -> bool:
-    """What ``work`` returns in a forked child; False if it raises."""
+    """Return the result of ``work`` in a forked child, or False if it raises."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -26,7 +26,7 @@ def package_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def server(package_server: RedisServer) -> RedisServer:
-    """A Redis that is empty. Do not stop or pause it: `redis_server` is one for that."""
+    """Return an empty Redis. A test that stops or pauses its server uses `redis_server` instead."""
     with redis.Redis(port=package_server.port) as bare:
         bare.flushall()
         bare.script_flush()
@@ -35,14 +35,14 @@ def server(package_server: RedisServer) -> RedisServer:
 
 @pytest.fixture
 def bare(server: RedisServer) -> Iterator[Bare]:
-    """What any other program has: redis-py."""
+    """Return a redis-py client, like that of any other program."""
     with redis.Redis(port=server.port) as client:
         yield client
 
 
 @pytest.fixture
 def connect(server: RedisServer) -> Iterator[Connect]:
-    """Makes clients of this server, or of the URL that is given."""
+    """Make clients of this server, or of the URL that is given."""
     made: list[Ours] = []
 
     def make(url: str | None = None, **options: object) -> Ours:
@@ -72,7 +72,7 @@ def proxy(server: RedisServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """A cluster of three shards that is whole and empty, and is made whole again."""
+    """Return a healthy, empty cluster of three shards. Its damage is repaired for the next test."""
     cluster = cluster_of_all_tests()
     for primary in cluster.primaries():
         primary.bare.flushall()
@@ -88,14 +88,14 @@ def package_guarded() -> Iterator[Guarded]:
 
 @pytest.fixture
 def guarded(package_guarded: Guarded) -> Guarded:
-    """A primary, its replicas and their Sentinels, whole and empty. Do to them what you like."""
+    """Start a primary, its replicas and their Sentinels, all healthy and empty. A test may do anything to them."""
     package_guarded.heal()
     return package_guarded
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed says what the Sentinels and their servers say."""
+    """Add what the Sentinels and their servers report to the report of a failed test."""
     report = yield
     guarded = item.funcargs.get("package_guarded") if report.failed else None
     if isinstance(guarded, Guarded):

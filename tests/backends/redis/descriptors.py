@@ -1,4 +1,4 @@
-"""What a loop watches when a connection of ours ends: run on asyncio's own loop and on uvloop."""
+"""Check which file descriptors a loop watches when one of our connections ends, on asyncio's own loop and on uvloop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["its_number_is_free"]
 
 
 class Successor:
-    """A connection of the program's own that gets the number of ours in the moment in which ours is closed."""
+    """Another connection of the program that gets our file descriptor number at the moment when ours is closed."""
 
     def __init__(self, line: Any) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -35,7 +35,7 @@ class Successor:
 
     async def hears(self) -> None:
         for _ in range(3):
-            await asyncio.sleep(0)  # whatever still comes for ours
+            await asyncio.sleep(0)  # let the loop handle what is still pending for our connection
         self._theirs.send(b"for the successor")
         async with asyncio.timeout(2):
             await self.heard.wait()
@@ -46,7 +46,7 @@ class Successor:
 
 
 async def its_number_is_free(proxy: FaultProxy, ends: str) -> None:
-    """However a connection of ours ends, the next that gets its number is watched, and hears."""
+    """Check that the next user of our file descriptor number is notified of its data, however our connection ends."""
     async with multilock.connect_async(proxy.url, ttl=2.0, request_timeout=1.0) as client:
         await (await client.lock("a").acquire()).release()
         face: Any = client._kernel.face

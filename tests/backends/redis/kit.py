@@ -1,4 +1,4 @@
-"""A backend without a kernel: claims, an ear that remembers what it was told, and a bare client to look behind it."""
+"""A backend without a kernel: claims, a recorder of its notifications, and a plain client to look behind it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ Bare = Any
 
 R = TypeVar("R")
 
-WITHIN = 2.0  # seconds; what takes longer may have been found by the tending of connections, which looks that often
+WITHIN = 2.0  # seconds; anything slower may have been found by the regular check of connections, which runs that often
 
 
 class Ear:
-    """`multilock.backend.Notices`, remembered. ``heard`` holds tuples: what, and of whom."""
+    """`multilock.backend.Notices` that records every call. ``heard`` holds tuples: the kind of event, and its
+    subject."""
 
     def __init__(self) -> None:
         self.client = os.urandom(8).hex()
         self.heard: list[tuple[Any, ...]] = []
         self.pushed: dict[str, Granted] = {}
-        self.down: dict[str, str] = {}  # push connections, each with what is wrong
-        self.refused = False  # one of them was, at any time
+        self.down: dict[str, str] = {}  # push connections that are down, each with its error
+        self.refused = False  # one of them was refused at some time
         self._changed = threading.Condition()
 
     def now(self) -> float:
@@ -47,7 +48,7 @@ class Ear:
         self._hear("wake", claim_id)
 
     def granted(self, claim_id: str, granted: Granted) -> None:
-        """Heard as a wake-up; what it brought is kept."""
+        """Record a wake-up, and keep the grant that came with it."""
         self.pushed[claim_id] = granted
         self._hear("wake", claim_id)
 
@@ -77,7 +78,7 @@ class Ear:
                 self.refused |= refused
 
     def hears(self, *what: Any, within: float = WITHIN) -> float:
-        """Wait until this was heard; on the clock, when. Each thing is heard once."""
+        """Wait for this event, take it out of the record, and return when it was seen."""
         with self._changed:
             assert self._changed.wait_for(lambda: what in self.heard, within), f"{what} not in {self.heard}"
             self.heard.remove(what)
@@ -90,7 +91,7 @@ class Ear:
 
 
 class Ours:
-    """One client: its backend and its ear. A call may take ``within`` seconds."""
+    """One client: its backend and its recorder. A call may take ``within`` seconds."""
 
     def __init__(self, url: str, within: float = WITHIN, **options: object) -> None:
         self.backend = cast("RedisBackend", open_backend(url, options))
@@ -113,8 +114,11 @@ class Ours:
         return self.claim(name, ttl, kind="permit", permits=permits)
 
     def be_patient(self, within: float) -> None:
-        """From now on, make an attempt or a renewal again that has no answer, as the kernel does: a client that hears
-        of another primary ends its connections, and a request may be under way on one of them."""
+        """From now on, repeat an attempt or a renewal that got no reply, as the kernel does.
+
+        A client that learns of another primary ends its connections, perhaps while a request is under way on one of
+        them.
+        """
         self.within = within
         self._patient = True
 
@@ -128,7 +132,7 @@ class Ours:
         return claim, granted
 
     def wait(self, claim: Claim | None = None) -> Claim:
-        """A place in the queue of a name that is taken."""
+        """Join the queue of a name that is held."""
         claim = claim or self.claim()
         assert not isinstance(self.attempt(claim, join=True), Granted)
         return claim
@@ -157,12 +161,13 @@ class Ours:
 
 
 def connected(bare: Bare) -> set[str]:
-    """The ids of all connections that the server has: other tests may have left some to the collector of garbage."""
+    """Return the ids of all connections of the server. Those of other tests may be among them until garbage
+    collection."""
     return {client["id"] for client in bare.client_list()}
 
 
 def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
-    """Wait for what no event tells: something on the server."""
+    """Wait until a condition on the server is true that no event reports."""
     pause = threading.Event()
     until = now() + within
     while not condition():
@@ -172,7 +177,7 @@ def eventually(condition: Callable[[], object], within: float = WITHIN) -> None:
 
 @contextmanager
 def busy(server: RedisServer) -> Iterator[None]:
-    """Meanwhile a script of somebody else runs: the server answers -BUSY."""
+    """Run another program's script inside the block, so that the server answers -BUSY."""
 
     def says_so() -> bool:
         try:
@@ -193,7 +198,7 @@ def busy(server: RedisServer) -> Iterator[None]:
 
 
 def without(bare: Bare, server: RedisServer, right: str) -> str:
-    """The URL of a user who may do everything but this."""
+    """Return the URL of a user with all rights except this one."""
     bare.execute_command("ACL", "SETUSER", "lacking", "reset", "on", "nopass", "~*", "+@all", f"-{right}")
     with suppress(redis.ResponseError):  # 6.0 has no rights on channels
         bare.execute_command("ACL", "SETUSER", "lacking", "allchannels")
@@ -201,7 +206,7 @@ def without(bare: Bare, server: RedisServer, right: str) -> str:
 
 
 def since(bare: Bare, version: str, what: str) -> None:
-    """Skip where the server is older: it does not have ``what`` yet."""
+    """Skip the test on an older server, which does not have ``what`` yet."""
     present = bare.info("server")["redis_version"]
     if [int(part) for part in present.split(".")] < [int(part) for part in version.split(".")]:
         pytest.skip(f"{present} has no {what}")

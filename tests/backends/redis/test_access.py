@@ -1,4 +1,4 @@
-"""Who may ask the servers of each scheme, and how: certificates, passwords, rights; and what is said to who may not."""
+"""Access to the servers of each scheme: certificates, passwords, rights, and the errors for clients without them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GUARD = 8.0  # seconds
 
 
 class Place:
-    """Servers of one scheme that listen with and without TLS, each on one port; or without TLS only."""
+    """Servers of one scheme. Each listens with TLS on one port and without TLS on another, or only without TLS."""
 
     def __init__(self, scheme: str, *options: str, secure: bool = False) -> None:
         self.scheme = scheme
@@ -54,13 +54,13 @@ class Place:
         return lines
 
     def connect(self, login: str = "", *, insecure: bool = False, **options: object) -> multilock.Client:
-        """``insecure``: without TLS where it is spoken."""
+        """Connect a client; with ``insecure`` it uses no TLS although the server demands it."""
         ports = self._secured or [str(each.port) for each in (*self.servers, *([self.guard] if self.guard else []))]
         asked = ports[-1:] if self.guard else ports[: len(self.servers)]
         each = login if self.scheme == "redlock" else ""
         hosts = f",{each}".join(f"localhost:{port}" for port in asked)
         scheme = secured(self.scheme) if self._secured and not insecure else self.scheme
-        # Each server has a tenth of the ttl to answer: a busy machine needs it.
+        # Each server may take a tenth of the ttl for its reply. An overloaded machine needs that much.
         fixed: dict[str, Any] = {"ttl": 60} | ({"restart_guard": 0} if self.scheme == "redlock" else {})
         return multilock.connect(f"{scheme}://{login}{hosts}/{'m' if self.guard else '0'}", **(fixed | options))
 
@@ -82,7 +82,7 @@ def secured(scheme: str) -> str:
 
 
 def is_handed_over(us: multilock.Client, them: multilock.Client) -> None:
-    """A lock is taken, waited for, renewed, and given back to who waits."""
+    """Check that a lock can be acquired, waited for, renewed, and handed over to the waiter."""
     lease = us.lock("n").acquire(timeout=WITHIN)
     them.ping()
     with ThreadPoolExecutor(1) as pool:
@@ -113,7 +113,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=SCHEMES)
 def tls(request: pytest.FixtureRequest, certificates: Path) -> Iterator[Place]:
-    """They ask their clients for a certificate."""
+    """Start servers that demand certificates of their clients."""
     files = {"cert-file": "cert.pem", "key-file": "key.pem", "ca-cert-file": "cert.pem"}
     options = [part for name, file in files.items() for part in (f"--tls-{name}", str(certificates / file))]
     with Place(request.param, *options, secure=True) as place:
@@ -125,7 +125,8 @@ def files(certificates: Path, *names: str) -> dict[str, Any]:
 
 
 def says(client: multilock.Client, pattern: str, kind: type[multilock.MultilockError] = BackendRejected) -> None:
-    """Asked for a lock, it raises that in the end: a machine that stands still makes servers silent before."""
+    """Check that an acquire raises this error in the end. On an overloaded machine a server may seem silent before
+    that."""
 
     def refused() -> bool:
         try:
@@ -167,7 +168,7 @@ def test_without_tls_the_scheme_with_it_is_named(tls: Place) -> None:
 
 @pytest.fixture(scope="module", params=SCHEMES)
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Each server has a user with all rights, and wants a login."""
+    """Start servers that demand a login, each with a user who has all rights."""
     with Place(request.param) as place:
         for server in place.servers:
             with redis.Redis(port=server.port) as bare:
@@ -175,7 +176,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
                     "ACL", "SETUSER", "app", "on", f">{SECRET}", "allcommands", "allkeys", "allchannels"
                 )
                 bare.config_set("requirepass", "of-operators")
-        if place.guard:  # it is led to the primary as before
+        if place.guard:  # the Sentinel needs a password to follow the primary as before
             with place.guard.client() as guard:
                 guard.execute_command("SENTINEL", "SET", "m", "auth-pass", "of-operators")
         yield place
@@ -202,7 +203,7 @@ def test_a_certificate_without_tls_is_an_error(place: Place) -> None:
 
 @pytest.fixture(scope="module")
 def longer_up() -> Iterator[Place]:
-    """Shared: what is guarded against restarts waits for new servers."""
+    """Return shared servers that have been up for a while: a guard against restarts makes clients wait for new ones."""
     with Place("redlock") as place:
         yield place
 
@@ -218,7 +219,7 @@ def three(longer_up: Place) -> Place:
 
 
 def deny(place: Place, count: int, *rights: str) -> None:
-    """So many servers do not give the user what the others do."""
+    """Change the rights of the user on this many of the servers."""
     for server in place.servers[:count]:
         with redis.Redis(port=server.port) as bare:
             bare.execute_command("ACL", "SETUSER", "app", *rights)

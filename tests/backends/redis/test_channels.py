@@ -1,4 +1,4 @@
-"""asyncio without threads: the loop sends and reads itself. What can go wrong between the two."""
+"""asyncio without threads: the event loop sends and reads by itself. What can go wrong between sending and reading."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ async def until(ready: Callable[[], object]) -> None:
 
 
 async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[Any], fault: Fault) -> None:
-    """Cancel it while its request is out. Its connection has ended then, and nothing of it is left at the server."""
+    """Cancel the task while its request is under way. Its connection has then ended, and the server keeps nothing of
+    it."""
     await until(lambda: fault.happened)
     [channel] = channels(ours).living
     task.cancel()
@@ -72,7 +73,7 @@ async def cancelled_under_way(ours: AsyncClient, bare: Bare, task: asyncio.Task[
 def test_a_free_lock_is_taken_and_given_back_over_one_connection(server: RedisServer, bare: Bare) -> None:
     async def main() -> None:
         async with client(server.url) as ours:
-            await (await ours.lock("a").acquire()).release()  # through a thread: the scripts are loaded first
+            await (await ours.lock("a").acquire()).release()  # runs in a thread, which loads the scripts first
             before = bare.info("stats")["total_connections_received"]
             for _ in range(20):
                 await (await ours.lock("a").acquire()).release()
@@ -125,7 +126,7 @@ def test_a_cancelled_request_ends_its_connection_and_is_undone(proxy: FaultProxy
 
 
 class LateSocket:
-    """A process that is stopped just before its bytes leave."""
+    """A socket of a process that is paused just before it sends its bytes."""
 
     def __init__(self, sock: socket.socket, by: float) -> None:
         self._sock = sock
@@ -165,7 +166,7 @@ def test_a_cancelled_release_goes_on_in_the_background(proxy: FaultProxy, bare: 
             held = proxy.hold_request(b"multilock/a")
             task = asyncio.create_task(lease.release())
             await cancelled_under_way(ours, bare, task, held)
-            held.release()  # what was sent arrives late, and finds another holder
+            held.release()  # the request arrives late, and finds another holder
             other = await ours.lock("a").try_acquire()
             assert other
             await asyncio.sleep(0.2)
@@ -242,7 +243,7 @@ def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(
     server: RedisServer, proxy: FaultProxy, bare: Bare
 ) -> None:
     first = asyncio.new_event_loop()
-    first.set_exception_handler(lambda *_: None)  # of the task that it leaves behind
+    first.set_exception_handler(lambda *_: None)  # the handler of the task that the loop leaves behind
     ours = multilock.connect_async(proxy.url, ttl=TTL, request_timeout=1.0)
     lock = ours.lock("a")
 
@@ -259,7 +260,8 @@ def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(
         async with ours:
             assert await ours.lock("b").try_acquire()
             proxy.hold_request(b"multilock/c")
-            with pytest.raises(BackendUnavailable):  # the first one's time, which is over too, does not hide this one's
+            # The deadline of the first request, which is over too, does not hide that of this one.
+            with pytest.raises(BackendUnavailable):
                 await ours.lock("c").try_acquire()
             assert not task.done()
 
@@ -347,7 +349,7 @@ def test_more_requests_at_once_than_channels_go_through_threads(server: RedisSer
 
 
 def made_slowly(ours: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], threading.Event]:
-    """The connections that its backend opens from now on; each is handed over once the event is set."""
+    """Delay the connections that the backend opens from now on: each is handed over once the event is set."""
     backend: Any = ours._kernel.backend
     connect = backend.channel
     made: list[Any] = []
@@ -384,7 +386,7 @@ def test_a_connection_that_nobody_waits_for_any_more_is_closed(
 def test_a_connection_that_comes_as_its_request_is_cancelled_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the step that has the answer and the one that goes on with it."""
+    """The cancel comes between the step that has the reply and the step that continues with it."""
     settle = _Request._settle
 
     async def main() -> None:
@@ -445,7 +447,8 @@ def test_a_connection_that_a_loop_heard_of_as_it_ended_is_closed_with_the_client
 def test_a_connection_that_is_made_while_the_client_is_closed_is_closed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multilock.aio.face.GRACE", WITHIN)  # so that it comes after the end, and before the time limit
+    # So that it comes after the end, and before the time limit.
+    monkeypatch.setattr("multilock.aio.face.GRACE", WITHIN)
 
     async def main() -> None:
         ours = multilock.connect_async(server.url, ttl=TTL, request_timeout=0.5)

@@ -1,4 +1,4 @@
-"""A Redis Cluster: each name on the primary of its slot, whoever that is by now."""
+"""A Redis Cluster: each name is kept by the primary of its slot, even after that has changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TAKEN = LossReason.TAKEN
 
 
 class Moving:
-    """A name whose slot goes from one node to another."""
+    """A name whose slot moves from one node to another."""
 
     def __init__(self, cluster: RedisCluster) -> None:
         self.cluster = cluster
@@ -41,7 +41,7 @@ class Moving:
         self.cluster.end_migration(self.slot, self.here, self.there)
 
     def holder(self, node: ClusterNode) -> str | None:
-        """Who holds it there, as its key says, whether the node serves the slot or does not yet."""
+        """Return the holder according to the key on this node, even if the node does not serve the slot yet."""
         pipeline = node.bare.pipeline(transaction=False)
         pipeline.execute_command("ASKING")
         owner = pipeline.get(f"multilock/{self.name}").execute()[1]
@@ -69,9 +69,9 @@ def them(connect: Connect, cluster: RedisCluster) -> Ours:
 
 
 def slots_asked(cluster: RedisCluster) -> int:
-    """How often anybody has asked any node for the table, but for us here."""
+    """Return how often any client except this test has asked any node for the table of slots."""
     said = [node.bare.info("commandstats") for node in cluster.members]
-    # Before 7.0 all CLUSTER commands are counted together, and CLUSTER INFO goes with each CLUSTER SLOTS.
+    # Before 7.0 the server counts all CLUSTER commands together, and each CLUSTER SLOTS goes with a CLUSTER INFO.
     names = (("cmdstat_cluster|slots", 1), ("cmdstat_cluster", 2))
     return sum(stats.get(name, {}).get("calls", 0) // each for stats in said for name, each in names)
 
@@ -180,7 +180,7 @@ def test_what_needs_a_missing_key_is_silence_until_the_move_is_over(us: Ours, mo
 def test_a_request_whose_keys_have_all_been_moved_is_answered_by_the_new_node(
     us: Ours, them: Ours, moving: Moving
 ) -> None:
-    """Only a missing key keeps an acquire out, so here none is: lock, holders, queue, live, token and tombstone."""
+    """Only a missing key refuses an acquire, so all six exist here: lock, holders, queue, live, token and tombstone."""
     us.take(us.reader(moving.name))
     them.wait(them.claim(moving.name))
     late = us.reader(moving.name)
@@ -193,13 +193,13 @@ def test_a_request_whose_keys_have_all_been_moved_is_answered_by_the_new_node(
 def test_a_waiter_whose_place_was_moved_is_passed_over_only_until_its_heartbeat(
     us: Ours, them: Ours, moving: Moving
 ) -> None:
-    """It does not listen at the new node, so that nobody may hand it anything; and it is not dropped."""
+    """The waiter does not listen at the new node, so nobody may hand the name to it, but it keeps its place."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     moving.whole()
     us.release(held)
     assert moving.holder(moving.there) is None
-    later, _ = us.take(us.claim(moving.name))  # as while a waiter connects again
+    later, _ = us.take(us.claim(moving.name))  # as may happen while a waiter connects again
     assert isinstance(them.attempt(waiting, join=True), Busy)
     us.release(later)
     them.ear.hears("wake", waiting.id)
@@ -207,8 +207,8 @@ def test_a_waiter_whose_place_was_moved_is_passed_over_only_until_its_heartbeat(
 
 
 def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, moving: Moving) -> None:
-    """The deadline of a waiter was written by the clock of one node, and after a move another one hands over: what that
-    publishes is heard at both, unless it is lost between them."""
+    """One node's clock wrote the waiter's deadline, and another node hands the name over after the move. Its message
+    reaches subscribers at both nodes, unless it is lost between them."""
     held, _ = us.take(us.claim(moving.name))
     waiting = them.wait(them.claim(moving.name))
     other = moving.cluster.name_on(moving.there)
@@ -222,21 +222,21 @@ def test_a_push_is_a_hint_since_every_node_passes_it_on(us: Ours, them: Ours, mo
     assert isinstance(them.attempt(waiting, join=True), Granted)
 
 
-# ---- losses, and what is followed
+# ---- losses, and watches that move
 
 
 def test_a_move_is_no_loss_and_a_deletion_at_the_new_node_is_one(us: Ours, moving: Moving) -> None:
     held = us.take(us.claim(moving.name))
     us.watch(held)
     moving.begin()
-    moving.keys()  # the old node tells that its key is gone
+    moving.keys()  # the old node reports that its key is gone
     moving.end()
     witness = us.take(us.claim(moving.cluster.name_on(moving.here, "w")))
     us.watch(witness)
     moving.here.bare.delete(f"multilock/{witness[0].name}")
-    us.ear.hears("gone", witness[0].id, TAKEN)  # what was pushed before it was understood before it
+    us.ear.hears("gone", witness[0].id, TAKEN)  # earlier pushes were handled before this one
     assert us.ear.heard == []
-    # It is looked at there as soon as the move is known; a renewal is no part of this.
+    # The lock is watched there as soon as the move is known. No renewal is needed for that.
     eventually(lambda: held[0].id in listener_at(us, moving.there)._watched, within=10)
     moving.there.bare.delete(f"multilock/{moving.name}")
     us.ear.hears("gone", held[0].id, TAKEN)

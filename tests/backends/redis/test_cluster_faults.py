@@ -1,4 +1,4 @@
-"""A Redis Cluster that is resharded, loses nodes, or is not all there."""
+"""A Redis Cluster that is resharded, loses nodes, or is incomplete."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other(cluster: RedisCluster) -> Iterator[Client]:
 def test_a_held_lock_whose_slot_goes_back_and_forth_is_never_lost_and_never_shared(
     client: Client, cluster: RedisCluster
 ) -> None:
-    """Under contention: 0 beliefs overlap, and nobody is told of a loss that is none."""
+    """Under contention no two holders overlap, and nobody is notified of a loss that did not happen."""
     here, there, _ = cluster.primaries()
     held, read, contended = names = list(islice(cluster.names_on(here), 3))
     slots = [cluster.slot_of(name) for name in names]
@@ -112,7 +112,8 @@ def test_locks_go_on_when_the_replica_of_a_killed_primary_takes_over(
 
 
 def test_a_holder_whose_lock_the_new_primary_does_not_have_is_told(client: Client, cluster: RedisCluster) -> None:
-    """A failover forgets what had not reached the replica. No renewal tells: what is watched is watched there."""
+    """A failover forgets writes that had not reached the replica. The watch at the new primary finds that, without a
+    renewal."""
     primary = cluster.primaries()[0]
     lost: list[multilock.Loss] = []
     told = threading.Event()
@@ -125,7 +126,7 @@ def test_a_holder_whose_lock_the_new_primary_does_not_have_is_told(client: Clien
     replicated(primary)
     replica = cluster.replica_of(primary)
     watched = threading.Event()
-    watched.wait(0.5)  # it is watched 0.25 s after the grant
+    watched.wait(0.5)  # a lock is watched 0.25 s after the grant
     primary.kill()
     cluster.fail_over(primary)
     replica.bare.flushall()
@@ -152,7 +153,7 @@ def test_a_release_that_a_failover_swallowed_is_made_at_the_new_primary(cluster:
 def test_a_client_finds_a_cluster_of_which_its_url_names_no_living_node(
     connect: Connect, cluster: RedisCluster
 ) -> None:
-    """What it has learnt of the others is enough."""
+    """The client uses the nodes that it has learnt from the others."""
     first, second, _ = cluster.primaries()
     ours = connect(f"redis+cluster://{first.endpoint}")
     gone = cluster.name_on(first)
@@ -166,7 +167,7 @@ def test_a_client_finds_a_cluster_of_which_its_url_names_no_living_node(
 
 
 def renewed(lease: multilock.Lease) -> bool:
-    """The others learn who has taken over in a moment, not at once."""
+    """Try a renewal. The other nodes learn of the new primary a moment later, so it may fail at first."""
     try:
         lease.renew()
     except BackendUnavailable:
@@ -186,7 +187,7 @@ def answers(ours: Ours, name: str) -> bool:
     return True
 
 
-# ---- not all of it is there
+# ---- parts of the cluster are missing
 
 
 @pytest.mark.parametrize("full", ["yes", "no"])
@@ -210,7 +211,7 @@ def test_a_slot_that_nobody_serves(connect: Connect, cluster: RedisCluster, full
 
 
 class uncovered:
-    """Meanwhile no node serves this slot."""
+    """Leave this slot without a node inside the block."""
 
     def __init__(self, cluster: RedisCluster, slot: int, full: str) -> None:
         self._cluster, self._slot, self._full = cluster, slot, full
@@ -293,7 +294,7 @@ def test_secrets_are_not_shown() -> None:
     assert shown == "<ClusterBackend redis+cluster://h:7000,[::1]:6379>"
 
 
-# ---- all of it
+# ---- the whole cluster
 
 
 def test_a_client_of_the_field_is_used_and_not_closed(cluster: RedisCluster) -> None:

@@ -1,4 +1,4 @@
-"""What weakens the lock on this server is found, and each finding says what to do."""
+"""Each weakness of the lock on this server is found, and its finding says how to mend it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_settings_that_may_not_be_read_are_a_finding_not_an_error(
 ) -> None:
     bare.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-config"], reset=True)
     ours = connect(server.url.replace("//", "//app:x@"))
-    assert found(ours).keys() == {"hidden", "persistence"}  # INFO tells of the latter too
+    assert found(ours).keys() == {"hidden", "persistence"}  # INFO reports persistence too
     bare.acl_setuser("app", enabled=True, nopass=True, keys=["*"], commands=["+ping"], reset=True)
     ours = connect(server.url.replace("//", "//app:x@"))
     assert found(ours).keys() == {"hidden"}

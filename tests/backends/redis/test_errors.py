@@ -1,4 +1,4 @@
-"""Which answers and silences are which error, and what the server has done when it is raised."""
+"""Each refusal and each silence is raised as the right error, which is true about what the server has executed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def silent(*, unknown: bool) -> Iterator[pytest.ExceptionInfo[BackendUnavailable
 
 @pytest.fixture
 def locked(redis_server: RedisServer) -> RedisServer:
-    """A server with a password."""
+    """Start a server with a password."""
     with redis.Redis(port=redis_server.port) as bare:
         bare.config_set("requirepass", SECRET)
     return redis_server
@@ -140,7 +140,7 @@ def test_a_missing_right_leaves_no_key_without_an_end(
     assert whole.release(held)
 
 
-# What the page on Redis says a user needs.
+# The rights that the documentation page on Redis demands for a user.
 KEYS_AND_CHANNELS = ("~multilock/*", "~{multilock/*", "&multilock:wake:*", "&__redis__:invalidate")
 COMMANDS = (
     *("+evalsha", "+script|load", "+client|id", "+client|tracking", "+client|caching", "+subscribe", "+publish"),
@@ -192,7 +192,7 @@ def test_a_full_memory_is_rejected_but_what_is_held_is_confirmed_renewed_release
         bare.config_set("maxmemory", 0)
 
 
-# silences that are known not to have been executed
+# silences where the request was certainly not executed
 
 
 def test_nobody_listens(connect: Connect) -> None:
@@ -236,7 +236,7 @@ def test_however_many_ask_a_look_up_that_hangs_keeps_a_bounded_number_of_threads
     release.set()
     eventually(lambda: connecting() == 0)
     started = now()
-    with silent(unknown=False):  # and the next is tried at once
+    with silent(unknown=False):  # and the next connection is tried at once
         us.take()
     assert now() - started < 1
     eventually(lambda: connecting() == 0)
@@ -253,7 +253,8 @@ def test_a_socket_that_is_not_there(connect: Connect) -> None:
 
 def test_a_server_that_accepts_and_says_nothing_ends_in_time(connect: Connect, proxy: FaultProxy) -> None:
     proxy.black_hole()
-    for options, unknown in (({"password": "x"}, False), ({}, True)):  # a handshake comes first, or does not
+    # With a handshake before the request, and without one.
+    for options, unknown in (({"password": "x"}, False), ({}, True)):
         started = now()
         with silent(unknown=unknown):
             connect(proxy.url, within=1.0, **options).take()
@@ -271,16 +272,16 @@ def test_a_replica_is_a_silence_that_says_so(us: Ours, server: RedisServer, redi
             replica.take(replica.claim("b"))
         assert "replica" in str(caught.value)
         eventually(lambda: bare.info("replication")["master_link_status"] == "up", within=10)
-    with silent(unknown=False):  # though the primary never had it
+    with silent(unknown=False):  # although the primary never had the lock
         replica.release(claim)
     replica.close()
 
 
 def empty_replica(bare: Bare) -> None:
-    """As one that has not reached its primary yet."""
+    """Turn the server into a replica that has not reached its primary yet."""
     bare.replicaof("127.0.0.1", 1)
     bare.config_set("replica-read-only", "no")
-    # In one step: whoever looks in between would find an empty replica that takes writes.
+    # In one step: a reader in between would find an empty replica that accepts writes.
     at_once = bare.pipeline(transaction=True)
     at_once.flushall()
     at_once.config_set("replica-read-only", "yes")
@@ -388,7 +389,7 @@ def test_too_few_replicas(us: Ours, bare: Bare) -> None:
     assert holder_of(bare) is None
 
 
-# unknown: it may have been executed
+# silences where the request may have been executed
 
 
 def test_an_acquire_whose_reply_is_lost_is_found_by_the_same_id(

@@ -1,4 +1,4 @@
-"""Which primary a client follows: single orders of events. tests/models/sentinel.cpp tries all of them."""
+"""The primary that a client follows, for single orders of events. tests/models/sentinel.cpp tries all orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ A, B = Address("a", 1), Address("b", 1)
 
 
 class Client:
-    """Asks three Sentinels, each at its own address, and has a clock."""
+    """A client of three Sentinels, each at its own address, and its clock."""
 
     def __init__(self, sentinels: int = 3) -> None:
         self.following = Following(sentinels)
@@ -27,7 +27,8 @@ class Client:
         asked_at: float | None = None,
         others: tuple[Address, ...] = (),
     ) -> bool:
-        """``at``: a name which leads to this Sentinel now, and to others too."""
+        """Report this primary from one Sentinel. ``at`` is a name that leads to this Sentinel now, and to others
+        too."""
         self.time += 0.01
         facts = {"num-other-sentinels": str(number - 1), "quorum": str(quorum)}
         place = Address(at or sentinel, 26379)
@@ -35,7 +36,7 @@ class Client:
         return self.following.note(told, at is None, self.time)
 
     def misses(self, *sentinels: str, for_: float = 0.0) -> None:
-        """They have been silent for so many seconds."""
+        """Let ``for_`` seconds pass in which these Sentinels are silent."""
         self.time += for_
         for each in sentinels:
             self.following.silent(Address(each, 26379))
@@ -47,7 +48,7 @@ class Client:
 
 
 def led(*sentinels: str) -> Client:
-    """A client that has heard of the failover to B from these."""
+    """Return a client that has learnt of the failover to B from these."""
     client = Client()
     for each in sentinels:
         assert client.hears(each, 5, B)

@@ -1,4 +1,4 @@
-"""A release makes the first living waiter the holder, and tells it. What that survives."""
+"""A release makes the first living waiter the holder and notifies it, in spite of the failures tested here."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_a_stopped_waiter_delays_the_next_by_its_own_liveness_only(
         alive = them.wait()
         with stopped.paused():
             us.release(claim)
-            assert holder_of(bare) == owner  # its connection is open: it may only be slow
-            bare.pexpire("multilock/a", 1)  # its time passes
+            assert holder_of(bare) == owner  # its connection is open, so it may only be slow
+            bare.pexpire("multilock/a", 1)  # the lease of that waiter expires
             eventually(lambda: holder_of(bare) is None)
             assert isinstance(them.attempt(alive, join=True), Granted)
 
@@ -132,7 +132,7 @@ def test_a_waiter_without_a_subscription_keeps_its_place_for_when_it_comes_back(
     us.release(claim)
     assert holder_of(bare) == second.owner
     proxy.accept()
-    away.ear.hears("wake", None)  # look again: what was pushed meanwhile is lost
+    away.ear.hears("wake", None)  # it asks again, since a push may be lost meanwhile
     away.wait(first)
     listening.release(second)
     away.ear.hears("wake", first.id)
@@ -171,7 +171,7 @@ def test_the_server_forgets_everything_and_the_waiter_joins_again(us: Ours, them
 
 
 def test_no_subscription_is_made_for_a_name_that_is_free(us: Ours, bare: Bare) -> None:
-    eventually(lambda: bare.pubsub_channels("multilock:wake:*") == [])  # an earlier test's client ends
+    eventually(lambda: bare.pubsub_channels("multilock:wake:*") == [])  # wait until an earlier test's client ends
     before = clients(bare)
     assert isinstance(us.attempt(us.claim(), join=True), Granted)
     assert bare.pubsub_channels("multilock:wake:*") == []

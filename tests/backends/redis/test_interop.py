@@ -1,4 +1,4 @@
-"""Other programs that lock the key ``<prefix><name>`` and we exclude each other."""
+"""Other programs that lock the key ``<prefix><name>`` exclude us, and we exclude them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_plain_set_nx_is_refused_while_we_hold_and_excludes_us_while_it_lives(
     answer = us.attempt(waiter, join=True)
     assert isinstance(answer, Busy)
     assert answer.expires_in is not None
-    time.sleep(answer.expires_in)  # exact: nobody pushes the end of a foreign lock in time
+    time.sleep(answer.expires_in)  # exactly that long: nobody reports the end of a foreign lock in time
     assert isinstance(us.attempt(waiter, join=True), Granted)
 
 

@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt, at any moment of what the caller's thread does for pushes, costs the client none of them."""
+"""A KeyboardInterrupt at any moment of the caller's work on push connections costs the client no push."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from tests.backends.redis.kit import Bare, Ours, connected, eventually
 
 
 def interrupted(call: Callable[[], object], moment: int, *modules: ModuleType) -> bool:
-    """Do this, with an interrupt at one of the moments of notices.py, or of these, when CPython looks for signals:
-    where a Python function begins, or a call of a C function returns. False: it has fewer."""
+    """Call the function with an interrupt at one moment of notices.py, or of the modules given.
+
+    CPython looks for signals where a Python function begins, or where a call of a C function returns. Returns False if
+    the call has fewer such moments.
+    """
     left = moment
     files = {module.__file__ for module in modules or (notices,)}
 

@@ -1,4 +1,4 @@
-"""A deleted or taken key is reported at once: the server tracks what the renewing connection has read."""
+"""A deleted or taken key is reported at once: the server tracks the keys that the renewing connection has read."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_release_is_no_loss(us: Ours, bare: Bare) -> None:
         us.release(held[0])
     witness = us.take()
     us.watch(witness)
-    bare.delete(LOCK)  # what is pushed after it comes after it
+    bare.delete(LOCK)  # its push comes after every earlier one
     us.ear.hears("gone", witness[0].id, TAKEN)
     assert us.ear.heard == []
 
@@ -84,7 +84,7 @@ def test_a_release_is_no_loss(us: Ours, bare: Bare) -> None:
 def test_a_renewal_over_another_connection_is_no_loss_and_the_watch_goes_on(us: Ours, bare: Bare) -> None:
     held = us.take()
     us.watch(held)
-    bare.pexpire(LOCK, 20_000)  # as a renewal that found the tracked connection in use
+    bare.pexpire(LOCK, 20_000)  # like a renewal that found the tracked connection in use
     us.backend._node.listener._using_tracked.acquire()
     us.renew(held)
     us.backend._node.listener._using_tracked.release()
@@ -103,7 +103,7 @@ def test_renewals_over_the_tracked_connection_push_nothing(us: Ours, bare: Bare)
     for _ in range(10):
         us.renew(held)
     time.sleep(0.1)
-    assert reads(bare) - before == 10  # each renewal reads again what it renewed, and nobody answers a push
+    assert reads(bare) - before == 10  # each renewal reads its own key again, and no push causes a read
 
 
 def reads(bare: Bare) -> int:
@@ -117,7 +117,7 @@ def test_a_killed_connection_is_replaced_and_the_watch_goes_on(us: Ours, bare: B
     listener = us.backend._node.listener
     before = listener._tracked
     bare.client_kill_filter(_type=which, skipme=True)
-    # Found by the next renewal, push or look every two seconds; then every key is read again.
+    # The next renewal, push or two-second check finds it, and then every key is read again.
     eventually(lambda: listener._tracked is not before and listener._tracked.alive, within=6)  # type: ignore[union-attr]
     us.ear.heard.clear()
     bare.delete(LOCK)
@@ -139,7 +139,7 @@ def test_a_key_that_went_while_the_connections_were_cut_is_reported_after_they_a
 
 def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare: Bare) -> None:
     old = us.take()
-    us.backend._node.listener._watched.add(old[0].id, "a", old[0].owner.encode())  # its push was lost
+    us.backend._node.listener._watched.add(old[0].id, "a", old[0].owner.encode())  # as if its push had been lost
     bare.delete(LOCK)
     new = us.take()
     us.watch(new)
@@ -148,7 +148,7 @@ def test_a_name_taken_again_by_the_same_client_ends_the_old_claim(us: Ours, bare
 
 
 def two_leases_of_one_name(us: Ours) -> tuple[tuple[Claim, Granted], tuple[Claim, Granted]]:
-    """As two readers would have them: what the key holds is the same for both."""
+    """Make two leases of one name, like those of two readers: the key holds the same for both."""
     first = us.take()
     second = us.claim(), first[1]
     us.watch(first)
@@ -171,8 +171,8 @@ def test_a_second_lease_of_a_name_is_no_loss_of_the_first_and_both_hear_of_its_e
 @pytest.mark.parametrize("released", [0, 1])
 def test_a_lease_that_is_given_back_ends_its_own_watch_only(us: Ours, bare: Bare, released: int) -> None:
     leases = two_leases_of_one_name(us)
-    us.backend._node.listener.unwatch(leases[released][0].id)  # as its release begins
-    us.renew(leases[0])  # what this connection changes is not pushed to it
+    us.backend._node.listener.unwatch(leases[released][0].id)  # as the start of its release does
+    us.renew(leases[0])  # the server does not push a connection's own changes to it
     bare.delete(LOCK)
     us.ear.hears("gone", leases[1 - released][0].id, TAKEN)
     time.sleep(0.05)
@@ -245,7 +245,7 @@ def test_a_server_that_is_busy_when_the_connections_were_cut_pushes_losses_after
         us.watch(held)
         with busy(redis_server):
             proxy.cut()
-            eventually(lambda: "BUSY" in caplog.text, within=5)  # it was asked for a subscription
+            eventually(lambda: "BUSY" in caplog.text, within=5)  # the server was asked for a subscription
         us.ear.hears("wake", None, within=6)
         assert us.backend._node.listener.refused == {}
         with redis.Redis(port=redis_server.port) as bare:
@@ -346,7 +346,7 @@ def test_a_look_costs_what_is_watched_of_its_names_and_not_what_is_watched_besid
     listener = us.backend._node.listener
 
     def cost(step: Callable[[], object]) -> float:
-        """Of its cheapest run, in this thread's processor time."""
+        """Return the processor time of this thread in the cheapest of thirty runs."""
         begun = [(time.thread_time(), step(), time.thread_time()) for _ in range(30)]
         return min(end - start for start, _, end in begun)
 
@@ -359,7 +359,8 @@ def test_a_look_costs_what_is_watched_of_its_names_and_not_what_is_watched_besid
 
 
 def test_who_takes_claims_out_misses_none_that_others_put_in_meanwhile() -> None:
-    """The last claim of a name goes as another one comes: the name goes, or stays with it."""
+    """The last claim of a name leaves while another one comes. The entry of the name is removed, or stays with the new
+    claim."""
     watched = Watched()
 
     def work(me: int) -> None:

@@ -1,4 +1,4 @@
-"""URLs, options, clients handed over: what is taken, what is refused before any I/O, and what is never shown."""
+"""URLs, options and clients passed in: which are accepted, which are refused before any I/O, which are never shared."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_two_prefixes_and_two_databases_are_four_places(connect: Connect) -> Non
             connect(prefix=prefix, db=db).take()
 
 
-# a client handed over
+# a client passed in
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Fork, pools and threads: connections are never shared by two users, nor by two processes."""
+"""Fork, pools and threads: two users or two processes never share a connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers import RedisServer
 
 
 def forking(url: str) -> None:
-    """Holds, waits and watches; forks; then both use the same backend object."""
+    """Hold a lock, wait for another and watch; then fork, and use the same backend object in both processes."""
     ours = Ours(url)
     held = ours.take()
     ours.watch(held)
@@ -39,7 +39,7 @@ def forking(url: str) -> None:
         ours.release(claim)
         os._exit(0)
     _, status = os.waitpid(child, 0)
-    # The parent's connections are as they were.
+    # The parent's connections are the same as before.
     say("child", os.waitstatus_to_exitcode(status))
     say("parent", ours.renew(held) != [None], ours.backend._node.listener._subscribed is not None)
     hear()
@@ -58,11 +58,11 @@ def test_a_forked_child_uses_connections_of_its_own_and_leaves_the_parents_alone
 
 
 def leaving_a_child(url: str) -> None:
-    """Waits, watches and has connections of every kind; forks; the child stays on and uses nothing of it."""
+    """Wait, watch and open connections of every kind; then fork. The child stays alive and uses none of them."""
     ours = Ours(url)
     ours.watch(ours.take(ours.claim("mine")))
     channel = ours.backend.channel(2)
-    assert channel is not None  # one that nobody keeps ends
+    assert channel is not None  # a channel without a reference would be closed
     waiter = ours.wait()
     if os.fork() == 0:
         ours.backend.open(Ear())
@@ -90,7 +90,7 @@ def test_a_forked_child_keeps_no_connection_of_a_parent_that_was_killed(
 
 
 def forking_while_it_connects(url: str) -> None:
-    """A child is forked when the connection is made and nobody knows of it yet."""
+    """Fork a child when the connection has been made but is not registered yet."""
     connect = Connection.connect
     children: list[int] = []
 
@@ -129,7 +129,7 @@ def connections(bare: Bare) -> set[str]:
 
 
 def exiting(url: str) -> None:
-    """Holds a lock that another thread of it waits for, and ends."""
+    """Hold a lock that another thread of this process waits for, and exit."""
     client = multilock.connect(url, ttl=30)
     client.lock("n").acquire().release()  # the server knows the scripts
     client.lock("n").acquire()

@@ -1,4 +1,4 @@
-"""A proxy in front of the server: it repeats and splits answers, says errors of its own, forgets connections."""
+"""A proxy in front of the server that repeats and splits replies, sends its own errors, and forgets connections."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tests.backends.redis.kit import Bare, eventually, holder_of
 from tests.servers import RedisServer
 
 Mangle = Callable[[bytes], list[bytes]]
-PAUSE = 0.02  # seconds between two pieces of an answer
+PAUSE = 0.02  # seconds between two pieces of a reply
 
 
 class Mangler:
-    """Forwards requests as they are, and answers as ``mangle`` says: each piece is sent by itself."""
+    """Forward requests unchanged, and replies as ``mangle`` changes them: each piece is sent by itself."""
 
     def __init__(self, server: RedisServer) -> None:
         self.mangle: Mangle | None = None
-        self.done = threading.Event()  # an answer in several pieces was sent
+        self.done = threading.Event()  # set when a reply in several pieces was sent
         self._target = server.port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sides: list[socket.socket] = []
@@ -44,7 +44,7 @@ class Mangler:
             side.close()
 
     def once(self, first: bytes, mangle: Mangle) -> None:
-        """``mangle`` the next answer that begins with ``first``."""
+        """Change the next reply that begins with ``first`` by ``mangle``."""
 
         def only_once(data: bytes) -> list[bytes]:
             if not data.startswith(first):
@@ -106,7 +106,7 @@ def test_an_answer_that_comes_twice_grants_no_other_lock(connect: Connect, mangl
 
 
 def test_an_answer_right_behind_another_grants_no_other_lock(connect: Connect, mangler: Mangler) -> None:
-    """However short a time ago the connection was used."""
+    """Checked even when the connection was in use a moment ago."""
     us, them = connect(mangler.url), connect()
     us.release(us.take()[0])
     them.take(them.claim("b"))
@@ -199,7 +199,7 @@ def test_an_error_of_a_proxy_costs_an_asyncio_client_no_lock(mangler: Mangler, b
 
 
 def answered(pool: Connections, number: int) -> list[Wire]:
-    """Connections that the proxy has, too: it was asked something on each."""
+    """Return connections that are open at the proxy too, since a request was answered on each."""
     wires = [pool._take(5)[0] for _ in range(number)]
     for wire in wires:
         wire.call(pack("PING"), 5)

@@ -1,4 +1,5 @@
-"""A hand-over's push is a grant: what it says, from when it counts, and who has to ask all the same."""
+"""The push of a hand-over is a grant: what it contains, from when it counts, and which waiters must ask in spite of
+it."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from tests.backends.redis.kit import Bare, Ours, eventually, holder_of
 from tests.servers import RedisServer
 
 LOCK, LIVE, TOKEN = "multilock/a", "{multilock/a}:live", "{multilock/a}:token"
-GIVEN = 64  # who share it and are given it in one script (queue.lua)
+GIVEN = 64  # claims that share a name and get it in one script (queue.lua)
 Connect = Callable[..., Ours]
 
 
 def handed_over(us: Ours, them: Ours, claim: Claim) -> Granted | None:
-    """To this waiter of theirs; what its push grants."""
+    """Hand the name over to this waiter of theirs, and return the grant from its push."""
     held, _ = us.take()
     them.wait(claim)
     us.release(held)
@@ -124,7 +125,7 @@ def test_force_release_tells_the_former_holder_to_look_and_grants_it_to_the_next
 
 
 def test_a_waiter_that_does_not_listen_is_granted_nothing(us: Ours, them: Ours, connect: Connect, bare: Bare) -> None:
-    """A replica passes a push on to its own subscribers, though nobody listens here."""
+    """A replica passes a push on to its own subscribers, although nobody listens here."""
     held, _ = us.take()
     dead, alive = them.wait(), connect().wait()
     them.close()
@@ -147,7 +148,7 @@ def test_nothing_is_pushed_where_a_full_memory_refuses_the_hand_over(us: Ours, t
     finally:
         bare.config_set("maxmemory", 0)
     assert holder_of(bare) is None
-    us.release(held)  # it passes the free name on
+    us.release(held)  # this release hands over the free name
     bare.publish(f"multilock:wake:{them.ear.client}", "after")
     them.ear.hears("wake", "after")
     assert them.ear.heard == [("wake", waiter.id)]
@@ -173,7 +174,7 @@ def test_what_else_is_published_there_is_a_hint_at_most(us: Ours, them: Ours, ba
     them.ear.hears("wake", waiter.id)
     assert waiter.id not in them.ear.pushed
     bare.publish(f"multilock:wake:{them.ear.client}", "after")
-    them.ear.hears("wake", "after")  # it still reads
+    them.ear.hears("wake", "after")  # the client still reads pushes
 
 
 def client(server: RedisServer, url: str | None = None, **options: Any) -> multilock.Client:
@@ -227,7 +228,7 @@ def test_a_push_that_comes_when_another_has_the_name_is_believed_by_nobody(serve
 def test_a_push_that_an_operator_s_hint_has_followed_is_not_believed_without_asking(
     server: RedisServer, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both come while a heartbeat is under way, whose answer says nothing of them."""
+    """Both come while a heartbeat is under way, and its reply says nothing of them."""
     with FaultProxy.before(server.url) as proxy, client(server) as one, client(server, proxy.url) as two:
         held = one.lock("a").acquire()
         with acquiring(two.lock("a", fair=True)) as acquired:
@@ -242,7 +243,7 @@ def test_a_push_that_an_operator_s_hint_has_followed_is_not_believed_without_ask
                 hints.append(claim_id)
 
             monkeypatch.setattr(two._kernel.monitor, "wake", hinted)
-            bare.publish(channel, waiting.claim.id)  # it asks
+            bare.publish(channel, waiting.claim.id)  # a hint that makes the waiter ask
             heartbeat.wait(10)
             hints.clear()
             held.release()
@@ -264,7 +265,7 @@ def test_a_push_that_an_operator_s_hint_has_followed_is_not_believed_without_ask
 
 @contextmanager
 def acquiring(lock: multilock.DistributedLock) -> Iterator[Callable[[], multilock.Lease]]:
-    """By another thread; gives what waits for the lease. It is released at the end."""
+    """Acquire in another thread. Yield the function that waits for the lease, and release the lease at the end."""
     with ThreadPoolExecutor(1) as pool:
         lease = pool.submit(lock.acquire, 30)
         yield lease.result

@@ -1,4 +1,4 @@
-"""``replicas=N``: what was granted counts when N replicas have it, and else nothing of it is left."""
+"""``replicas=N``: a grant counts when N replicas have it. Otherwise nothing of it is left."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def them(connect: Connect, replica: RedisServer) -> Ours:
 
 
 def left_of_it(bare: Bare) -> list[bytes]:
-    """Keys but the token's, and tombstones."""
+    """Return all keys except tokens and tombstones."""
     return [key for key in bare.keys("*") if not key.endswith(b":token") and b":gone:" not in key]
 
 
@@ -79,7 +79,8 @@ def test_what_too_few_replicas_have_is_no_grant(us: Ours, replica: RedisServer, 
 
 
 def test_what_was_granted_is_never_taken_for_what_was_not_sent(us: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The primary goes between the grant and the wait: it is held there, and has to be cancelled."""
+    """The primary vanishes between the grant and the wait for replicas. The lock is held there and must be
+    cancelled."""
 
     def refused(requests: object, within: float) -> NoReturn:
         raise BackendUnavailable("refused", unknown=False)
@@ -94,7 +95,8 @@ def test_what_was_granted_is_never_taken_for_what_was_not_sent(us: Ours, monkeyp
 def test_what_was_granted_before_its_slot_moved_is_not_known_to_be_taken_back(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a cluster: what was granted went with it, and the redirection is of the second request only."""
+    """In a cluster the grant moved with its slot. The redirection concerns only the second request, the wait for
+    replicas."""
 
     def moved(requests: list[bytes], within: float) -> list[Answer]:
         return [(refusal("MOVED 1 h:1", "redis://h"), 0.0) for _ in requests]
@@ -184,7 +186,7 @@ def test_who_may_not_wait_is_told_and_leaves_nothing(
 
 
 def the_replicas_of(cluster: RedisCluster, name: str) -> tuple[Bare, ClusterNode]:
-    """Where the name is, and that one's replica."""
+    """Return a client of the primary that keeps the name, and the replica of that primary."""
     primary = cluster.owner(cluster.slot_of(name))
     return primary.bare, cluster.replica_of(primary)
 

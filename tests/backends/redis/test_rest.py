@@ -1,4 +1,5 @@
-"""A name that rests (``hold_at_least``): nobody's, and taken, until the server itself ends it."""
+"""A name that rests (``hold_at_least``): nobody holds it and nobody may take it, until the server itself ends the
+rest."""
 
 from __future__ import annotations
 
@@ -79,11 +80,11 @@ def test_the_first_who_wait_learn_when_the_rest_ends_and_nobody_is_given_the_nam
         assert isinstance(answer, Busy)
         assert answer.expires_in is not None
         assert answer.expires_in > 2
-    assert them.ear.heard == []  # once
+    assert them.ear.heard == []  # each was notified only once
     assert holder_of(bare) == resting(held)
     them.release(waiters[0])
     assert holder_of(bare) == resting(held)
-    bare.delete(LOCK)  # as its end
+    bare.delete(LOCK)  # as the end of the rest does
     them.take(waiters[1])
 
 
@@ -99,7 +100,7 @@ def test_who_lets_rest_what_is_another_s_changes_nothing(us: Ours, them: Ours, b
 def test_a_rest_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
     held = us.take()
     waiter = them.wait()
-    bare.delete(LOCK)  # an operator
+    bare.delete(LOCK)  # like an operator
     assert rest(us, held, unsure=True) is False
     assert holder_of(bare) == waiter.owner
 
@@ -121,7 +122,7 @@ def test_an_operator_ends_a_rest_and_only_who_waits_is_told(us: Ours, them: Ours
     assert them.backend.force_release("a", 1) is True
     assert holder_of(bare) == waiter.owner
     them.ear.hears("wake", waiter.id)
-    us.watch(us.take(us.claim("another")))  # whatever was pushed before is heard by now
+    us.watch(us.take(us.claim("another")))  # everything pushed before has arrived by now
     assert us.ear.heard == []
 
 

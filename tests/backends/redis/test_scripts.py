@@ -1,4 +1,4 @@
-"""The rules of each script, REDIS page by page: who gets the name, with which token, and what is left behind."""
+"""The rules of each script: which claim gets the name, with which token, and what is left behind."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_waiters_get_the_name_in_order_of_arrival(us: Ours, them: Ours) -> None:
 def test_a_fair_newcomer_does_not_take_a_free_name_past_a_live_waiter(us: Ours, them: Ours, bare: Bare) -> None:
     us.take()
     waiter = us.wait()
-    bare.delete(LOCK)  # as an expiry: nobody passes it on
+    bare.delete(LOCK)  # like an expiry: nobody hands the name over
     assert isinstance(them.attempt(them.claim()), Busy)
     assert holder_of(bare) == waiter.owner  # the newcomer's request handed it over
 
@@ -103,7 +103,8 @@ def test_a_waiter_whose_deadline_is_over_is_dropped(us: Ours, them: Ours, bare: 
 
 
 def killed(bare: Bare, count: int, *, until: int = 5000) -> list[str]:
-    """Waiters of a process that was killed: in the queue for ``until`` ms more, and nobody listens for them."""
+    """Add waiters of a process that was killed: they keep their places for ``until`` ms, and nobody listens for
+    them."""
     seconds, micros = bare.time()
     client, deadline = "d" * 16, seconds * 1000 + micros // 1000 + until
     dead = [f"{client}.{number:032x}@lock:h:1:me:10" for number in range(count)]
@@ -119,7 +120,7 @@ def test_a_newcomer_never_overtakes_who_waits_behind_more_dead_than_are_looked_a
     dead = killed(bare, 300)
     waiter = them.wait()
     us.release(holder)
-    assert holder_of(bare) is None  # who comes first is not known
+    assert holder_of(bare) is None  # the script does not know the first living waiter
     answer = us.attempt(us.claim())
     assert isinstance(answer, Busy), "a newcomer was first"
     assert answer.expires_in is None
@@ -143,7 +144,8 @@ def test_a_waiter_keeps_its_liveness_and_no_more_when_the_clock_of_the_server_wa
     waiter = them.wait(them.claim(ttl=30))
     deadline = bare.hget(LIVE, waiter.owner)
     mode, till, echo = deadline.decode().split(":")
-    bare.hset(LIVE, waiter.owner, f"{mode}:{int(till) + 3_600_000}:{echo}")  # written before the step of an hour
+    # As if written before the clock was stepped by an hour.
+    bare.hset(LIVE, waiter.owner, f"{mode}:{int(till) + 3_600_000}:{echo}")
     us.release(holder)
     assert holder_of(bare) == waiter.owner
     assert 0 < bare.pttl(LOCK) <= 6_000
@@ -166,7 +168,7 @@ def test_a_waiter_is_told_to_look_when_the_holder_ends_only_if_it_is_among_the_f
     *three, fourth = (answer.expires_in for answer in answers)
     assert all(3 < each < 5.05 for each in three)
     assert fourth is None
-    assert answers[0].heartbeat == 2.0  # a third of 6 s, the longest that a dead waiter can keep its place
+    assert answers[0].heartbeat == 2.0  # a third of 6 s, the longest time that a dead waiter can keep its place
 
 
 def test_the_first_three_look_one_after_the_other(us: Ours) -> None:
@@ -212,7 +214,7 @@ def test_a_cancel_that_meets_the_hand_over_passes_the_name_on(us: Ours, them: Ou
     leaving, staying = us.wait(), them.wait()
     us.release(holder)
     assert holder_of(bare) == leaving.owner
-    assert us.release(leaving) is True  # it never knew
+    assert us.release(leaving) is True  # the waiter did not know of its grant
     assert holder_of(bare) == staying.owner
 
 
@@ -223,7 +225,7 @@ def test_a_cancelled_id_never_takes_the_name_however_late_its_request_comes(us: 
     assert isinstance(us.attempt(claim, join=True), Busy)
     assert holder_of(bare) is None
     assert bare.zcard(QUEUE) == 0
-    us.take()  # another id may
+    us.take()  # another id may take it
 
 
 @pytest.mark.oracle
@@ -240,7 +242,7 @@ def test_a_tombstone_ends_after_a_minute_and_an_ordinary_release_leaves_none(us:
 def test_a_release_that_finds_the_name_free_passes_it_on(us: Ours, them: Ours, bare: Bare) -> None:
     former, _ = us.take()
     waiter = them.wait()
-    bare.delete(LOCK)  # an operator; the clean-up of who had it is the first to come
+    bare.delete(LOCK)  # like an operator; the release of the former holder is the first request after that
     assert us.release(former) is False
     assert holder_of(bare) == waiter.owner
     them.ear.hears("wake", waiter.id)
@@ -277,7 +279,7 @@ def test_a_token_ahead_of_the_clock_is_followed_by_a_greater_one(us: Ours, bare:
     bare.set(TOKEN, ahead)
     claim, granted = us.take()
     assert granted.token == ahead + 1
-    # Kept until ten minutes after the clock has passed it, so that it cannot be issued again.
+    # The token is kept until ten minutes after the clock has passed it, so that it cannot be issued again.
     assert 3600 + 600 < bare.ttl(TOKEN) <= 3600 + 610
     us.release(claim)
     assert us.take()[1].token == ahead + 2
@@ -445,7 +447,7 @@ def test_a_hand_over_costs_the_server_the_same_with_five_and_with_five_hundred_w
 
 
 def commands(bare: Bare) -> int:
-    """How many were executed so far, those inside scripts included."""
+    """Return the number of commands executed so far, including those inside scripts."""
     stats = bare.info("commandstats")
     return sum(entry["calls"] for name, entry in stats.items() if name not in ("cmdstat_info", "cmdstat_ping"))
 

@@ -1,4 +1,4 @@
-"""``redis+sentinel://`` on real Sentinels: which server is asked, and what becomes of locks when it is another one."""
+"""``redis+sentinel://`` on real Sentinels: which server is used, and what becomes of locks when the primary changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.servers import RedisServer, free_port
 from tests.servers_sentinel import NAME, Guarded, SentinelServer
 from tests.unit.kit import our_threads
 
-WITHIN = 20.0  # seconds, for what Sentinels do on a busy machine
+WITHIN = 20.0  # seconds, for actions of Sentinels on an overloaded machine
 
 pytestmark = pytest.mark.timeout(120)  # Sentinels that missed an election wait for the next one
 
@@ -43,20 +43,20 @@ def them(guarded: Guarded, connect: Connect) -> Ours:
 
 
 def on(server: RedisServer, name: str = "a") -> str | None:
-    """Who holds it there."""
+    """Return the holder of the name according to this server."""
     with redis.Redis(port=server.port) as bare:
         return holder_of(bare, name)
 
 
 def led_to(ours: Ours, server: RedisServer) -> bool:
-    """Whether this client has heard of that primary."""
+    """Return True if this client follows that primary."""
     endpoint = ours.backend._endpoint
     assert isinstance(endpoint, SentinelEndpoint)
     return endpoint.told is not None and endpoint.told.primary.port == server.port
 
 
 def forgotten_by_the_replicas(guarded: Guarded, name: str = "a") -> None:
-    """As if the last writes had not reached them."""
+    """Delete the name from the replicas, as if the last writes had not reached them."""
     for replica in guarded.replicas():
         with redis.Redis(port=replica.port) as bare:
             eventually(lambda bare=bare: holder_of(bare, name), within=WITHIN)  # type: ignore[misc]
@@ -65,7 +65,7 @@ def forgotten_by_the_replicas(guarded: Guarded, name: str = "a") -> None:
             bare.config_set("replica-read-only", "yes")
 
 
-# which server is asked
+# which server is used
 
 
 def test_everything_is_done_at_the_primary_that_the_sentinels_name(guarded: Guarded, us: Ours, them: Ours) -> None:
@@ -113,7 +113,8 @@ def test_a_sentinel_whose_name_hangs_in_its_look_up_keeps_nobody_from_asking_ano
             assert on(server) == claim.owner
             assert str(endpoint.sentinels[0]) == guard.endpoint
             eventually(lambda: client.client_list(_type="pubsub"), within=WITHIN)
-            endpoint.sentinels = endpoint.sentinels[::-1]  # it listens to the other one first, and to this one then
+            # It listens to the other Sentinel first, and to this one later.
+            endpoint.sentinels = endpoint.sentinels[::-1]
             client.client_kill_filter(_type="pubsub")
             with pytest.raises(BackendUnavailable, match=r"slow\.example.*not connected"):
                 endpoint.ask(endpoint.sentinels[0], 0.1, now)
@@ -146,7 +147,7 @@ def test_a_sentinel_that_has_not_heard_of_the_last_failover_is_not_believed(guar
         with redis.Redis(port=guarded.primary().port) as bare:
             bare.client_kill_filter(_type="normal", skipme=True)
         ours.be_patient(WITHIN)
-        at_b, _ = ours.take(ours.claim("b"))  # another Sentinel leads there, which no URL names
+        at_b, _ = ours.take(ours.claim("b"))  # only a Sentinel that no URL names leads there
         assert on(other, "b") is None
         assert on(guarded.primary()) == claim.owner
         assert on(guarded.primary(), "b") == at_b.owner
@@ -161,10 +162,10 @@ def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_a
 
     with RedisServer() as new, knows(server, 1) as cut_off, knows(new, 2) as other:
         ours = connect(f"redis+sentinel://{cut_off.endpoint},{other.endpoint}/{NAME}", within=WITHIN)
-        with suppress(BackendUnavailable):  # it may be told during this
+        with suppress(BackendUnavailable):  # the failover may become known during this
             ours.take()
         ours.be_patient(WITHIN)
-        with redis.Redis(port=server.port) as bare:  # where the Sentinel stays
+        with redis.Redis(port=server.port) as bare:  # the connection of the Sentinel stays
 
             def is_left() -> bool:
                 others = [each for each in bare.client_list() if not each["name"].startswith("sentinel-")]
@@ -177,7 +178,7 @@ def test_who_listens_to_a_sentinel_that_was_cut_off_hears_of_the_failover_from_a
 
 
 def test_one_name_for_all_sentinels_leads_to_no_stale_primary(guarded: Guarded, connect: Connect) -> None:
-    """It leads to another Sentinel each time, and at last to one that was cut off, with another primary."""
+    """The name leads to another Sentinel each time, at last to one that was cut off and reports another primary."""
     guarded.failover()
     with RedisServer() as former, SentinelServer(list) as stale, ExitStack() as stack:
         with stale.client() as guard:
@@ -304,7 +305,7 @@ def test_a_lock_that_had_reached_the_new_primary_is_held_on(guarded: Guarded, us
     assert renewed is not None
     assert renewed.token == held[1].token
     assert on(new) == held[0].owner
-    them.ear.hears("wake", None, within=WITHIN)  # it looks again, and so tells the new one that it waits
+    them.ear.hears("wake", None, within=WITHIN)  # it asks again, so that the new primary knows that it waits
     them.wait(waiter)
     assert us.release(held[0])
     them.ear.hears("wake", waiter.id, within=WITHIN)
@@ -327,7 +328,7 @@ def test_who_lost_it_by_a_failover_is_told_at_once(guarded: Guarded, us: Ours) -
 def test_nobody_is_given_a_lock_by_the_former_primary_while_it_thinks_that_it_is_one(
     guarded: Guarded, us: Ours, them: Ours
 ) -> None:
-    """Where an operator asks for it nothing breaks: every connection is as good as before."""
+    """An operator demands this failover, so no connection breaks."""
     us.release(us.take()[0])
     them.release(them.take()[0])
     with guarded.slow_to_demote():
@@ -348,7 +349,7 @@ def test_nobody_is_given_a_lock_by_the_former_primary_while_it_thinks_that_it_is
 def test_a_new_primary_is_followed_from_its_promotion_on_and_not_when_the_last_replica_has_followed(
     guarded: Guarded, connect: Connect
 ) -> None:
-    """Which may take three minutes, in which the leading Sentinel describes the former one still."""
+    """The failover may take three minutes, in which the leading Sentinel still describes the former primary."""
     leading, following = guarded.guards[:2]
     us, them = (connect(guarded.url_to([guard])) for guard in (leading, following))
     us.release(us.take()[0])
@@ -382,7 +383,8 @@ def test_an_answer_of_a_primary_that_stood_still_does_not_count(guarded: Guarded
             them.be_patient(WITHIN)
             held = them.take()
             eventually(lambda: led_to(us, new), within=WITHIN)
-        eventually(lambda: on(former), within=WITHIN)  # it comes back, executes what it had been sent, and answers
+        # The former primary returns, executes the requests that it had received, and replies.
+        eventually(lambda: on(former), within=WITHIN)
         with pytest.raises(BackendUnavailable) as caught:
             asked.result(WITHIN)
         assert caught.value.unknown is True
@@ -412,7 +414,7 @@ def test_who_waits_through_a_failover_gets_it_from_the_new_primary_on_both_faces
         async with multilock.connect_async(guarded.url, ttl=20) as client, client.lock("a").acquire(timeout=4 * WITHIN):
             order.append("asyncio")
 
-    # The client is closed first: what it holds is given back, so that who waits for it ends, however this test ends.
+    # The client is closed first and releases its lock, so that the waiter ends, however this test ends.
     with ThreadPoolExecutor() as pool, multilock.connect(guarded.url, ttl=20) as client:
         lease = client.lock("a").acquire()
         done = pool.submit(asyncio.run, wait())
@@ -428,7 +430,7 @@ def test_who_waits_through_a_failover_gets_it_from_the_new_primary_on_both_faces
 
 
 def one_waits(client: multilock.Client) -> bool:
-    """A question that comes while the primary goes has no answer."""
+    """Return True if one claim waits. A request that comes while the primary vanishes gets no reply."""
     with suppress(BackendUnavailable):
         info = client.inspect("a")
         return info is not None and info.waiting == 1
@@ -458,7 +460,7 @@ def test_without_sentinels_all_goes_on_as_long_as_the_connections_do(guarded: Gu
 
 
 def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server: RedisServer, connect: Connect) -> None:
-    """With ``redis://`` too: behind its name there may be another one by now."""
+    """With ``redis://`` too: the address may lead to another server by now."""
     ours = connect(redis_server.url)
     together = threading.Barrier(3)
 
@@ -478,7 +480,7 @@ def test_a_server_that_became_a_replica_is_left_on_all_connections(redis_server:
         eventually(lambda: {int(client["id"]) for client in bare.client_list()} <= mine, within=WITHIN)
 
 
-# what it says of itself
+# what the server reports about itself
 
 
 def test_what_weakens_a_failover_is_found(guarded: Guarded, us: Ours) -> None:
@@ -508,12 +510,12 @@ def test_it_does_not_promise_to_survive_a_failover() -> None:
     assert "failover" in backend.capabilities.fencing_scope
 
 
-# who logs in where, and what is there instead
+# passwords of Sentinel and server, and other services at these addresses
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[tuple[SentinelServer, RedisServer]]:
-    """Both want a password, each another one."""
+    """Start a Sentinel and a server with different passwords."""
     with RedisServer("--requirepass", "of-redis") as server, SentinelServer(list, "requirepass of-guard") as guard:
         with guard.client(password="of-guard") as client:
             client.execute_command("SENTINEL", "MONITOR", "m", server.host, server.port, 1)
@@ -571,7 +573,7 @@ def test_a_redis_that_is_no_sentinel_and_a_sentinel_that_is_no_redis_are_told(
             connect(f"redis://{guarded.guards[0].endpoint}/{db}").take()
 
 
-# a client handed over
+# a client passed in
 
 
 def test_a_client_that_asks_sentinels_is_handed_over(guarded: Guarded, connect: Connect) -> None:

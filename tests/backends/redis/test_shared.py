@@ -1,4 +1,4 @@
-"""Readers and permits: who holds a name together, who waits, what each gets, and what is left behind."""
+"""Readers and permits: which claims hold a name together, which wait, what each gets, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def sharing(bare: Bare) -> set[str]:
 
 
 def end_lease(bare: Bare, claim: Claim) -> None:
-    """As if its time were over; nobody has looked at it since."""
+    """Let the lease of this holder expire, before anybody has looked at it again."""
     bare.zadd(HOLDERS, {claim.owner: 1}, xx=True)
 
 
-# who fits
+# which claims fit together
 
 
 def test_readers_hold_a_name_together_and_each_keeps_everybody_else_out(us: Ours, them: Ours) -> None:
@@ -77,7 +77,7 @@ def test_another_number_that_waited_is_rejected_when_it_meets_one_and_those_behi
     first, other, behind = us.wait(us.permit(3)), them.wait(them.permit(5)), us.wait(us.permit(3))
     us.release(alone)
     assert sharing(bare) == {first.owner}
-    them.ear.hears("wake", other.id)  # and not by its heartbeat, until which it would keep out all behind it
+    them.ear.hears("wake", other.id)  # not by its heartbeat: until that it would keep out every claim behind it
     with pytest.raises(BackendRejected, match="has 3 permits"):
         them.attempt(other, join=True)
     assert sharing(bare) == {first.owner, behind.owner}
@@ -258,7 +258,7 @@ def test_forty_waiters_for_three_permits_are_all_served_whoever_leaves_first(us:
     order = random.Random(8)
     waiting = [us.permit(3) for _ in range(40)]
     for claim in waiting:
-        us.attempt(claim, join=True)  # the first three are in at once
+        us.attempt(claim, join=True)  # the first three hold it at once
     served = 0
     while held := sharing(bare):
         assert len(held) == min(3, 40 - served)
@@ -277,7 +277,7 @@ def test_when_a_writer_gives_up_the_readers_behind_it_enter(us: Ours, them: Ours
         them.release(writer)
         assert sharing(bare) == {reader.owner, behind.owner}
         us.ear.hears("wake", behind.id)
-    else:  # it was killed or stopped: whatever request comes finds its place given up
+    else:  # it was killed or stopped: the next request of anybody finds that it has given up
         bare.hset(LIVE, writer.owner, "x:1")
         us.take(behind)
 
@@ -296,7 +296,7 @@ def test_a_writer_whose_process_was_killed_keeps_no_reader_out(us: Ours, connect
     us.take(us.reader())
     killed = connect()
     killed.wait()
-    killed.close()  # nobody listens on its channel any more
+    killed.close()  # nobody listens on its channel after that
     eventually(lambda: not bare.pubsub_numsub(f"multilock:wake:{killed.ear.client}")[0][1])
     us.take(us.reader())
 
@@ -414,7 +414,7 @@ def test_two_leases_of_one_name_in_one_client_end_each_by_itself(us: Ours, bare:
     first, second = us.take(us.reader()), us.take(us.reader())
     us.watch(first, second)
     assert us.release(first[0])
-    us.watch(us.take(us.claim("another")))  # whatever was pushed before is heard by now
+    us.watch(us.take(us.claim("another")))  # everything pushed before has arrived by now
     assert us.ear.heard == []
     assert us.renew(second) != [None]
     bare.delete(LOCK)
@@ -449,7 +449,7 @@ def test_the_end_of_one_reader_is_not_told_to_another(us: Ours, them: Ours, bare
     us.watch(stopped)
     them.watch(alive)
     end_lease(bare, stopped[0])
-    assert isinstance(them.attempt(them.claim()), Busy)  # somebody looks
+    assert isinstance(them.attempt(them.claim()), Busy)  # this request looks at the holders
     assert us.renew(stopped) == [None]
     assert them.renew(alive) != [None]
     them.watch(them.take(them.claim("another")))

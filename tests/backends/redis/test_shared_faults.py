@@ -1,4 +1,4 @@
-"""Readers and permits when something goes wrong, beside other programs, and when there are thousands of them."""
+"""Readers and permits under failures, beside other programs, and in thousands."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_waiter_behind_redis_pys_lock_is_told_when_it_ends(us: Ours, bare: Bar
     assert 4 < answer.expires_in < 5.1
 
 
-# lost and late
+# lost replies and late requests
 
 
 @pytest.mark.oracle
@@ -116,7 +116,7 @@ def test_a_cancel_that_meets_the_hand_over_passes_the_name_on(us: Ours, them: Ou
     holder, _ = us.take()
     leaving, staying = us.wait(make(us)), them.wait()
     us.release(holder)
-    assert us.release(leaving) is True  # it never knew
+    assert us.release(leaving) is True  # the waiter did not know of its grant
     assert holder_of(bare) == staying.owner
 
 
@@ -252,7 +252,7 @@ def test_a_key_of_another_type_is_rejected_and_loses_the_lease(us: Ours, bare: B
 
 
 def test_a_channel_takes_shares_is_refused_and_gives_back(us: Ours) -> None:
-    us.take(us.claim("b"))  # the scripts are loaded …
+    us.take(us.claim("b"))  # this loads the scripts
     us.release(us.take(us.reader())[0])
     channel = us.backend.channel(1)
     assert channel is not None
@@ -293,7 +293,8 @@ def test_a_thousand_readers_are_renewed_in_a_few_requests_and_a_writer_enters_af
     writer = them.wait()
     for number, (claim, _) in enumerate(held):
         if number % 100 == 0:
-            them.wait(writer)  # its heartbeat: a busy machine takes longer than its place is kept
+            # Its heartbeat: on an overloaded machine the loop takes longer than the server keeps its place.
+            them.wait(writer)
         assert holder_of(bare) != writer.owner
         us.release(claim)
     assert holder_of(bare) == writer.owner
@@ -334,7 +335,7 @@ def test_readers_that_renew_are_pushed_to_the_others_only_now_and_then(connect: 
         time.sleep(0.5)
         for ours, each in zip(clients, held, strict=True):
             assert ours.renew(each) != [None]
-    time.sleep(0.2)  # what was pushed is looked at
+    time.sleep(0.2)  # the pushes are handled by then
     looks = int(bare.info("commandstats")["cmdstat_mget"]["calls"]) - before
     pushed = looks - rounds * len(clients)  # each renewal reads once itself
     assert pushed <= 3 * (1 + (now() - begun) / ttl) * len(clients)

@@ -1,4 +1,4 @@
-"""Readers and permits in processes that are stopped or killed: each costs the others no more than its own lease."""
+"""Readers and permits in processes that are stopped or killed. Each delays the others by its own lease, not longer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.backends.redis.kit import Bare, eventually
 from tests.servers import RedisServer
 
 TTL = 1.5
-STEADY = 20.0  # … of those that outlast a busy machine
+STEADY = 20.0  # seconds: ttl of leases that survive an overloaded machine
 PREFIX = "multilock/"
-START = 20.0  # seconds for a process to start on a busy machine
-LATE = 3.0  # by which somebody may be, on a machine that stands still at times
+START = 20.0  # seconds for a process to start on an overloaded machine
+LATE = 3.0  # seconds by which a process may be late on a machine that freezes at times
 
 
 def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_others_lose_nothing(
@@ -32,7 +32,7 @@ def test_a_reader_that_is_stopped_delays_a_writer_by_its_own_lease_and_the_other
         Helper("tests.backends.holders:read", server.url, PREFIX, TTL) as stopped,
     ):
         stopped.wait_for("held", START)
-        assert writing.inspect(NAME)  # it is connected before it has little time
+        assert writing.inspect(NAME)  # so that it is connected before its time is short
         others = [client.read_write_lock(NAME).reader().acquire() for _ in range(9)]
         with stopped.paused(), Pulse() as pulse:
             began = now()
@@ -60,10 +60,10 @@ def test_a_writer_that_is_stopped_while_it_waits_keeps_readers_out_for_its_liven
             began = now()
             with reader.acquire(timeout=START):
                 assert now() - began < TTL + LATE + pulse.stopped()
-        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=START)  # it is back
+        eventually(lambda: bare.zcard("{multilock/a}:queue") == 1, within=START)  # the writer is back
         assert reader.try_acquire() is None
         writer.kill()
-        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=START)  # ours
+        eventually(lambda: len(bare.pubsub_channels("multilock:wake:*")) == 1, within=START)  # that of this process
         lease = reader.try_acquire()
         assert lease is not None
         lease.release()

@@ -1,4 +1,4 @@
-"""Answers that take their time: what they prove, and for which request."""
+"""Replies that take long: what they prove, and for which request."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_slow_answer_is_never_taken_for_that_of_the_next_request(connect: Conn
 def test_who_stood_still_until_it_was_connected_sends_nothing_any_more(
     us: Ours, bare: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have been called off meanwhile, and the server does not remember that for longer than a minute."""
+    """The claim may have been cancelled meanwhile, and the server remembers that for no longer than a minute."""
     connections = us.backend._node.connections
     stood_still = [0.0]
     connect = connections._endpoint.connect
@@ -74,7 +74,7 @@ def test_who_has_no_time_left_sends_nothing_on_an_idle_connection(us: Ours, bare
         assert caught.value.unknown is False
     assert list(bare.scan_iter()) == []
     us.take()
-    assert connected(bare) == before  # the connection is as good as before
+    assert connected(bare) == before  # the old connection is still used
 
 
 def test_who_stood_still_while_it_subscribed_sends_nothing_any_more(

@@ -1,4 +1,4 @@
-"""Whom a client of a cluster asks, and whom it believes: without a cluster."""
+"""The nodes that a client of a cluster asks, and those that it believes. Tested without a cluster."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WITHIN = 5.0
 
 
 def table(*primaries: Address, replicas: Sequence[Address] = ()) -> SlotTable:
-    """Each serves a part of the slots."""
+    """Return a table in which each primary serves a part of the slots."""
     owners: list[Address | None] = [primaries[slot * len(primaries) // SLOTS] for slot in range(SLOTS)]
     return SlotTable(owners, {primaries[0]: list(replicas)})
 
 
 class Nodes:
-    """What each node of a cluster says when it is asked for the table; the others are silent."""
+    """Replies of the nodes of a cluster that are asked for the table of slots. Nodes without one are silent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *seeds: Address) -> None:
         self.say: dict[Address, Any] = {}
@@ -62,7 +62,7 @@ class Nodes:
         return Endpoint(f"redis://{address}/0", Connection, {"host": "127.0.0.1", "port": self.servers[address]})
 
     def look(self) -> list[Address]:
-        """Who is asked when the table is in doubt."""
+        """Return the nodes that are asked when the table is in doubt."""
         self.asked.clear()
         self.topology.forget()
         self.topology.table(WITHIN)
@@ -70,7 +70,7 @@ class Nodes:
 
 
 def lines(*primaries: Address) -> list[Any]:
-    """``CLUSTER SLOTS``."""
+    """Return a reply to ``CLUSTER SLOTS``."""
     size = SLOTS // len(primaries)
     return [[i * size, i * size + size - 1, [each.host.encode(), each.port]] for i, each in enumerate(primaries)]
 
@@ -86,7 +86,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
 
 
 def test_an_empty_table_is_silence(nodes: Nodes) -> None:
-    """A node that was reset, or came back empty, knows nobody: what is held is where it was."""
+    """A node that was reset or restarted empty knows no other node. The client keeps its old table."""
     nodes.say[A] = []
     for _ in range(3):
         nodes.look()
@@ -98,7 +98,8 @@ def test_an_empty_table_is_silence(nodes: Nodes) -> None:
 
 
 def test_an_address_of_the_url_is_asked_after_all_that_were_learnt(nodes: Nodes) -> None:
-    """By now another cluster may have it. So it counts only when nobody else answers, also of those silent before."""
+    """Another cluster may have this address by now. So its reply counts only if no other node replies, not even a
+    silent one."""
     nodes.say[SEED] = lines(C)
     for _ in range(6):
         nodes.look()
@@ -137,7 +138,7 @@ def test_a_cluster_that_was_made_anew_with_lower_epochs_is_followed(nodes: Nodes
 
 
 def test_many_silent_nodes_leave_time_for_the_others(nodes: Nodes) -> None:
-    """The clock stands still here, so that each could have what is left."""
+    """The clock stands still here, so that each node could use all the time that is left."""
     replicas = [Address("10.0.0.2", port) for port in range(7000, 7009)]
     nodes.topology._table = table(A, B, replicas=replicas)
     nodes.say = {SEED: lines(C)}
@@ -167,13 +168,13 @@ def test_one_that_refuses_says_nothing_of_those_that_are_silent(
 
 @pytest.fixture
 def hanging() -> Iterator[socket.socket]:
-    """A server that never answers."""
+    """Start a server that never replies."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening
 
 
 def test_an_answer_that_a_former_primary_owes_does_not_count(nodes: Nodes, hanging: socket.socket) -> None:
-    """The table names another one by now: the request ends, and its answer with it."""
+    """The new table names another primary: the request ends, and its late reply does not count."""
     nodes.servers[A] = hanging.getsockname()[1]
     ended: list[BackendUnavailable] = []
 
@@ -196,7 +197,7 @@ def test_an_answer_that_a_former_primary_owes_does_not_count(nodes: Nodes, hangi
 
 
 def test_an_answer_that_lies_there_unread_does_not_count_either(hanging: socket.socket) -> None:
-    """The primary was replaced between the answer and the moment in which somebody reads it."""
+    """The primary was replaced after the reply arrived and before the client read it."""
     endpoint = Endpoint("redis://h", Connection, {"host": "127.0.0.1", "port": hanging.getsockname()[1]})
     wire = endpoint.connect(WITHIN, now)
     it, _ = hanging.accept()
@@ -220,8 +221,7 @@ def test_who_has_just_been_sent_to_a_former_primary_does_not_ask_it_any_more(
     step: str,
     watched: bool,
 ) -> None:
-    """Between the step and the connection the table comes to name another one. The former one does not know, and would
-    grant."""
+    """Between the step and the connection the table changes. The former primary does not know that, and would grant."""
     nodes.servers = {A: redis_server.port, B: server.port}
     if watched:
         nodes.topology.node(A).listener._watched.add("claim", "other", b"")
@@ -247,8 +247,8 @@ def test_who_has_just_been_sent_to_a_former_primary_does_not_ask_it_any_more(
 def test_one_node_that_hangs_keeps_nobody_else_from_being_watched(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of a node have moved to two others, in either order: what one of them does not take stays, and is tried
-    again; the other one is told."""
+    """Names of a node have moved to two others, and one of these hangs. Its names stay and are tried again; the other
+    node gets its own. Both orders are tried."""
     to = {"first": B, "second": C}
     owners: list[Address | None] = [A] * SLOTS
     for name, owner in to.items():
@@ -275,7 +275,7 @@ def test_one_node_that_hangs_keeps_nobody_else_from_being_watched(
 
 
 class Renewing:
-    """Two leases, on A and on B, both of the group of A: the second one has moved just now."""
+    """Two leases, on A and on B, both of the group of A: the second one has just moved."""
 
     def __init__(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
         nodes.servers = dict.fromkeys((A, B), 1)
@@ -297,7 +297,7 @@ class Renewing:
         return [granted for _, granted in held]
 
     def __call__(self, *of: Address) -> list[object]:
-        """What the leases of these nodes are answered."""
+        """Renew the leases of these nodes, and return the results."""
         return list(self.backend.renew(self.group, [self.held[address] for address in of], WITHIN))
 
 
@@ -334,7 +334,7 @@ def test_the_node_of_a_group_is_asked_first_and_leaves_its_answers_time(renewing
 
 
 def test_one_thread_of_a_group_at_most_waits_for_another_node_that_hangs(renewing: Renewing) -> None:
-    """The others renew what is not there. When it answers, all go there again."""
+    """Meanwhile the other threads renew only the rest. When the node replies, all threads use it again."""
     asked, over = threading.Event(), threading.Event()
 
     def hangs() -> None:

@@ -1,5 +1,5 @@
-"""Push connections that break, are refused or were forgotten: who waits is served, who loses is told, and all come
-back."""
+"""Push connections that break, are refused or were forgotten: waiters are served, losses are reported, and all
+return."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYTHING = ("~*", "&*", "+@all")
 
 
 class Password(redis.CredentialProvider):
-    """What the application gives when it connects."""
+    """The password that the application gives on each connection."""
 
     def __init__(self, password: str) -> None:
         self.password = password
@@ -41,7 +41,7 @@ def us(server: RedisServer, connect: Connect, password: Password) -> Ours:
 
 
 def change_password(bare: Bare) -> None:
-    """Connections that are open stay logged in."""
+    """Change the password. Connections that are open stay logged in."""
     bare.execute_command("ACL", "SETUSER", "app", "resetpass", ">new")
 
 
@@ -173,7 +173,7 @@ def test_a_silent_tracked_connection_costs_a_watch_a_second_only(connect: Connec
 
 
 def test_a_follower_hears_of_what_its_own_client_holds_and_renews_unwatched(us: Ours, them: Ours, bare: Bare) -> None:
-    """As the observer of an election in the client that leads: the renewal goes over the tracked connection."""
+    """The observer of an election in the leading client is such a follower: the renewal uses the tracked connection."""
     other = us.take(us.claim("other"))
     us.watch(other)
     us.backend.follow(frozenset({"a"}), 1)

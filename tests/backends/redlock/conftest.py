@@ -17,7 +17,7 @@ def package_servers() -> Iterator[RedisServers]:
 
 @pytest.fixture
 def servers(package_servers: RedisServers) -> RedisServers:
-    """Three that are empty. Do not stop or pause them."""
+    """Return three empty servers. Tests must not stop or pause them."""
     for member in package_servers.members:
         with redis.Redis(port=member.port) as bare:
             bare.flushall()

@@ -1,4 +1,4 @@
-"""Redlock without a kernel: claims, an ear that remembers what it was told, and a proxy before each server."""
+"""Redlock without a kernel: claims, a recorder of its notifications, and a proxy before each server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WITHIN = 10.0
 
 
 class Contender:
-    """One client, whose way to each server can be cut without the others' being so."""
+    """One client, which can be cut off from single servers while other clients still reach them."""
 
     def __init__(self, servers: RedisServers, *, guard: float = 0.0, **options: object) -> None:
         self.servers = len({member.url for member in servers.members})
@@ -40,11 +40,12 @@ class Contender:
             self.connect()
 
     def connect(self) -> None:
-        """Have a connection to each server that is not cut off: else an ask of three is one of two."""
+        """Open a connection to each server that is not cut off. Otherwise a request to three servers would reach only
+        two."""
         fan = self.backend.rounds.pool.take()
         until = now() + WITHIN
         reached = min(self.servers, len(self.proxies) - len(self.cut))
-        fan.look(0)  # else one that has ended is taken for a connection
+        fan.look(0)  # otherwise a connection that has ended is counted as open
         while fan.connected() < reached and now() < until:
             fan.look(0.005)
         self.backend.rounds.give(fan)
@@ -64,7 +65,7 @@ class Contender:
         return claim, granted
 
     def teach(self) -> None:
-        """From now on each server knows the scripts: no answer is that it does not."""
+        """Load the scripts into each server, so that no later reply says that a script is missing."""
         held = self.take(self.claim("taught"))
         self.settle(held[0])
         self.renew(held)
@@ -79,19 +80,20 @@ class Contender:
         return [ballot.state.value for ballot in self.evidence(claim).ballots]
 
     def settle(self, claim: Claim) -> None:
-        """Until all that was asked for it has an answer: a majority decides before that."""
+        """Wait for the replies to all requests of this claim: a majority decides before the last one."""
         evidence = self.evidence(claim)
         eventually(lambda: not evidence.pending(), within=WITHIN)
 
     def keep_its_votes(self) -> None:
-        """From now on a minority gives nothing back: on a busy machine the second push may come after its patience."""
+        """Stop a minority from returning its votes. On an overloaded machine the second push may come after its
+        patience."""
         self.backend.rounds._later = lambda evidence, now: None  # type: ignore[method-assign]
 
     def release(self, claim: Claim, *, unsure: bool = False) -> Any:
         return self.backend.release(claim, None, unsure, WITHIN)
 
     def give_back(self, claim: Claim, *, unsure: bool = False) -> None:
-        """As the kernel does: told again until it is answered; and until each server has confirmed it."""
+        """Release like the kernel: repeat it until it is answered, and wait until each server has confirmed it."""
 
         def given_back() -> bool:
             try:
@@ -113,7 +115,7 @@ class Contender:
             self.proxies[each].cut()
 
     def reach(self, *which: int) -> None:
-        """As before; a server that was cut off is asked at once."""
+        """Undo `cut_off` for these servers, and ask them again at once."""
         self.cut.difference_update(which)
         for each in which:
             self.proxies[each].accept()
@@ -128,7 +130,7 @@ class Contender:
 
 
 def holders(servers: RedisServers, name: str = "a") -> list[str]:
-    """The ids that the servers hold the name for; empty where it is free."""
+    """Return for each server the id that holds the name there, or an empty text."""
     found = []
     for member in servers.members:
         with redis.Redis(port=member.port) as bare:

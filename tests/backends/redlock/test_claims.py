@@ -1,4 +1,4 @@
-"""What one claim does on several servers, and what it leaves there."""
+"""One claim on several servers: what it does there, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Contend = Callable[..., Contender]
 
 
 def places(servers: RedisServers, claim: Claim) -> list[float]:
-    """The one that it has in each queue."""
+    """Return the claim's place in the queue of each server."""
     found = []
     for member in servers.members:
         with redis.Redis(port=member.port) as bare:
@@ -41,7 +41,7 @@ def test_a_majority_has_it_and_a_minority_has_not(contend: Contend, servers: Red
     claim, _ = us.take()
     refused = them.attempt(them.claim())
     assert isinstance(refused, Busy)
-    assert refused.spent  # it has one of them, to be given back
+    assert refused.spent  # it got one of the servers, and must return that vote
     assert holders(servers)[:2] == [claim.id, claim.id]
 
 
@@ -99,7 +99,7 @@ def test_an_answer_on_which_nothing_depends_is_not_waited_for(contend: Contend) 
     began = now()
     claim, _ = us.take()
     us.release(claim)
-    assert now() - began < 2.5  # a server that does not answer has three seconds
+    assert now() - began < 2.5  # a server that does not reply has three seconds
 
 
 def test_nor_where_a_majority_has_said_that_it_is_taken(contend: Contend) -> None:
@@ -109,7 +109,7 @@ def test_nor_where_a_majority_has_said_that_it_is_taken(contend: Contend) -> Non
     us.proxies[1].black_hole()
     began = now()
     assert isinstance(us.attempt(us.claim(ttl=100.0)), Busy)
-    assert now() - began < 5.0  # a server that does not answer has ten seconds
+    assert now() - began < 5.0  # a server that does not reply has ten seconds
 
 
 def test_all_servers_are_asked_at_the_same_time(contend: Contend, servers: RedisServers) -> None:
@@ -135,7 +135,7 @@ def test_servers_that_are_silent_do_not_use_up_the_time(contend: Contend) -> Non
     began = now()
     with pytest.raises(BackendUnavailable):
         us.attempt(us.claim(ttl=2.5))
-    assert now() - began < 5.0  # of ten seconds
+    assert now() - began < 5.0  # out of ten seconds
 
 
 def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: RedisServers) -> None:
@@ -150,7 +150,7 @@ def test_a_claim_has_the_same_place_in_every_queue(contend: Contend, servers: Re
 
 
 def test_uptime_is_told_in_seconds_that_may_have_just_begun() -> None:
-    """Of a start at 0.9 s the server says at 5.1 s that it is up for 5 s."""
+    """A server that started at 0.9 s reports at 5.1 s that it has been up for 5 s."""
     guarded = Guarded.around(Endpoint("redis://h", redis.Connection, {}), 30.0)
     guarded._wait_for_those_before(b"5", 5.1)
     assert guarded.counts_from >= 0.9 + 30.0
@@ -255,7 +255,7 @@ def test_lost_answers_to_a_release_leave_nothing(contend: Contend, servers: Redi
         fault.wait(WITHIN)
     assert holders(servers) == ["", "", ""]
     us.reach(0, 1, 2)
-    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)  # nobody asks for it
+    eventually(lambda: not us.backend.rounds.claims, within=WITHIN)  # nobody asks for the claim
     us.give_back(claim, unsure=True)
     assert not us.backend.rounds.claims
 
@@ -267,14 +267,14 @@ def test_a_lost_answer_to_a_release_never_says_that_the_lock_was_lost(contend: C
     us.settle(claim)
     for proxy in us.proxies[:2]:
         proxy.drop_reply(claim.id.encode())
-    us.proxies[2].delay(1.0)  # meanwhile the clerk tells the others again, who find nothing
+    us.proxies[2].delay(1.0)  # meanwhile the clerk repeats the release at the others, which then find nothing
     with pytest.raises(BackendUnavailable) as silence:
         us.release(claim)
     assert silence.value.unknown
 
 
 def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Contend) -> None:
-    """Else a claim would be undone there for minutes, and the kernel would warn of each."""
+    """Otherwise the claim would be cancelled there for minutes, and the kernel would warn of each."""
     us = contend()
     us.proxies[0].black_hole()
     with pytest.raises(BackendUnavailable) as silence:
@@ -283,7 +283,7 @@ def test_who_is_not_told_how_long_a_server_is_up_has_asked_nothing(contend: Cont
 
 
 def test_a_renewal_counts_though_newer_answers_overtook_it(contend: Contend) -> None:
-    """As when the clerk tops up, or the watchdog renews, at the same time."""
+    """Newer replies come in when the clerk asks for a missing vote, or the watchdog renews, at the same time."""
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
@@ -366,7 +366,7 @@ def test_a_renewal_loses_what_only_a_minority_keeps(contend: Contend, servers: R
 
 
 def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, servers: RedisServers) -> None:
-    """As after servers that were restarted one after the other, of which no majority ever lost it."""
+    """This is what happens when servers restart one after the other while a majority always has the vote."""
     us = contend()
     held = us.take()
     us.settle(held[0])
@@ -376,7 +376,7 @@ def test_a_server_that_has_it_again_tells_of_the_next_loss(contend: Contend, ser
     for which in range(3):
         with redis.Redis(port=servers.members[which].port) as bare:
             bare.delete("multilock/a")
-        # Not its state: the clerk may have asked for the vote again by the next look.
+        # Not the state of the ballot: the clerk may have asked for the vote again by the next look.
         eventually(lambda at=standing.ballots[which]: at.lost_at > 0, within=WITHIN)  # type: ignore[misc]
         standing.ballots[which].lost_at = -(10**12)  # long ago
         [renewed] = us.renew(held)
@@ -422,7 +422,7 @@ def test_what_an_operator_takes_is_lost_though_a_renewal_comes_between_two_serve
     eventually(lambda: us.states(held[0])[0] == "out", within=WITHIN)
     [renewed] = us.renew(held)
     assert isinstance(renewed, Granted)
-    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)  # the first has it again
+    eventually(lambda: holders(servers) == [held[0].id] * 3, within=WITHIN)  # the first server has it again
     assert nodes[1].inspection.force_release("a", WITHIN)
     us.ear.hears("gone", held[0].id, LossReason.TAKEN, within=WITHIN)
 
@@ -432,7 +432,7 @@ def test_who_came_later_gives_way(contend: Contend, servers: RedisServers) -> No
     arrived = 10**6 * int(time.time())
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate((first, second, third))]
     everybody = list(zip((first, second, third), claims, strict=True))
-    for n, (each, claim) in enumerate(everybody):  # each has one
+    for n, (each, claim) in enumerate(everybody):  # each contender has one server
         each.cut_off(*{0, 1, 2} - {n})
         with pytest.raises(BackendUnavailable):
             each.attempt(claim, join=True)
@@ -462,7 +462,7 @@ def test_a_hand_over_is_a_grant_once_a_majority_has_told(contend: Contend) -> No
     them.ear.hears("wake", waits.id, within=WITHIN)
     granted = them.ear.pushed[waits.id]
     assert granted.short
-    assert granted.valid_for == 6.0  # what its request vouches for: no more
+    assert granted.valid_for == 6.0  # as long as its request vouches for, and no longer
     assert (granted.token or 0) > (former.token or 0)
     [renewed] = them.renew((waits, granted))
     assert renewed.token == granted.token
@@ -501,7 +501,7 @@ def test_operators_are_not_told_what_a_silent_server_could_change(contend: Conte
     ):
         with pytest.raises(BackendUnavailable) as silence:
             ask()
-    assert silence.value.unknown  # one has executed it
+    assert silence.value.unknown  # one server has executed it
     assert operator.backend.inspect("free", WITHIN) is None
     assert not operator.backend.force_release("free", WITHIN)
     operator.cut_off(1)
@@ -540,7 +540,7 @@ def test_a_rest_is_confirmed_again_and_a_release_after_it_ends_nothing(contend: 
     us = contend()
     claim, granted = us.take()
     us.settle(claim)
-    us.cut_off(2)  # never confirms it
+    us.cut_off(2)  # that server never confirms it
     for _ in range(2):
         assert us.backend.rest(claim, granted, True, 30.0, WITHIN).ours
     assert not us.release(claim).ours
@@ -556,7 +556,8 @@ def test_operators_are_told_what_a_majority_says(contend: Contend, servers: Redi
     info = us.backend.inspect("a", WITHIN)
     assert info is not None
     assert info.owner == claim.owner
-    assert info.token in (granted.token, None)  # of two servers one may have issued one of its own after it was agreed
+    # With two servers, one may have issued its own token after the majority agreed.
+    assert info.token in (granted.token, None)
     assert us.backend.inspect("stray", WITHIN) is None
     assert [each.name for each in us.backend.inspect_all("", WITHIN)] == ["a"]
 

@@ -1,4 +1,4 @@
-"""The releases that one server has not confirmed: how many are under way to it, and when."""
+"""Releases that one server has not confirmed: how many are under way to it at once, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One connection to each server: who handles what, and when; and what a call leaves that ends in the middle."""
+"""One connection to each server: which thread handles which reply, when, and what a call that ends midway leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Contend = Callable[..., Contender]
 
 
 class Broken:
-    """A connection that takes nothing any more."""
+    """A connection that accepts no requests."""
 
     alive = True
     used = 0.0
@@ -51,7 +51,7 @@ def lane_of(wire: Any, now: Callable[[], float]) -> tuple[Fan, Lane]:
 
 
 def test_a_send_handles_no_answer() -> None:
-    """Its caller holds the lock of a claim, and the answers of others need theirs."""
+    """The sender holds the lock of its claim, and a reply to another claim needs that claim's lock."""
     wire: Wire | Broken = Broken()
     fan, lane = lane_of(wire, lambda: 0.0)
     handled: list[Any] = []
@@ -137,7 +137,7 @@ def test_a_pool_that_closes_sends_again_what_a_server_had_forgotten() -> None:
 
 
 def test_no_caller_makes_a_connection_itself(contend: Contend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One server that hangs while it is connected to would keep the caller, and those that wait for it."""
+    """A server that hangs during the connect would delay the caller, and all who wait for that caller."""
     connected: set[int] = set()
     connect = Guarded.connect
 
@@ -154,7 +154,7 @@ def test_no_caller_makes_a_connection_itself(contend: Contend, monkeypatch: pyte
 
 
 def test_an_ask_that_did_not_join_leaves_nobody_in_a_queue(contend: Contend) -> None:
-    """The client has subscribed since: what counts is what was asked."""
+    """The client has subscribed since then, but what counts is the request that was sent."""
     them, us = contend(), contend()
     held, _ = them.take()
     them.settle(held)
@@ -185,12 +185,12 @@ def before(proxies: list[FaultProxy]) -> str:
 
 
 def held_back(proxies: list[FaultProxy]) -> list[Fault]:
-    """The next lock's requests do not reach their servers yet."""
+    """Hold the requests of the next lock back from their servers."""
     return [proxy.hold_request(b"EVALSHA") for proxy in proxies]
 
 
 def nothing_comes_of(faults: list[Fault], servers: RedisServers) -> None:
-    """The requests are executed now, and what they take is given back."""
+    """Let the servers execute the requests now, and check that whatever they take is released."""
     for fault in faults:
         fault.release()
     eventually(lambda: holders(servers) == [""] * 3, within=WITHIN)
@@ -202,7 +202,7 @@ def test_a_cancel_while_all_servers_are_asked_leaves_nothing(proxies: list[Fault
     async def main() -> None:
         async with multilock.connect_async(before(proxies), ttl=30) as client:
             async with client.lock("a"):
-                pass  # the loop has a connection to each server from now on
+                pass  # from now on the loop has a connection to each server
             faults = held_back(proxies)
             asks = asyncio.create_task(client.lock("a").acquire())
             for fault in faults:

@@ -1,4 +1,4 @@
-"""How a name gets from one claim to the next on several servers, and what takes it back."""
+"""How a name moves from one claim to the next on several servers, and which events undo that."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Contend = Callable[..., Contender]
 
 
 def waits(contender: Contender, claim: Claim | None = None) -> Claim:
-    """A claim that stands in all queues."""
+    """Return a claim that waits in the queues of all servers."""
     claim = claim or contender.claim()
 
     def stands() -> bool:
-        """As the kernel asks again: one of three may be silent for a moment on a busy machine."""
+        """Ask again as the kernel does: on an overloaded machine one of three servers may be silent for a moment."""
         assert isinstance(contender.attempt(claim, join=True), Busy)
         contender.settle(claim)
         return contender.states(claim) == ["waits"] * 3
@@ -35,7 +35,7 @@ def waits(contender: Contender, claim: Claim | None = None) -> Claim:
         return all(node.listener.listening for node in contender.backend.servers.nodes)
 
     eventually(listens, within=WITHIN)
-    eventually(stands, within=WITHIN)  # now all can tell it
+    eventually(stands, within=WITHIN)  # now every server can notify it
     return claim
 
 
@@ -54,7 +54,7 @@ def test_a_hand_over_has_one_stamp_and_needs_no_further_round(contend: Contend) 
 
 
 def test_a_minority_gives_way_and_somebody_holds_the_name(contend: Contend, servers: RedisServers) -> None:
-    """Three split the name, one server each; nobody is asked by the kernel meanwhile."""
+    """Each of three claims has one server, and the kernel sends no request meanwhile."""
     contenders = [contend() for _ in range(3)]
     arrived = time.time_ns() // 1000
     claims = [each.claim(arrived=arrived + n) for n, each in enumerate(contenders)]
@@ -106,7 +106,7 @@ def test_a_lost_give_way_ends_the_claim_at_once(contend: Contend) -> None:
     them.cut_off(2)
     them.take()
     claim = us.claim(ttl=10.0)
-    assert isinstance(us.attempt(claim, join=True), Busy)  # it has the third
+    assert isinstance(us.attempt(claim, join=True), Busy)  # it has the third server
     evidence = us.evidence(claim)
     with evidence.lock:
         evidence.asks(2, int(us.ear.now() * 1e6), None, gives_way=True)
@@ -124,7 +124,7 @@ def test_a_lost_give_way_ends_the_claim_at_once(contend: Contend) -> None:
 
 
 def test_single_tries_on_a_free_name_let_one_in(contend: Contend, servers: RedisServers) -> None:
-    """Of two with one server each and a third that is down, the earlier one gets the other's server."""
+    """Two claims have one server each, and the third server is down. The earlier claim gets the other's server."""
     first, second = contend(), contend()
     arrived = time.time_ns() // 1000
     later = second.claim(arrived=arrived + 1)

@@ -1,4 +1,4 @@
-"""The table of events: what each statement of a server makes of one claim, without servers and without time."""
+"""The table of events: what each reply of a server means for one claim, without servers and without time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOW = 1_000_000
 
 
 class Told(Evidence):
-    """A claim on several servers, and what they have said of it."""
+    """A claim on several servers, with the replies that they have sent."""
 
     def __init__(self, servers: int = 3, *, token: bool = True, deaf: Sequence[int] = ()) -> None:
         claim = Claim("a", "lock", "id", "owner", TTL / 1e6, True, True, "me", 0, 0)
@@ -213,7 +213,7 @@ def test_a_renewal_extends_and_a_denied_one_ends_a_vote() -> None:
     told.ask(0, 100, 7)
     assert told.renewed(0, 500, True)
     assert told.ballots[0].until == 500 + TTL
-    assert not told.renewed(0, 400, False)  # an older answer
+    assert not told.renewed(0, 400, False)  # an older reply
     assert told.states()[0] == "votes"
     assert not told.renewed(0, 600, False)
     assert told.states()[0] == "out"
@@ -301,5 +301,5 @@ def test_a_release_told_again_finds_nothing_and_proves_nothing() -> None:
     for which in range(3):
         told.ask(which, 100, 7)
         told.ballots[which].released = which == 2
-        told.ballots[which].lost_release = which < 2  # it may have ended the lease there
+        told.ballots[which].lost_release = which < 2  # that release may have ended the lease there
     assert told.was_ours() is None

@@ -1,4 +1,4 @@
-"""Servers that die, come back empty, are slow, or are gone for long; whole clients, on servers of their own."""
+"""Servers that die, restart empty, are slow, or are away for long. Whole clients use servers of their own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def five_for_all() -> Iterator[RedisServers]:
 
 @pytest.fixture
 def five(five_for_all: RedisServers) -> RedisServers:
-    """All run, and are empty, when a test begins."""
+    """Return five servers that all run and are empty."""
     for member in five_for_all.members:
         if not member.alive:
             member.start()
@@ -111,7 +111,7 @@ def test_a_server_that_comes_back_empty_does_not_count_until_what_it_granted_is_
     ours, granted = us.take(us.claim(ttl=60.0))
     three.members[1].restart()
     claim = them.claim(ttl=60.0)
-    if not guard:  # two believe
+    if not guard:  # then both believe that they hold it
         them.connect()
         them.take(claim)
         assert granted.sent_at + granted.valid_for > now()

@@ -1,4 +1,4 @@
-"""What runs in processes of its own: holders to be killed, stopped, forked, put into other namespaces."""
+"""Functions that run in separate processes: holders that are killed, stopped, forked, or put into other namespaces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from multilock_sqlite.transport import Connection, Database, transaction
 from tests.backends.memory import rules
 from tests.backends.memory.rules import Asker
 
-SYS_EXIT = 60 if os.uname().machine == "x86_64" else 93  # ends one thread
+SYS_EXIT = 60 if os.uname().machine == "x86_64" else 93  # number of the system call that ends one thread
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 PR_SET_PDEATHSIG = 1
 NOBODY = 65534
@@ -39,7 +39,7 @@ def hold(url: str, ttl: str, renew: str = "renew") -> None:
 
 
 def hold_several(url: str, permits: str, count: str) -> None:
-    """So many permits, or so many readers where ``permits`` is 0."""
+    """Hold so many permits, or so many readers if ``permits`` is 0."""
     with multilock.connect(url) as client:
         lock = client.semaphore("n", int(permits)) if int(permits) else client.read_write_lock("n").reader()
         leases = [lock.acquire() for _ in range(int(count))]
@@ -58,7 +58,7 @@ def wait_fairly(url: str) -> None:
 
 
 def count(url: str, file: str, rounds: str) -> None:
-    """Read, add one, write: loses a count whenever two do it at once."""
+    """Read, add one, write. The file loses a count if two processes do it at once."""
     path = Path(file)
     with multilock.connect(url) as client:
         lock = client.lock("n")
@@ -71,9 +71,9 @@ def count(url: str, file: str, rounds: str) -> None:
 
 
 def try_as_nobody(url: str) -> None:
-    """Say what a user sees who owns nothing."""
+    """Print what a user sees who owns nothing."""
     with multilock.connect("memory://") as client, client.lock("n"):
-        pass  # imports what that user may not be able to read
+        pass  # imports modules that that user may not be able to read
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -97,7 +97,7 @@ def try_with_few_files(url: str) -> None:
 
 
 def apart(function: str, *arguments: str) -> None:
-    """Call ``function`` as the first process of a pid namespace, with mounts of its own; dies with this process."""
+    """Call ``function`` as the first process of a new pid namespace with its own mounts. It dies with this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     me = os.geteuid()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) != 0:
@@ -123,7 +123,7 @@ def try_once_below_the_proc_of_another(url: str) -> None:
 
 
 def try_once_by_a_mount(source: str, at: str, file: str = "") -> None:
-    """A bind mount of the file, or of its directory."""
+    """Try the lock through a bind mount of the file, or of its directory."""
     if not file:
         Path(at).touch()
     subprocess.run(["mount", "--bind", source, at], check=True)
@@ -131,7 +131,7 @@ def try_once_by_a_mount(source: str, at: str, file: str = "") -> None:
 
 
 def try_once_under_a_boot_id_of_its_own(url: str, file: str) -> None:
-    """As systemd-nspawn gives each container one."""
+    """Try the lock under another boot id, which systemd-nspawn gives each container."""
     before = host.boot_id()
     Path(file).write_text("6d756c74-696c-6f63-6b00-000000000000\n")
     subprocess.run(["mount", "--bind", file, "/proc/sys/kernel/random/boot_id"], check=True)
@@ -140,7 +140,7 @@ def try_once_under_a_boot_id_of_its_own(url: str, file: str) -> None:
 
 
 def fill_the_disk(directory: str) -> None:
-    """Hold, fill the disk, then say what each call answers."""
+    """Hold a lock, fill the disk, then print the result of each call."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", directory], check=True)
     with multilock.connect(f"sqlite://{directory}/locks.db", ttl=30) as client:
         lease = client.lock("held").acquire()
@@ -172,7 +172,7 @@ def read_only_mount(directory: str) -> None:
 
 
 def fork_and_hold(url: str) -> None:
-    """A client used before the fork; the parent ends at once; the child goes on with it."""
+    """Use a client before the fork. The parent ends at once, and the child continues to use the client."""
     client = multilock.connect(url)
     client.lock("before").acquire().release()
     if os.fork():
@@ -195,9 +195,9 @@ time.sleep(float(sys.argv[2]))
 
 
 def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
-    """Another program that writes for so long.
+    """Write in another program for that many seconds.
 
-    In a process of its own: SQLite in a child of ours would go on believing in the lock of a foreign connection.
+    It must be a separate process: SQLite in a forked child would believe that it has the lock of a foreign connection.
     """
     command = [sys.executable, "-c", BLOCK, url.removeprefix("sqlite://"), str(seconds)]
     blocker = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -207,7 +207,7 @@ def block(url: str, seconds: float) -> subprocess.Popen[bytes]:
 
 
 def fork_while_asking(url: str) -> None:
-    """Forks while another thread waits for the write lock: no connection may be open at the fork."""
+    """Fork while another thread waits for the write lock: no connection may be open at the fork."""
     client = multilock.connect(url, request_timeout=3)
     client.ping()
     blocker = block(url, 0.5)
@@ -231,7 +231,8 @@ def fork_while_asking(url: str) -> None:
 
 
 def fork_while_another_file_is_locked(locked: str, healthy: str) -> None:
-    """Say how long the fork took, the longest request to the healthy file meanwhile, and whether its lease lives."""
+    """Print how long the fork took, how long the slowest request to the healthy file took meanwhile, and whether its
+    lease survived."""
     slow, client = multilock.connect(locked, request_timeout=5), multilock.connect(healthy, ttl=3)
     slow.ping()
     lease = client.lock("n").acquire()
@@ -266,7 +267,7 @@ def fork_while_another_file_is_locked(locked: str, healthy: str) -> None:
 
 
 def _is_asked(file: tuple[int, int]) -> bool:
-    """Whether a request to the file is under way in this process."""
+    """Return True if a request to the file is under way in this process."""
     databases = [database for reference in multilock_sqlite.transport._databases if (database := reference())]
     idle = [connection for database in databases for connection in list(database._idle)]
     return any(
@@ -275,7 +276,7 @@ def _is_asked(file: tuple[int, int]) -> bool:
 
 
 def fork_often(url: str, times: str) -> None:
-    """Forks while other threads ask all the time; every child must work, and no fork may wait long."""
+    """Fork while other threads send requests all the time. Every child must work, and no fork may wait long."""
     client = multilock.connect(url)
     done = threading.Event()
 
@@ -303,7 +304,7 @@ def fork_often(url: str, times: str) -> None:
 
 
 def fork_inside_a_request(url: str) -> None:
-    """A signal handler that forks, say, in the middle of a transaction."""
+    """Fork in the middle of a transaction, as a signal handler might."""
     multilock_sqlite.transport.FORK_WAIT = 0.1
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     with asker.backend._database.request(1) as sql:  # type: ignore[attr-defined]
@@ -318,7 +319,7 @@ def fork_inside_a_request(url: str) -> None:
 
 
 def fork_by_c_code(url: str) -> None:
-    """Python is not told, so none of its handlers is called."""
+    """Fork without Python's knowledge, so that none of its handlers is called."""
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     asker.hold(asker.claim())
     pid = ctypes.PyDLL(None).fork()
@@ -334,7 +335,8 @@ def fork_by_c_code(url: str) -> None:
 
 
 def die_at_every_statement(url: str) -> None:
-    """Children that kill themselves at the first, second, third … statement; say how many, and the last token."""
+    """Fork children that kill themselves at the first, second, third … statement. Print their number and the last
+    token."""
     deaths, token = 0, 0
     while True:
         children, pid = os.pipe(), os.fork()
@@ -362,7 +364,7 @@ def die_at_every_statement(url: str) -> None:
 
 
 def live_until(url: str, statement: int, told: int) -> None:
-    """One of everything that writes."""
+    """Run each operation that writes once, and kill this process at the given statement."""
     statements = itertools.count(1)
     prepare = Database._prepare
 
@@ -375,7 +377,7 @@ def live_until(url: str, statement: int, told: int) -> None:
         prepare(self, connection)
 
     Database._prepare = counted  # type: ignore[method-assign]
-    rules._numbers = itertools.count(time.time_ns())  # the parent's claims are other ones
+    rules._numbers = itertools.count(time.time_ns())  # so that its ids differ from the parent's
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     claim, waiting = asker.claim("n"), asker.claim("n", fair=True)
     granted = asker.hold(claim)
@@ -391,7 +393,7 @@ def live_until(url: str, statement: int, told: int) -> None:
 
 
 def interrupt_often(url: str, times: str) -> None:
-    """Acquire and release while KeyboardInterrupt strikes anywhere; then one clean cycle."""
+    """Acquire and release while KeyboardInterrupt strikes anywhere; then run one clean cycle."""
     asker = Asker(multilock_sqlite.open_backend(url, {}), multilock.now)
     struck = 0
 
@@ -420,7 +422,7 @@ def interrupt_often(url: str, times: str) -> None:
 
 
 def end_the_main_thread() -> None:
-    """The process goes on in another thread, while /proc shows its first thread as a zombie."""
+    """End the main thread. The process continues in another thread, while /proc shows its first thread as a zombie."""
 
     def go_on() -> None:
         while Path(f"/proc/{os.getpid()}/stat").read_text().split()[2] != "Z":
@@ -434,7 +436,7 @@ def end_the_main_thread() -> None:
 
 
 def daemon_of_c_code(url: str) -> None:
-    """daemon(3) between connect() and the first request: the parent ends, and Python is not told."""
+    """Call daemon(3) between connect() and the first request: the parent ends, and Python does not notice."""
     client = multilock.connect(url, ttl=30)
     ctypes.PyDLL(None).daemon(1, 1)
     with client.lock("n"):

@@ -1,4 +1,5 @@
-"""The lock file in bad luck: where it cannot be, what else it may be, who replaces it, what a reboot leaves of it."""
+"""Misfortunes of the lock file: where it cannot be, what else it may be, how it is replaced, and what a reboot
+leaves."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def ask(url: str, request: pytest.FixtureRequest) -> Ask:
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A directory that every user can enter, where pytest's are for one user only."""
+    """Return a directory that every user can enter. Pytest's own are open to one user only."""
     directory = Path(tempfile.mkdtemp(prefix="multilock-test-"))
     directory.chmod(0o755)
     yield directory
@@ -138,7 +139,7 @@ def test_database_of_another_program_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-# What the first format's code left of a holder, a waiter and a cancelled claim, as `iterdump` shows it.
+# What the code of the first format left of a holder, a waiter and a cancelled claim, as `iterdump` shows it.
 FORMAT_1 = """
 PRAGMA journal_mode = WAL;
 BEGIN;
@@ -197,7 +198,7 @@ def test_file_of_a_newer_format_is_left_alone(path: Path) -> None:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Of the file and its log; what is in the shared memory beside them comes and goes with each reader."""
+    """Return the bytes of the file and its log. The shared memory beside them changes with each reader."""
     return {file.name: file.read_bytes() for file in path.parent.glob("locks.db*") if not file.name.endswith("-shm")}
 
 
@@ -264,7 +265,7 @@ def test_holder_hears_that_the_file_was_deleted(path: Path, url: str, ask: Ask) 
         assert client.lock("n").try_acquire() is None
 
 
-# ---- the log deleted under its users, as people do who were told that it helps against "database is locked"
+# ---- the log deleted under its users: some people recommend that against "database is locked"
 
 
 def delete(path: Path, *endings: str) -> None:
@@ -348,7 +349,7 @@ def test_file_with_two_names_is_refused_by_each_of_them(path: Path, tmp_path: Pa
         os.link(path, other)
         assert "2 names" in rejection(other)
         assert "2 names" in rejection(path)
-        lease.renew()  # on the connection that it has, beside whose log nobody can open another
+        lease.renew()  # on its open connection; another process cannot open one with the same log
         assert lease.is_held()
     other.unlink()
     with multilock.connect(f"sqlite://{path}") as client, client.lock("n"):
@@ -356,7 +357,7 @@ def test_file_with_two_names_is_refused_by_each_of_them(path: Path, tmp_path: Pa
 
 
 def test_file_that_is_mounted_itself_is_refused_and_its_directory_is_not(path: Path, tmp_path: Path) -> None:
-    name = tmp_path / "a b" / "locks.db"  # a blank is escaped in the table of mounts
+    name = tmp_path / "a b" / "locks.db"  # the table of mounts escapes a blank
     name.parent.mkdir()
     directory = tmp_path / "directory"
     directory.mkdir()
@@ -373,7 +374,7 @@ def test_symbolic_links_in_two_directories_lead_to_one_lock(path: Path, tmp_path
         link.parent.mkdir()
         link.symlink_to(path)
     with (
-        multilock.connect(f"sqlite://{links[0]}") as one,  # it makes the file where the link leads to
+        multilock.connect(f"sqlite://{links[0]}") as one,  # creates the file that the link leads to
         multilock.connect(f"sqlite://{links[1]}") as two,
         multilock.connect(f"sqlite://{path}") as three,
         one.lock("n"),
@@ -407,7 +408,7 @@ def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
 
 
 def reboot(boot: Callable[[str | None], None], clock: Clock, now: float) -> None:
-    """Another boot id, and a clock that begins again."""
+    """Simulate a reboot: another boot id, and a clock that begins again."""
     boot("after")
     clock.now = now
 
@@ -434,7 +435,7 @@ def test_lease_of_a_short_former_boot_lives_for_its_ttl_at_most(
 ) -> None:
     boot("before")
     one = ask(clock)
-    one.hold(one.claim(ttl=30, renew=False))  # nobody looks for its process
+    one.hold(one.claim(ttl=30, renew=False))  # nobody checks whether its process is alive
     reboot(boot, clock, clock.now + 10)
     two = ask(clock)
     assert two.wait(two.claim()).expires_in == pytest.approx(20)

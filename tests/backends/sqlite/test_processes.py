@@ -21,8 +21,8 @@ from tests.backends.in_order import ORDERS, together, writes_and_reads_are_in_or
 from tests.backends.memory.rules import Asker
 
 HELPERS = "tests.backends.sqlite.helpers"
-START = 30.0  # seconds for a process to start on a busy machine
-AT_ONCE = 1.5  # seconds: a look each 40 ms, on a machine that may stand still
+START = 30.0  # seconds for a process to start on an overloaded machine
+AT_ONCE = 1.5  # seconds: a waiter looks every 40 ms, on a machine that may freeze
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def client(url: str) -> Iterator[multilock.Client]:
 
 
 def apart(function: str, *arguments: object) -> Helper:
-    """A helper in namespaces of its own; skips the test where the kernel forbids it."""
+    """Run a helper in namespaces of its own. The test is skipped where the kernel forbids that."""
     helper = Helper(f"{HELPERS}:apart", function, *arguments)
     if helper.wait_for("apart", within=10)[1] == "refused":
         helper.close()
@@ -185,7 +185,7 @@ def test_client_made_before_a_fork_works_in_the_child_after_the_parent_ended(
 ) -> None:
     with Helper(f"{HELPERS}:fork_and_hold", url) as helper:
         (_, token) = helper.wait_for("held", within=10)
-        # SQLite in a process that is the last to close a file deletes the log, unless another one has it open.
+        # The last process that closes a file deletes the log, unless another process has it open.
         with multilock.connect(url) as last:
             assert last.lock("n").try_acquire() is None
         helper.tell("go on")

@@ -1,4 +1,4 @@
-"""The SQLite backend, directly: its decisions on a hand-driven clock, and its transactions."""
+"""The SQLite backend itself: its decisions on a clock driven by hand, and its transactions."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class TestSqlite(SharedRules):
     def test_places_end_when_nobody_can_write_for_as_long_as_they_live(
         self, one: Asker, two: Asker, path: Path, clock: Clock, stopped: bool
     ) -> None:
-        """Whoever is stopped in the middle of a transaction lets none of those who wait say so; stopped at any other
-        time it costs nobody a place."""
+        """A process stopped in the middle of a transaction keeps all waiters from renewing their places. At any other
+        time a stopped process costs nobody a place."""
         early, late, held = one.claim(fair=True), two.claim(fair=True), one.claim()
         granted = one.hold(held)
         one.wait(early)
@@ -114,7 +114,7 @@ class TestSqlite(SharedRules):
         one.hold(last)
         assert self.leftovers(one) == [last.id]
 
-    # ---- several rows of one name, as programs that know shared modes leave them in a file of this format
+    # ---- several rows of one name, left by programs that know shared modes in a file of this format
 
     def test_any_of_several_holders_keeps_a_name_until_the_last_has_gone(
         self, one: Asker, two: Asker, path: Path, clock: Clock
@@ -176,7 +176,7 @@ class TestSqlite(SharedRules):
     def test_permit_given_back_between_two_reads_of_one_look_is_free(
         self, one: Asker, two: Asker, monkeypatch: pytest.MonkeyPatch, permits: int
     ) -> None:
-        """A look is no transaction: the second read of it may find nobody where the first found all permits taken."""
+        """A look is not a transaction: its second read may find no holder where the first found all permits taken."""
         held = [one.permit(permits) for _ in range(permits)]
         granted = [one.hold(claim) for claim in held]
         is_full = Recipe._is_full
@@ -215,7 +215,7 @@ class TestSqlite(SharedRules):
 
     def test_reader_costs_no_more_beside_thousands(self, one: Asker, two: Asker, path: Path, clock: Clock) -> None:
         def steps() -> int:
-            """Instructions of SQLite's machine, by tens, for a reader's whole life."""
+            """Return how many tens of SQLite's machine instructions a reader's whole life takes."""
             database = one.backend._database  # type: ignore[attr-defined]
             count = 0
 
@@ -263,7 +263,7 @@ def put(
 
 @contextlib.contextmanager
 def writer(path: Path) -> Iterator[None]:
-    """Somebody else in the middle of writing."""
+    """Hold the write lock with another connection inside the block."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as sql:
         sql.execute("BEGIN IMMEDIATE")
         yield

@@ -1,4 +1,4 @@
-"""Clients and a proxy for the tests of a backend, which says itself what ``server`` is."""
+"""Clients and a proxy for the tests of a backend. Each backend defines its own fixture ``server``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def proxy(server: Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def connect() -> Iterator[Connect]:
-    """Makes clients; all are closed after the test."""
+    """Make clients, and close all of them after the test."""
     made: list[multilock.Client] = []
 
     def make(url: str, **options: Any) -> multilock.Client:

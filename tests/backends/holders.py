@@ -1,6 +1,6 @@
-"""What helper processes do with readers, writers and permits of one name, on any backend: see `Helper`.
+"""Functions that helper processes run with readers, writers and permits of one name, on any backend: see `Helper`.
 
-Nothing that only the test needs: each process would import pytest as well. That is in `in_order`.
+Code that only the tests need is in `in_order`, since it would make each process import pytest as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def hold_permit(url: str, prefix: str, ttl: str) -> None:
 
 
 def stream(url: str, prefix: str, ttl: str) -> None:
-    """Read all the time, by waiting and by trying; says with which token, when it asked, and from when to when."""
+    """Read all the time, by turns with waiting and with a single try. Report each token, when it was asked for, when it
+    was granted, and when the read ended."""
     with _connect(url, prefix, ttl) as client:
         lock = client.read_write_lock(NAME).reader()
         say("begins")
@@ -60,7 +61,8 @@ def stream(url: str, prefix: str, ttl: str) -> None:
 
 
 def count_with_all(url: str, file: str, rounds: str, *names: str) -> None:
-    """When told to, count in the file as often, holding all these names."""
+    """Wait for the start signal, then increment the counter in the file so many times, each time holding all these
+    names."""
     path = Path(file)
     with multilock.connect(url) as client:
         locks = client.lock_all(names)

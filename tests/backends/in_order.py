@@ -1,4 +1,4 @@
-"""What tests ask of several processes of `holders`, on any backend."""
+"""Checks across several processes that run `holders`, on any backend."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.backends.holders import NAME
 
 __all__ = ["ORDERS", "together", "writes_and_reads_are_in_order"]
 
-#: In which processes name the same locks.
+#: The names in the order in which each process passes them to the set of locks.
 ORDERS = [("a", "b", "c"), ("c", "b", "a"), ("b", "c"), ("c", "a", "b")]
 
 
 def together(counters: list[Helper], within: float) -> None:
-    """Those who `count_with_all` begin when all are ready, and all come to an end."""
+    """Start the processes that run `count_with_all` once all are ready, and wait until all have finished."""
     for counter in counters:
         counter.wait_for("ready", within)
     for counter in counters:
@@ -25,15 +25,18 @@ def together(counters: list[Helper], within: float) -> None:
 
 
 def writes_and_reads_are_in_order(client: Client, readers: list[Helper], within: float) -> None:
-    """A writer is in five times among those who `stream`, before each that asks while it waits; each read
-    before it has ended by then, and the others begin later."""
+    """Check that a writer enters five times among processes that run `stream`.
+
+    It must enter before each reader that asks while it waits. Each earlier read has ended by then, and the later ones
+    begin after it.
+    """
     both = client.read_write_lock(NAME)
     for reader in readers:
         reader.wait_for("read", within)
     writes: list[tuple[int, float, float, float]] = []
     for _ in range(5):
         held = both.reader().acquire(timeout=within)
-        eventually(lambda: not queued(client, NAME), within)  # readers of before, who fit
+        eventually(lambda: not queued(client, NAME), within)  # wait until no earlier reader queues
         writing = background(lambda: both.writer().acquire(timeout=within))
         eventually(lambda: queued(client, NAME), within)
         waits = now()

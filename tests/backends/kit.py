@@ -1,4 +1,4 @@
-"""A backend without a kernel, whose claims the test makes, sends and gives back by hand."""
+"""A backend without a kernel: the test makes the claims, sends the requests and releases the claims itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from multilock.testing.conformance.spi import Ear
 __all__ = ["NAME", "TTL", "WITHIN", "ByHand"]
 
 NAME = "job"
-TTL = 20.0  # seconds: no session ends while a test stands still
+TTL = 20.0  # seconds: no session ends while a test is paused
 WITHIN = 10.0
 
 
 class ByHand:
-    """One client. Nothing happens by itself: who waits asks again when the test says so, and nothing is renewed."""
+    """One client driven by hand. A waiter asks again only when the test says so, and nothing is renewed."""
 
     queues: ClassVar[bool]  #: whether its readers, writers and permits keep their order
 
@@ -45,7 +45,7 @@ class ByHand:
         return answer
 
     def holds(self, claim: Claim, join: bool = False) -> bool:
-        """Asks for it, and goes on waiting if ``join``."""
+        """Ask once for the name, and stay in the queue if ``join``. Return True if the claim holds it."""
         return isinstance(self.attempt(claim, join), Granted)
 
     def take(self, claim: Claim) -> Claim:
@@ -53,7 +53,7 @@ class ByHand:
         return claim
 
     def wait(self, claim: Claim) -> Claim:
-        """Wait for it, behind somebody who keeps it out."""
+        """Join the queue behind another claim that holds the name."""
         assert not self.holds(claim, join=True)
         return claim
 
@@ -69,7 +69,7 @@ class ByHand:
         return self.opened.release(claim, self._granted.get(claim.id), unsure, WITHIN).ours
 
     def woken(self, claim: Claim, times: int = 1) -> bool:
-        """Whether it is told to look again, so often in all."""
+        """Return True if the claim is notified at least so many times in all."""
         return self.ear.wait(lambda: self.ear.wakes.count(claim.id) >= times, SOON)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A URL that leads to another service, or to TLS where none is meant: the error says so."""
+"""A URL that leads to another service, or to TLS where none is expected: the error says so."""
 
 from __future__ import annotations
 
@@ -172,7 +172,8 @@ def test_a_password_is_shown_nowhere(url: str, caplog: pytest.LogCaptureFixture)
 def test_where_nobody_listens_the_error_names_the_scheme_and_the_librarys_exception(
     scheme: str, path: str, ask: Callable[[Client], object]
 ) -> None:
-    """Of the URL's scheme, whatever its parts are made of; the cause is nothing of ours, and not the error itself."""
+    """The error names the scheme of the URL, even if its backend is built from another one. Its cause comes from a
+    library."""
     hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(3 if scheme == "redlock" else 1))
     client = multilock.connect(f"{scheme}://{hosts}{path}", ttl=10, request_timeout=2)
     with client, pytest.raises(BackendUnavailable) as caught:

@@ -17,8 +17,8 @@ import pytest
 import multilock
 
 ROOT = Path(__file__).parents[2]
-TTL = 30.0  # seconds; of who holds locks beside the command, and is not to lose them as a machine stands still
-WITHIN = 45.0  # seconds; what is waited for takes a fraction of one, and a demo some ten, on an idle machine
+TTL = 30.0  # seconds, for locks held beside the command that must survive a freeze of the machine
+WITHIN = 45.0  # seconds; on an idle machine most waits take a fraction of one, and a demo about ten
 
 Start = Callable[..., Popen[str]]
 Run = Callable[..., CompletedProcess[str]]
@@ -34,15 +34,15 @@ def until(true: Callable[[], object], within: float = WITHIN) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether this process has ended (a zombie has)."""
+    """Return True if this process has ended. A zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):  # before the file is opened, or after
+    except (FileNotFoundError, ProcessLookupError):  # the process ended before the file was opened, or after
         return True
 
 
 def line_of(process: Popen[str]) -> str:
-    """The next line it prints."""
+    """Return the next line that the process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `multilock ARGUMENTS`; it is killed at the end of the test if it still runs."""
+    """Start `multilock ARGUMENTS`, and kill it at the end of the test if it still runs."""
     with ExitStack() as stack:
 
         def start(
@@ -79,7 +79,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def run(start: Start) -> Run:
-    """Run `multilock ARGUMENTS` to its end. No command ever shows a traceback."""
+    """Run `multilock ARGUMENTS` to its end, and check that it shows no traceback."""
 
     def run(*arguments: str, env: dict[str, str] | None = None) -> CompletedProcess[str]:
         process = start(*arguments, env=env)
@@ -97,7 +97,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def url(request: pytest.FixtureRequest) -> str:
-    """A place of this test's own."""
+    """Return a URL that only this test uses."""
     if request.param == "sqlite":
         return str(request.getfixturevalue("sqlite_url"))
     return f"{request.getfixturevalue('redis_url')}?prefix={uuid.uuid4().hex}/"
@@ -105,6 +105,6 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(url: str) -> Iterator[multilock.Client]:
-    """Somebody else at the same place."""
+    """Connect another client to the same place."""
     with multilock.connect(url, ttl=TTL) as client:
         yield client

@@ -1,4 +1,4 @@
-"""``multilock compare``: exit codes, the grid, and what it keeps."""
+"""``multilock compare``: exit codes, the grid, and the files that it keeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def multilock(*words: object, within: float = 60.0, **environment: str) -> subpr
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run over one file, and what it printed on 60 columns."""
+    """Run it over one file, and return its report and what it printed on 60 columns."""
     folder = tmp_path_factory.mktemp("compare")
     done = multilock(f"sqlite://{folder}/locks.db", *PAUSE, "--out", folder, "--seed", "7", COLUMNS="60")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -64,7 +64,8 @@ def test_no_line_is_wider_than_a_terminal_of_60_columns(tmp_path: Path) -> None:
     with subprocess.Popen(words, stdin=its, stdout=its, stderr=its, env={**bare, "TERM": "xterm"}) as running:
         os.close(its)
         said = bytearray()
-        with contextlib.suppress(OSError), os.fdopen(ours, "rb", 0) as terminal:  # EIO: it has ended
+        # EIO means that the program has ended.
+        with contextlib.suppress(OSError), os.fdopen(ours, "rb", 0) as terminal:
             while more := terminal.read(4096):
                 said += more
     assert running.returncode == 0
@@ -128,8 +129,9 @@ def test_a_quick_comparison_of_two_backends_is_a_page_that_opens_everywhere_with
             "[...document.querySelectorAll('#controls table tbody tr th')].map(each => each.innerText)"
         )
         assert failed[:3] == ["sqlite-flag", "naive", "naive"]
-        assert browser.run("document.querySelectorAll('figure.cycle').length") == 3 + 3  # of ours, and of the controls
-        assert browser.run("document.querySelectorAll('#tokens .strip').length") == 3  # naive gives none
+        # Three of ours, three of the controls.
+        assert browser.run("document.querySelectorAll('figure.cycle').length") == 3 + 3
+        assert browser.run("document.querySelectorAll('#tokens .strip').length") == 3  # the naive lock gives no tokens
 
 
 def test_a_page_and_a_card_of_what_was_kept_are_drawn_again(report: tuple[Path, str], tmp_path: Path) -> None:
@@ -240,7 +242,7 @@ def test_while_loads_are_measured_progress_says_so() -> None:
 
 @pytest.fixture(scope="module")
 def long() -> Report:
-    """Eleven columns, all loads, and one that broke off with a traceback."""
+    """A report with eleven columns, all loads, and one that broke off with a traceback."""
     return compare.read_report(Path(__file__).parents[2] / "docs" / "comparison" / "long")
 
 

@@ -1,4 +1,4 @@
-"""What holds for every command: help that fits a screen, and an honest word where rich is missing."""
+"""Rules for every command: help that fits a screen, and a clear message if rich is missing."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_command_that_does_not_exist_gives_127_and_frees_the_lock(run: Run, sq
 
 @pytest.mark.parametrize("command", ["run", "elect"])
 def test_an_empty_command_is_a_mistake_and_nothing_is_locked(run: Run, sqlite_url: str, command: str) -> None:
-    with multilock.connect(sqlite_url) as client, client.lock("job"):  # who asked for it would wait for ever
+    with multilock.connect(sqlite_url) as client, client.lock("job"):  # a command that asked for it would wait forever
         ended = run(command, "job", "--url", sqlite_url, "--", "")
     assert (ended.returncode, ended.stderr) == (64, "multilock: CMD is empty: name the program to run after --\n")
 
@@ -104,7 +104,8 @@ def test_the_command_gets_the_descriptors_that_the_caller_opened(sqlite_url: str
 
 
 def test_no_other_descriptor_is_open_in_the_command(run: Run, sqlite_url: str) -> None:
-    program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])"  # without the listing itself
+    # Except that of the listing itself.
+    program = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])"
     assert run("run", "job", "--url", sqlite_url, "--", sys.executable, "-c", program).stdout == "['0', '1', '2']\n"
 
 
@@ -124,7 +125,7 @@ def test_a_command_with_options_needs_the_two_dashes_and_is_told_so(run: Run, sq
     assert ended.stderr.endswith("multilock: unrecognized arguments: -c true: write CMD after --\n")
 
 
-# ---- a lock that is taken
+# ---- a lock that is held already
 
 
 def test_a_taken_lock_gives_75_when_the_time_is_over(run: Run, url: str, client: multilock.Client) -> None:
@@ -299,7 +300,7 @@ def _waiting(client: multilock.Client, name: str) -> bool:
 
 
 def test_a_signal_that_was_ignored_stays_ignored(start: Start, sqlite_url: str) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # like nohup
     try:
         process = start("run", "job", "--url", sqlite_url, "--", "sh", "-c", "echo ready; sleep 0.5; exit 3")
     finally:
@@ -379,7 +380,7 @@ def test_a_backend_that_falls_silent_ends_the_command_before_its_lock_can_be_ano
 
 
 def _full_pipe() -> tuple[int, int]:
-    """A pipe that nobody reads, as stderr is in ``2>&1 | less``."""
+    """Return a pipe that nobody reads, like the one for stderr in ``2>&1 | less``."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
@@ -397,13 +398,13 @@ def test_a_lost_lock_ends_the_command_although_nobody_reads_stderr(
     start: Start, url: str, client: multilock.Client, command: str
 ) -> None:
     reader, writer = _full_pipe()
-    quiet = f"exec 2>/dev/null; echo $$; {OBEDIENT}"  # the shell itself would say "Terminated", and wait
+    quiet = f"exec 2>/dev/null; echo $$; {OBEDIENT}"  # the shell itself would print "Terminated", and block
     process = start(command, "job", "--ttl", "6", "--url", url, "--", "sh", "-c", quiet, stderr=writer)
     os.close(writer)
     pid = int(line_of(process))
     assert line_of(process) == "ready"
     assert client.force_release("job")
-    until(lambda: gone(pid), within=6)  # a backend that tells nothing is asked every third of the ttl
+    until(lambda: gone(pid), within=6)  # a backend that reports no losses is asked every third of the ttl
     if command == "run":
         assert process.wait(WITHIN) == 76
     else:
@@ -440,12 +441,13 @@ def test_a_killed_multilock_keeps_the_name_while_its_command_may_live(
         until(lambda: gone(pid))
         with Pulse() as pulse:
             taken = client.lock("job").try_acquire()
-            # At the ttl it is free, also on a machine that has no time: then the try says nothing.
+            # The lock is free after the ttl. On an overloaded machine that may be over before the try, which then shows
+            # nothing.
             assert taken is None or multilock.now() - killed_at + pulse.stopped() > 3
         client.lock("job").acquire(timeout=WITHIN).release()
 
 
-# As with `multilock run … -- sudo …`: multilock may not kill what another user runs.
+# As with `multilock run … -- sudo …`: multilock may not kill a process of another user.
 UNPRIVILEGED = ["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"]
 ANOTHER_USER = ["setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "echo $$; exec sleep 60"]
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start something as another user")
@@ -472,7 +474,7 @@ def test_a_command_that_we_may_not_kill_is_told_at_once_and_ends_multilock_befor
             assert process.wait(WITHIN) == 76
             assert multilock.now() - forced_at < ttl + pulse.stopped()
         while "still runs, without the lock" not in process.stderr.readline():
-            pass  # why it was lost
+            pass  # skip the line with the reason of the loss
         assert not gone(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -511,7 +513,7 @@ def test_the_command_dies_with_multilock(start: Start, url: str) -> None:
     ids=["child", "double-fork", "stubborn", "closed-streams"],
 )
 def test_all_of_the_commands_group_dies_with_multilock(start: Start, url: str, script: str) -> None:
-    """Every line of a crontab is run by a shell."""
+    """The shell that cron starts for each line is such a group."""
     child = "sh -c 'echo $$; exec sleep 60'"
     process = start("run", "job", "--ttl", TTL, "--url", url, "--", "sh", "-c", script.format(child))
     pid = int(line_of(process))

@@ -75,7 +75,7 @@ def test_watch_tells_how_many_hold_a_name_and_not_which_of_them_is_shown(
     def looks() -> Iterator[list[multilock.LockInfo]]:
         first, second = reads(), reads()
         yield _held(client, "")
-        first.renew()  # on Redis the second ends first from now on
+        first.renew()  # from now on the second reader's lease on Redis ends before the first one's
         yield _held(client, "")
         third = reads()
         yield _held(client, "")

@@ -17,7 +17,7 @@ from multilock.cli.signals import Signals
 
 
 def test_a_signal_that_comes_as_the_wait_for_the_command_begins_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has looked for signals already, and the system call does not know of this one."""
+    """Python has already looked for signals, and the system call does not know of this one."""
     wait = os.waitpid
     times = [1]
 
@@ -26,7 +26,7 @@ def test_a_signal_that_comes_as_the_wait_for_the_command_begins_is_passed_on(mon
             return wait(pid, options)
         times.clear()
         raise_signal = getattr(ctypes.CDLL(None), "raise")
-        # No instruction of Python's stands between the two.
+        # No Python bytecode runs between the two calls.
         _, status = starmap(call, [(raise_signal, signal.SIGTERM), (wait, pid, options)])
         return cast("tuple[int, int]", status)
 

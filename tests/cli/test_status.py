@@ -169,7 +169,8 @@ def test_doctor_tells_its_findings_before_anything_else(run: Run, tmp_path: Path
 
 
 def test_strict_doctor_refuses_a_warning(run: Run) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # tokens end with the boot
+    # A file there is lost at the next boot, and its tokens with it.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         url = f"sqlite://{folder}/locks.db"
         assert run("doctor", "--url", url).returncode == 0
         ended = run("doctor", "--strict", "--url", url)

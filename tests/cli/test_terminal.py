@@ -1,4 +1,4 @@
-"""`multilock run` on a terminal: the command has it, and gives it back."""
+"""`multilock run` on a terminal: the command gets the terminal, and returns it at the end."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MULTILOCK = f"{sys.executable} -m multilock"
 
 
 class Terminal:
-    """A pseudo-terminal with a program in a session of its own, and what a user at it would see and type."""
+    """A pseudo-terminal with a program in its own session, and what a user would see and type there."""
 
     def __init__(self, script: str, folder: Path) -> None:
         self.seen = ""
         self.pid, self._fd = pty.fork()
-        if self.pid == 0:  # the child: a shell without job control, whose group is the terminal's foreground
+        if self.pid == 0:  # in the child: a shell without job control, whose group is the terminal's foreground
             os.chdir(folder)
             os.execvpe("sh", ["sh", "-c", script], environment())
 
@@ -40,7 +40,7 @@ class Terminal:
             assert self._read(deadline), f"{text!r} never came, but: {self.seen!r}"
 
     def wait(self) -> int:
-        """The exit code of the script, once everybody has left the terminal."""
+        """Return the exit code of the script, once every process has left the terminal."""
         deadline = time.monotonic() + WITHIN
         while self._read(deadline):
             pass
@@ -53,7 +53,7 @@ class Terminal:
         assert ready, f"nothing more came after {self.seen!r}"
         try:
             data = os.read(self._fd, 4096)
-        except OSError:  # Linux: nobody has it open any more
+        except OSError:  # on Linux: no process has it open
             return False
         self.seen += data.decode()
         return bool(data)

@@ -1,6 +1,7 @@
-"""``make compare``: ``multilock compare`` over all six backends, on servers of its own; its words are passed on.
+"""``make compare``: run ``multilock compare`` over all six backends, on servers of its own. Its arguments are passed
+on.
 
-The servers of the network can be stopped too: their process ids are given to it.
+It gets the process ids of the servers, so that it can stop them too.
 """
 
 from __future__ import annotations

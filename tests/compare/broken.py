@@ -1,7 +1,7 @@
-"""A lock on Redis as somebody might write it, with nothing wrong; and others that differ from it in one defect each.
+"""A correct lock on Redis as somebody might write it, and variants of it with one defect each.
 
-They take part as ``tests.compare.broken:FromReceipt=redis://…``. A worker serves many contestants: a defect is a class
-of its own here, never a patch of what others use.
+They take part as ``tests.compare.broken:FromReceipt=redis://…``. A worker serves many contestants, so each defect is a
+class of its own here, never a patch of code that others use.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ MARGIN = 0.9
 
 
 class Sound:
-    """Validity counts from the sending, is asked of the clock, and ends with a callback; a release compares."""
+    """The correct lock. Validity counts from the sending, is checked with the clock, and ends with a callback; a
+    release compares the owner."""
 
     def __init__(self, url: str, ttl: float) -> None:
         self.ttl = ttl
@@ -67,7 +68,7 @@ class Sound:
     def close(self) -> None:
         self.client.close()
 
-    # what goes wrong
+    # the steps that a defect replaces
 
     def valid_until(self, sent_at: float) -> float:
         return sent_at + MARGIN * self.ttl
@@ -107,7 +108,7 @@ class LateCallback(Sound):
 
 
 class NoCallback(Blocking):
-    """Ours, but that it never calls."""
+    """Our lock, except that it never calls the callback."""
 
     @staticmethod
     def open(url: str, ttl: float) -> Place:
@@ -115,7 +116,7 @@ class NoCallback(Blocking):
 
 
 class _Deaf:
-    """A place, a lock and a holding of which callbacks are not passed on."""
+    """A place, a lock or a holding that does not pass callbacks on."""
 
     def __init__(self, its: Any) -> None:
         self._its = its
@@ -140,7 +141,7 @@ class RepeatedToken(Sound):
 
 
 class NoControl(Sound):
-    """It claims to be weak, and is not."""
+    """A control that claims to be weak and is not."""
 
     control = frozenset({"pause"})
 
@@ -151,7 +152,7 @@ class Raising(Sound):
 
 
 class Hanging(Sound):
-    """Not while it is warmed up."""
+    """Hang at each acquire except the first, which warms up."""
 
     def valid_until(self, sent_at: float) -> float:
         if self.warm:
@@ -161,7 +162,7 @@ class Hanging(Sound):
 
 
 class Dying(Hanging):
-    """As the kernel ends a process for its memory."""
+    """Die like a process that the kernel kills for its memory."""
 
     def valid_until(self, sent_at: float) -> float:
         if self.warm:
@@ -175,7 +176,7 @@ class Liar(Sound):
 
 
 class Chatty(Sound):
-    """It prints, also what looks like our own lines."""
+    """Print text, also lines like our own."""
 
     def believes(self, holding: _Holding) -> bool:
         print("held by", self)
@@ -206,7 +207,7 @@ class _Lock:
             sent_at = now()
             try:
                 number = place.client.eval(TAKE, 2, self._name, f"{self._name}:token", owner, int(place.ttl * 1000))
-            except redis.RedisError:  # what it may have taken ends by itself
+            except redis.RedisError:  # what it may have taken expires by itself
                 owner, number = secrets.token_hex(8), None
             if number and now() < (until := place.valid_until(sent_at)):
                 return _Holding(place, self._name, owner, place.token(number), until)

@@ -1,10 +1,10 @@
-"""``make interrupts``: a comparison is interrupted at random moments, again and again; nothing may be left behind.
+"""``make interrupts``: interrupt a comparison at random moments, many times. Nothing may be left behind.
 
-Each time ``multilock compare`` runs on a Redis, an etcd, a Consul, a ZooKeeper and a file of SQLite, and is told to end
-by SIGINT or SIGTERM, once or twice. Then there must be no process of it, no key, session, lease or node, no socket that
-listens, and no temporary file; it must have ended in time; and what it has kept must be judged again to the same
-verdicts. SIGKILL is among the signals too: then what holds locks dies with it, and its locks end with their ttl.
-That holds for the controls too, whose keys and nodes multilock does not list.
+Each time ``multilock compare`` runs on a Redis, an etcd, a Consul, a ZooKeeper and a file of SQLite. SIGINT or SIGTERM
+ends it, sent once or twice. Then it must have ended in time. No process of it may be left, no key, session, lease or
+node, no socket that listens, and no temporary file. Its report, judged again, must have the same verdicts. SIGKILL is
+among the signals too: then the processes that hold locks die with it, and their locks end with their ttl. The rules
+hold for the controls too, whose keys and nodes multilock does not list.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tests.servers_etcd import EtcdServer, etcdctl
 from tests.servers_zookeeper import ZooKeeperServer
 
 TTL = 2.0
-ENDS_WITHIN = 60.0  # seconds after the first signal, on a busy machine
-GONE_WITHIN = 30.0  # … until locks of processes that were killed have ended too
+ENDS_WITHIN = 60.0  # seconds after the first signal, on an overloaded machine
+GONE_WITHIN = 30.0  # seconds until the locks of killed processes have ended too
 MARK = "MULTILOCK_INTERRUPTED_RUN"
 
 
@@ -112,7 +112,7 @@ def left_of(mark: str, temporary: Path) -> Iterator[str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that the run started, and what they started; their sockets end with them."""
+    """Return the processes that the run started, and their children. Their sockets end with them."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ def held_at(url: str) -> Iterator[str]:
 
 
 def keys_at(url: str) -> list[str]:
-    """But those that are a memory: the last token of a name."""
+    """Return the keys that are left, except those that only remember the last token of a name."""
     with redis.Redis.from_url(url) as operator:
         return sorted(key.decode() for key in operator.scan_iter("*compare-*") if not key.startswith(b"{"))
 
@@ -153,7 +153,7 @@ def nodes_at(url: str) -> list[str]:
 
 
 def nodes_below(client: KazooClient, path: str) -> list[str]:
-    """But those without which no lock could be taken again: the directories."""
+    """Return the nodes that are left, except the directories, without which no lock could be taken again."""
     found = [f"{path.rstrip('/')}/{child}" for child in client.get_children(path) if child != "zookeeper"]
     below = [node for child in found for node in nodes_below(client, child)]
     return [*(node for node in found if "compare-" in node), *below]

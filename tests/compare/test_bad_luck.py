@@ -1,5 +1,5 @@
-"""What happens to a comparison: servers that go away, disks that are full, clocks that jump. It says so, and no verdict
-is made of it."""
+"""A comparison under bad conditions: servers that go away, full disks, clocks that jump. It reports them, and bases no
+verdict on them."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_disk_that_gets_full_leaves_a_report_of_what_was_done_until_then(
 
 
 class Full:
-    """A file of which the disk has room for ten bytes more."""
+    """A file on a disk that has room for ten more bytes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._left = file, 10
@@ -233,7 +233,7 @@ def compare_while_the_clock_jumps(url: str, offset: str, folder: str) -> None:
 
 
 def test_a_clock_that_is_stepped_changes_no_verdict(tmp_path: Path) -> None:
-    """By an hour, to and fro, ten times a second: of the runner and of all its workers."""
+    """The clocks of the runner and of all its workers jump by an hour, forward and back, ten times a second."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler: nothing can step a clock")
@@ -269,13 +269,13 @@ def test_a_history_may_be_compressed_and_a_damaged_one_is_told(tmp_path: Path) -
 
 
 def test_where_a_callback_came_a_moment_late_nobody_can_say_whose_fault_it_was() -> None:
-    """A standstill of less than 25 ms is not noted."""
+    """A freeze of less than 25 ms is not recorded."""
     late = [*HELD[:3], "1 lost 12.33 A lost 12.33", *NEXT, *LAST]
     assert judge_cycle(cycle("partition", *late)).outcome == "undecided"
 
 
 def test_a_server_that_is_slow_as_the_run_begins_takes_part(server: RedisServer) -> None:
-    """Slower than a request of a lock with this ttl may be: a busy machine must not cost a column."""
+    """It is slower than a lock with this ttl allows a request to be: an overloaded machine must not cost a column."""
     with FaultProxy.before(server.url) as proxy:
         proxy.black_hole("down")
         waiting = threading.Thread(target=heal_after, args=(proxy, 2.0))
@@ -286,7 +286,7 @@ def test_a_server_that_is_slow_as_the_run_begins_takes_part(server: RedisServer)
 
 
 def heal_after(proxy: FaultProxy, seconds: float) -> None:
-    """… of which it was asked, and said nothing."""
+    """Heal the proxy that long after a first request went in without a reply."""
     while not proxy.traffic.up_in:
         time.sleep(0.01)
     time.sleep(seconds)

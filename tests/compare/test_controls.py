@@ -1,4 +1,4 @@
-"""The controls on servers of their readers: they use what ours may use, and leave nothing behind either."""
+"""The controls on the user's own servers: they use only what our locks may use, and leave nothing behind either."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def nodes_below(client: Any, path: str) -> list[str]:
 
 
 def test_kazoo_has_the_login_and_the_prefix_of_ours_and_leaves_no_node() -> None:
-    """It may write below one node alone; so without them it would hold nothing, and the run be void."""
+    """This login may write below one node only. Without the login and prefix kazoo would hold nothing, and the run
+    would be void."""
     with ZooKeeperServer() as server:
         with zookeeper(server.url, auth_data=[("digest", "me:secret")]) as operator:
             operator.create("/ours", acl=CREATOR_ALL_ACL + READ_ACL_UNSAFE)
@@ -54,7 +55,8 @@ def test_kazoo_has_the_login_and_the_prefix_of_ours_and_leaves_no_node() -> None
         assert found.cells["kazoo", "pause"]["verdict"] == "broken", found.cells["kazoo", "pause"]["not_decided"]
         assert found.void == []
         number = [column["name"] for column in found.data["columns"]].index("kazoo")
-        with zookeeper(server.url) as operator:  # those of ours are containers, and go by themselves
+        # The nodes of our locks are containers, which the server removes by itself.
+        with zookeeper(server.url) as operator:
             of_kazoo = re.compile(rf"compare-\w+-{number}-")
             assert [node for node in nodes_below(operator, "/") if of_kazoo.search(node)] == []
 
@@ -63,7 +65,7 @@ def test_what_kazoo_leaves_is_removed_by_the_server_where_nobody_is_left_to_do_i
     with ZooKeeperServer(java=["-Dznode.container.checkIntervalMs=100"]) as server, zookeeper(server.url) as operator:
         place = controls.Kazoo.open(server.url, 1.0)
         lock = place.lock("compare-1")
-        for _ in range(2):  # … and a lock that is kept for longer than its parent finds it again
+        for _ in range(2):  # the second time, a lock held for longer than its parent lives finds the parent again
             holding = lock.acquire(20.0)
             assert holding is not None
             holding.release()
@@ -89,6 +91,6 @@ def test_a_control_on_redis_has_the_login_the_database_and_the_prefix_of_ours(
         assert far is not None
         far.release()
         assert operator.keys() == []
-        for each in (one, another):  # what was taken away: its timer ends
+        for each in (one, another):  # taken away by the operator: this ends its timer
             with suppress(redis.RedisError):
                 each.release()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""How a long run is made of many cycles beside each other: what they share, and what is kept apart."""
+"""A long run is made of many cycles at the same time: what they share, and what is kept apart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTROLS = "multilock.testing.compare.controls"
 
 
 class Server:
-    """Stands for one that can be stopped."""
+    """A stand-in for a server that can be stopped."""
 
     def __init__(self, fails: str = "") -> None:
         self.stops = 0
@@ -47,7 +47,7 @@ class Server:
 
 
 class Said:
-    """A worker that has said this."""
+    """A stand-in for a worker that has printed these lines."""
 
     pid = 7
     returncode = None
@@ -78,10 +78,11 @@ def mate_that_said(*lines: str, stop: threading.Event | None = None) -> Mate:
 
 
 def play_together(together: Together, server: Server, cycles: int, also: Any = None) -> list[Any]:
-    """What each cycle saw: whether the server was down as its block began, or what it raised."""
+    """Play the cycles together. Return for each whether the server was down as its block began, or the error that it
+    raised."""
     saw: list[Any] = []
     stop = threading.Event()
-    all_in = threading.Barrier(cycles)  # as a fault lasts longer than it takes to see it
+    all_in = threading.Barrier(cycles)  # every cycle sees the fault, since a real one lasts longer than that takes
 
     def one() -> None:
         try:
@@ -127,8 +128,8 @@ def test_who_waits_for_the_others_hears_of_the_end_of_the_run() -> None:
         ([], 11),
         ([(7, 1.0, 1.05)], 11),
         ([(7, 1.0, 1.3)], 9),
-        ([(8, 5.1, 7.9)], 11),  # by its fault
-        ([(7, 5.1, 7.9)], 9),  # another one's
+        ([(8, 5.1, 7.9)], 11),  # caused by its own fault
+        ([(7, 5.1, 7.9)], 9),  # caused by another cycle's fault
     ],
 )
 def test_more_run_at_once_as_long_as_they_run_when_they_want_to(
@@ -177,7 +178,8 @@ def planned(columns: list[Column], scenarios: list[str], cycles: int = 2) -> _Ru
     ("scenarios", "of_controls"),
     [
         (["kill"], {("naive", "pause"): 1, ("sqlite-flag", "pause"): 1}),
-        ([], {("naive", "pause"): 1, ("sqlite-flag", "pause"): 1}),  # it is measured what a lock costs
+        # Without a scenario, the cost of a lock is measured.
+        ([], {("naive", "pause"): 1, ("sqlite-flag", "pause"): 1}),
         (["partition"], {("naive", "partition"): 2, ("sqlite-flag", "pause"): 1}),
         (["pause"], {("naive", "pause"): 2, ("sqlite-flag", "pause"): 2}),
     ],
@@ -240,7 +242,7 @@ def test_what_a_worker_said_is_not_kept_once_its_cycle_is_over() -> None:
 def test_what_a_worker_says_late_is_not_of_the_next_cycle() -> None:
     stop = threading.Event()
     stop.set()
-    adapter = "multilock.testing.compare.controls:Kazoo"  # without an operator who would clean up
+    adapter = "multilock.testing.compare.controls:Kazoo"  # the memory backend has no operator who would clean up
     plan = Plan(3, "x", adapter, "memory://", SCENARIOS["kill"], "n", 2.0, 2.0, "1")
     a, b = mate_that_said("lost 1.0 A lost 1.0", stop=stop), mate_that_said("lost 1.0 B lost 1.0", stop=stop)
     events = play(plan, a, b, stop)

@@ -1,4 +1,4 @@
-"""The page and the card of a comparison: what they show is what the history says, and none of it is more than text."""
+"""The page and the card of a comparison show what the history says, and none of its text becomes markup."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from multilock.testing.compare.timeline import timeline_of
 from multilock.testing.compare.verdicts import cells_of, judge_cycle
 from tests import chromium
 
-pytestmark = pytest.mark.timeout(180)  # a browser needs a processor, as everybody else does then
+pytestmark = pytest.mark.timeout(180)  # a browser needs a processor, and so do all other tests then
 HOSTILE = "<script>document.title='taken'</script>\"'><img src=x onerror=alert(1)>\u202e\x00\x1b&amp;</title></style>"
 TTL = 2.0
 EXAMPLE = Path(__file__).parents[2] / "docs" / "comparison"
 
 
 def cycle_of(number: int, who: str, scenario: str, *, until: float, b_began: float, at: float = 100.0) -> list[Event]:
-    """A held from ``at``, and believed for ``until`` seconds; B began ``b_began`` seconds after A."""
+    """Return a cycle: A holds from ``at`` and believes for ``until`` seconds, and B began ``b_began`` seconds after
+    A."""
     over, released = at + until + 0.002, at + b_began + 0.5
     events: list[Event] = [
         {"what": "cycle", "contestant": who, "adapter": "theirs:Lock", "scenario": scenario, "name": HOSTILE,
@@ -103,7 +104,7 @@ def made_of(
 
 @pytest.fixture(scope="module")
 def hostile() -> tuple[Report, Evidence]:
-    """All that others choose is markup."""
+    """Return a report in which every text that others choose is markup."""
     cycles = [
         cycle_of(1, HOSTILE, "partition", until=1.5, b_began=1.8),
         cycle_of(2, HOSTILE, "partition", until=1.5, b_began=1.6, at=110.0),
@@ -137,7 +138,7 @@ def test_what_others_named_is_text_and_never_markup(hostile: tuple[Report, Evide
     seen = Seen(page(*hostile))
     assert not seen.tags & {"script", "img", "iframe", "object", "link", "base", "form"}
     assert not {name for name in seen.attributes if name.startswith("on") or name in ("style", "src", "srcset")}
-    drawn = ElementTree.fromstring(card(*hostile))  # also: it is XML, whatever a name has in it
+    drawn = ElementTree.fromstring(card(*hostile))  # this also checks that it is XML, whatever is in a name
     assert {each.tag.rpartition("}")[2] for each in drawn.iter()} <= {
         "svg", "title", "style", "rect", "text", "tspan", "path",
     }  # fmt: skip
@@ -183,7 +184,7 @@ def test_two_who_believed_are_shown_so_and_only_they(hostile: tuple[Report, Evid
     assert [bar.kind for bar in timeline_of(weak).bars].count("overlap") == 1
     assert "both believed for 400 ms" in page(*hostile)
     later = copy.deepcopy(evidence.worst[HOSTILE, "partition"].events)
-    for event in later:  # A was the second, who had it after B
+    for event in later:  # now A comes second, after B
         if event.get("id") == "A" and event["what"] != "asking":
             event.update({key: event[key] + 50 for key in ("at", "until", "by", "due") if key in event})
     assert gap_of(later) is None
@@ -274,11 +275,11 @@ def test_fenced_writes_that_were_taken_and_refused_are_beside_the_tokens() -> No
 @pytest.mark.parametrize("held", [1, 0])
 def test_a_regression_is_shown_where_the_verdict_names_one_and_nowhere_else(held: int) -> None:
     events = cycle_of(1, "ours", "pause", until=1.5, b_began=1.8)
-    events[9] |= {"token": 6, "held": held}  # B's process stood still until its lease was over
+    events[9] |= {"token": 6, "held": held}  # B's process was frozen until its lease was over
     del events[10]
     load = loads_of(2, "ours")[1]
     load[6] |= {"token": 1, "held": held}
-    load[7]["what"] = "served"  # after the time of the measurement
+    load[7]["what"] = "served"  # after the end of the measurement
     load[7] |= {"token": 1, "held": held}
     report, evidence = made_of([events], [load])
     told = [what for what in report.violations if " came after " in what]
@@ -336,7 +337,8 @@ def test_the_page_fits_says_no_error_and_asks_nobody(
 
 
 def opens_well(browser: chromium.Browser, address: str, width: int, scheme: str) -> None:
-    """It fits, also with all its details, says no error, asks nobody, and is light or dark."""
+    """Check that the page fits with all its details open, has no errors, sends no other request, and is light or
+    dark."""
     opened = browser.open(address, width, scheme)
     assert opened.errors == []
     assert opened.requests == [address]

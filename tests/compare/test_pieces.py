@@ -1,4 +1,4 @@
-"""A run in pieces: what is left is run, the report is of all, and what is another run is refused."""
+"""A run in pieces: the rest is run later, the report covers all pieces, and a different run is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WANTED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose time was over after one cycle of each cell."""
+    """Return the folder of a run whose time was over after one cycle of each cell."""
     folder = tmp_path_factory.mktemp("pieces")
     first = compare.run([url_of(folder)], **WANTED, seed=5, within=0.001, out=folder)
     assert sum(cell["cycles"] for cell in first.data["cells"]) == 2

@@ -1,4 +1,4 @@
-"""A comparison on real servers: what is sound comes out well, each defect is seen, and nothing is left behind."""
+"""A comparison on real servers: correct locks get good verdicts, each defect is seen, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(server: RedisServer, folder: Path) -> compare.Report:
-    """One run for all that is asked of one: ours, its controls, the locks of `broken`, and a server that is away."""
+    """Return the report of one run for all tests: our lock, its controls, the locks of `broken`, and a server that is
+    away."""
     adapters = [f"{BROKEN}:{name}={server.url}" for name in (*SOUND, *DEFECTS, *STRANGE)]
     return compare.run(
         [server.url, "memory://", "redis://127.0.0.1:1"],
@@ -46,7 +47,7 @@ def report(server: RedisServer, folder: Path) -> compare.Report:
 
 
 pytestmark = pytest.mark.timeout(150)
-SEEN_IN = {"FromReceipt": "late-answer"}  # all else in "pause"
+SEEN_IN = {"FromReceipt": "late-answer"}  # all other defects in "pause"
 
 
 @pytest.mark.parametrize("name", ["redis", *SOUND])
@@ -139,7 +140,7 @@ def test_the_report_follows_its_schema(report: compare.Report) -> None:
 
 
 def unfit(value: Any, schema: dict[str, Any], where: str = "report") -> Iterator[str]:
-    """As far as the schema uses JSON Schema."""
+    """Yield where the value does not fit the schema. Covers only the parts of JSON Schema that this one uses."""
     kinds: dict[str, Any] = {
         "object": dict,
         "array": list,
@@ -185,7 +186,7 @@ def test_who_is_interrupted_leaves_a_partial_report_and_nothing_else(
         helper.signal(number)
         assert helper.wait_for("ended", within=45)[1] == "interrupted"
         assert helper.wait(within=20) == 0
-    until = now() + 20  # they end with it, and may have been busy
+    until = now() + 20  # they end with the helper, but may need time
     while (left := [pid for pid in processes if runs(pid)]) and now() < until:
         pass
     assert left == []
@@ -244,7 +245,7 @@ def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
 def test_an_interrupt_that_a_finalizer_threw_away_is_raised_by_the_next_look() -> None:
     with interrupted_once() as check:
         check()
-        with contextlib.suppress(KeyboardInterrupt):  # as the interpreter does inside one
+        with contextlib.suppress(KeyboardInterrupt):  # as the interpreter does inside a finalizer
             signal.raise_signal(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
             check()

@@ -1,4 +1,5 @@
-"""A server that is stopped for a comparison goes on afterwards, whatever becomes of those who stopped it."""
+"""A server that is stopped for a comparison runs again afterwards, whatever becomes of the processes that stopped
+it."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process to be stopped."""
+    """Start a process that the test can stop."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
 
 
 def keepers() -> list[int]:
-    """Of this process."""
+    """Return the keeper processes that this process started."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -199,7 +200,7 @@ match sys.argv[1]:
 def test_a_container_is_killed_and_started_again_by_its_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    """The words for the engine."""
+    """Checks the commands that are sent to the engine."""
     (tmp_path / "pid").write_text(str(sleeper.pid))
     engine, again = tmp_path / "docker", tmp_path / "again"
     engine.write_text(ENGINE.format(python=sys.executable, pid=str(tmp_path / "pid"), again=str(again)))
@@ -213,7 +214,7 @@ def test_a_container_is_killed_and_started_again_by_its_engine(
         assert sleeper.wait(20) == -signal.SIGKILL
         assert not again.exists()
     assert again.read_text() == "again\n"
-    with pytest.raises(ServerFault, match="taken down"), server.ended(60.0):  # it is dead
+    with pytest.raises(ServerFault, match="taken down"), server.ended(60.0):  # the process is dead
         pass
     assert again.read_text() == "again\nagain\n"
 

@@ -1,4 +1,4 @@
-"""What a cycle shows is judged from its events alone; what was not seen is undecided."""
+"""A cycle is judged by its events alone. Where the events do not show enough, the outcome is undecided."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_cycle_is_kept_broken_or_undecided(scenario: str, lines: list[str], ou
     assert (verdict.outcome, why in " ".join(verdict.why)) == (outcome, True)
 
 
-SILENT = [*HELD[:3], "1 listens 10 A"]  # it was asked to call, and did not
+SILENT = [*HELD[:3], "1 listens 10 A"]  # it was asked to call back, and did not
 LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
 
 
@@ -75,13 +75,14 @@ LATER = ["1 release 13.2 A", "1 released 13.2 A 0", "1 closed 14 A"]
         ([*SILENT, *LATER], "broken"),
         ([*HELD[:3], *LATER], "kept"),  # it has no callback, or was not asked
         ([*SILENT, HELD[3], *LATER], "kept"),
-        ([*SILENT, "1 release 12.02 A", "1 closed 14 A"], "undecided"),  # given back before it could call
+        ([*SILENT, "1 release 12.02 A", "1 closed 14 A"], "undecided"),  # released before it could call
         ([*SILENT, "1 release 13 A", "1 closed 14 A", "1 stall 12.02 13"], "undecided"),
-        ([*SILENT, "1 release 12.1 A", "1 closed 12.2 A"], "undecided"),  # closed before it must have called
+        ([*SILENT, "1 release 12.1 A", "1 closed 12.2 A"], "undecided"),  # closed before the call was due
         ([*SILENT, "1 release 12.1 A", "1 closed 13 A", "1 stall 12.1 12.9"], "undecided"),
-        ([*SILENT, "1 release 12.9 A", "1 closed 14 A", "1 stall 12.1 12.6"], "broken"),  # it had time enough
+        ([*SILENT, "1 release 12.9 A", "1 closed 14 A", "1 stall 12.1 12.6"], "broken"),  # it had enough time
         ([*SILENT, "1 release 13 A"], "undecided"),
-        (["1 got 10 n A 1 0", "1 over 10 A 10", "1 listens 10 A", *LATER], "no-fault"),  # it was never one
+        # It did not hold in the first place.
+        (["1 got 10 n A 1 0", "1 over 10 A 10", "1 listens 10 A", *LATER], "no-fault"),
     ],
 )
 def test_a_loss_of_which_nobody_is_told_is_broken_where_there_was_time_to_tell(lines: list[str], outcome: str) -> None:
@@ -185,7 +186,7 @@ def test_contention_is_told_by_grants_waits_and_hand_overs() -> None:
     [
         ("grant 1.9 P.1 0 3 1 2", "at the same time"),
         ("grant 2.1 P.1 0 3 1 1", "came after"),
-        ("grant 1.9 P.1 0 3 0 2", ""),  # it did not believe in it any more: nothing is certain
+        ("grant 1.9 P.1 0 3 0 2", ""),  # the second did not believe it held any longer, so nothing is certain
         ("grant 2.1 P.1 0 3 1 -", ""),
     ],
 )
@@ -202,7 +203,7 @@ def test_two_holders_under_load_are_a_violation(second: str, wrong: str) -> None
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2"], 1),
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 2.6 6 1 2"], 0),  # it began to wait later
         (["grant 1 P.0 0.5 2 1 1", "unserved 5.1 P.1 0.6"], 1),
-        (["grant 1 P.0 0.5 4 1 1", "unserved 5.1 P.1 0.6"], 0),  # the other one had it for so long
+        (["grant 1 P.0 0.5 4 1 1", "unserved 5.1 P.1 0.6"], 0),  # the other claim held for that long
         (["unserved 5.1 P.1 0.6", "unserved 5.1 P.0 0.6"], 1),
         (["grant 1 P.0 0.5 2 1 1", "served 5.1 P.1 0.6 6 1 2", "stall 2 3.5"], 0),
         ([], 0),
@@ -232,7 +233,7 @@ def test_the_cost_of_a_lock_is_told_beside_its_own_ping() -> None:
 
 
 def test_two_writes_that_tokens_let_over_each_other_are_a_violation() -> None:
-    """And one that is refused is the token at work."""
+    """Refusing a write is not a violation: then the token has done its work."""
     sound = ["1 wrote 10.1 A 1 1 1", "2 wrote 12.4 B 2 2 1", "1 wrote 12.6 A 1 2 0"]
     verdict = judge_cycle(cycle("partition", *HELD, *NEXT, *LAST, *sound))
     assert (verdict.outcome, verdict.writes, verdict.refused) == ("kept", 2, 1)

@@ -1,4 +1,4 @@
-"""A worker writes down what it was told, and when: never a yes at a time at which nobody asked."""
+"""A worker records what it was told and when. It never records a yes for a time at which nobody asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multilock.testing.compare import worker
 
 
 class StandsStill:
-    """A holding whose process stands still after the first question, for longer than it lives."""
+    """A holding whose process is paused after the first question for longer than the holding lives."""
 
     token = None
 

@@ -1,3 +1,3 @@
-"""A lock library that is broken already as it is imported."""
+"""A lock library whose import already fails."""
 
 raise RuntimeError("not on this machine")

@@ -1,4 +1,4 @@
-"""Metrics, as an SDK of OpenTelemetry collects them, and as its exporter shows them to Prometheus."""
+"""Metrics as an SDK of OpenTelemetry collects them, and as its exporter shows them to Prometheus."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def client() -> Iterator[Client]:
 
 
 class Telemetry:
-    """A provider, and what it has."""
+    """A provider of metrics, and their present values."""
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader])
 
     def __call__(self, name: str, /, **attributes: str) -> Any:
-        """The value now (of a histogram: its number of values); None where there is no such series."""
+        """Return the present value (of a histogram: the number of its values), or None if there is no such series."""
         data = self.reader.get_metrics_data()
         scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
         for metric in (metric for scope in scopes for metric in scope.metrics if metric.name == name):
@@ -70,7 +70,7 @@ def test_a_lock_shows_in_every_figure(client: Client, figure: Telemetry) -> None
     assert figure("multilock.acquires", result="acquired", backend="memory") == 1
     assert figure("multilock.acquires", result="taken") == 1
     assert figure("multilock.acquire.wait") == 1
-    eventually(lambda: figure("multilock.watchdog.late", backend="memory") == 0)  # it may be waking up
+    eventually(lambda: figure("multilock.watchdog.late", backend="memory") == 0)  # the watchdog may just be waking up
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_global_provider_may_be_set_before_or_after() -> None:
 def test_an_exporter_to_prometheus_has_the_names_and_labels_that_alerts_and_dashboard_use(
     client: Client,
 ) -> None:
-    """All that happens is told to both; the exporter adds what it calls scope and target."""
+    """Both receive all events. The exporter adds what it calls scope and target."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     provider = MeterProvider([PrometheusMetricReader(True, scope_info_enabled=False, registry=theirs)])
     runtime = HandRuntime()
@@ -202,7 +202,8 @@ def test_an_exporter_to_prometheus_has_the_names_and_labels_that_alerts_and_dash
 
 
 def samples(registry: CollectorRegistry) -> set[tuple[object, ...]]:
-    """Name, labels and value of each; when a series began is the exporter's own."""
+    """Return name, labels and value of each sample. The time when a series began is left out, since the exporter sets
+    it."""
     return {
         (sample.name, *sorted((key, value) for key, value in sample.labels.items() if value), sample.value)
         for family in registry.collect()

@@ -1,4 +1,4 @@
-"""Metrics, as Prometheus gets them: scraped from a real endpoint."""
+"""Metrics as Prometheus gets them: scraped from a real endpoint."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Scrape = Callable[..., float | None]
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    return CollectorRegistry(auto_describe=True)  # as the one that everybody uses
+    return CollectorRegistry(auto_describe=True)  # like the registry that most programs use
 
 
 @pytest.fixture
 def scrape(registry: CollectorRegistry) -> Iterator[Scrape]:
-    """The value of a sample at this moment; None where there is no such series."""
+    """Return the present value of a sample, or None if there is no such series."""
     server, thread = start_http_server(0, "127.0.0.1", registry=registry)
 
     def scrape(name: str, /, **labels: str) -> float | None:
@@ -74,7 +74,8 @@ def test_a_lock_shows_in_every_figure(client: Client, registry: CollectorRegistr
     assert scrape("multilock_acquires_total", result="acquired", backend="memory", name="") == 1
     assert scrape("multilock_acquires_total", result="taken") == 2
     assert scrape("multilock_acquire_wait_seconds_count") == 1
-    eventually(lambda: scrape("multilock_watchdog_late_seconds", backend="memory") == 0)  # it may be waking up
+    # The watchdog may just be waking up.
+    eventually(lambda: scrape("multilock_watchdog_late_seconds", backend="memory") == 0)
 
 
 def test_who_waits_is_counted_at_the_server_and_behind_the_gate(
@@ -223,7 +224,7 @@ def test_elections_of_two_prefixes_have_two_series(registry: CollectorRegistry, 
 
 
 class Halting:
-    """A client in the middle of whose figures a scrape stands still."""
+    """A client that pauses a scrape in the middle of its figures."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -267,7 +268,7 @@ def test_no_leader_is_also_told_where_nobody_exports_any_more(
 
 
 def names_in(text: str) -> set[str]:
-    """The metrics that a page, a rule or a dashboard speaks of, as families."""
+    """Return the metrics that a page, a rule or a dashboard names, as families."""
     found = re.findall(r"\b(multilock_[a-z_]+[a-z]|leader_election_[a-z_]+)\b(?=[\s{(\[`)\"\\,]|$)", text)
     return {re.sub(r"_(total|bucket|count|sum)$", "", name) for name in found}
 

@@ -1,4 +1,4 @@
-"""One of the compose files, up under a project name of this run's own."""
+"""One of the compose files, started under a project name of this run's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMAND_WITHIN = 60.0
 
 
 def docker(*arguments: str, within: float = COMMAND_WITHIN) -> str:
-    """What ``docker …`` printed; fails the test with what it complained about."""
+    """Run ``docker …`` and return what it printed. The test fails with its error output."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=within, check=False)
     if done.returncode:
         pytest.fail(f"docker {' '.join(arguments)}: {done.stderr.strip()}", pytrace=False)
@@ -33,7 +33,7 @@ def docker(*arguments: str, within: float = COMMAND_WITHIN) -> str:
 
 
 def need_engine() -> None:
-    """Skip, loudly, without an engine; fail where ``MULTILOCK_REQUIRE`` names docker."""
+    """Skip with a message if there is no engine, or fail if ``MULTILOCK_REQUIRE`` names docker."""
     for command in (["docker", "version"], ["docker", "compose", "version"]):
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_WITHIN, check=False)
@@ -45,10 +45,10 @@ def need_engine() -> None:
 
 
 class Project:
-    """``docker compose`` on one file, and what a test does to its services."""
+    """``docker compose`` on one file, and what a test may do to its services."""
 
     def __init__(self, file: str, *profiles: str) -> None:
-        # `make docker` says the name, to end what a killed run left.
+        # `make docker` sets the name, to end what a killed run left.
         base = os.environ.get("MULTILOCK_DOCKER_PROJECT", f"multilock-test-{os.getpid()}")
         self.name = f"{base}-{file.partition('.')[0]}"
         chosen = (part for profile in profiles or ("all",) for part in ("--profile", profile))
@@ -58,12 +58,12 @@ class Project:
         return docker(*self._compose, *arguments, within=within)
 
     def services(self) -> dict[str, Any]:
-        """By name, as the file says."""
+        """Return the services of the file by name."""
         services: dict[str, Any] = json.loads(self.compose("config", "--format", "json"))["services"]
         return services
 
     def up(self) -> None:
-        # With every image at hand nothing is asked of a registry, where there may be none.
+        # If every image is at hand, no registry is asked: there may be none.
         images = {service["image"] for service in self.services().values()}
         pull = "never" if all(map(_is_local, images)) else "missing"
         self.compose("up", "--detach", "--wait", "--pull", pull, within=UP_WITHIN)
@@ -72,14 +72,14 @@ class Project:
         self.compose("down", "--volumes", "--timeout", "1")
 
     def containers(self, *services: str) -> list[dict[str, Any]]:
-        """What the engine says of these, or of all."""
+        """Return what the engine reports about these services, or about all."""
         said = self.compose("ps", "--all", "--format", "json", *services)
         return [json.loads(line) for line in said.splitlines()]
 
     def is_well(self, *services: str) -> None:
-        """Assert that these, or all, are healthy, or soon are.
+        """Assert that these services, or all, are healthy, or soon become so.
 
-        The engine calls unhealthy what was paused, until the next check; ``up --wait`` gives up at that word.
+        The engine calls a service unhealthy that was paused, until the next check, and ``up --wait`` gives up then.
         """
         until = time.monotonic() + WELL_WITHIN
         while states := [
@@ -100,7 +100,7 @@ class Project:
 
     @contextlib.contextmanager
     def paused(self, *services: str) -> Iterator[None]:
-        """Frozen: connections are accepted, nothing is answered."""
+        """Freeze the services inside the block: they accept connections and do not answer."""
         self.compose("pause", *services)
         try:
             yield
@@ -110,7 +110,7 @@ class Project:
 
     @contextlib.contextmanager
     def killed(self, *services: str) -> Iterator[None]:
-        """Gone, with all that they had; started again afterwards."""
+        """Kill the services with all their data, and start them again after the block."""
         self.compose("kill", *services)
         try:
             yield
@@ -119,7 +119,8 @@ class Project:
 
     @contextlib.contextmanager
     def disconnected(self, service: str, network: str = "default") -> Iterator[None]:
-        """Off this network; its published port is gone too, where it has no other."""
+        """Disconnect a service from this network inside the block. Its published port is gone too, unless it has
+        another network."""
         where = (f"{self.name}_{network}", f"{self.name}-{service}-1")
         docker("network", "disconnect", *where)
         try:
@@ -131,7 +132,8 @@ class Project:
 
 @contextlib.contextmanager
 def running(file: str, *profiles: str) -> Iterator[Project]:
-    """All services of this file, or of these profiles, healthy; all gone at the end, whatever happens."""
+    """Start all services of this file, or of these profiles, until they are healthy. All are removed at the end,
+    whatever happens."""
     need_engine()
     project = Project(file, *profiles)
     ports = [int(port["published"]) for service in project.services().values() for port in service["ports"]]

@@ -1,4 +1,4 @@
-"""What is tried at each address that a compose file opens."""
+"""The checks for each address that a compose file opens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from multilock.testing.conformance.base import Recorder
 
 __all__ = ["WELL_WITHIN", "Holder", "Service", "Smoke", "each_grants", "each_of"]
 
-WELL_WITHIN = 60.0  # seconds in which a server that was hurt serves again
+WELL_WITHIN = 60.0  # seconds in which a damaged server works again
 CALLBACK_SLACK = 0.05  # seconds after the end of the lease by which the callback has started
-TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # none of their servers is asked alone
+TOGETHER = ("redlock", "redis+sentinel", "redis+cluster")  # their servers do not work alone
 
 
 def each_of(url: str) -> list[str]:
-    """The servers of a cluster's URL, one by one where each serves alone."""
+    """Return the URL of each server of a cluster, or the whole URL if its servers do not work alone."""
     scheme, _, hosts = url.partition("://")
     if scheme in TOGETHER:
         return [url]
@@ -25,7 +25,7 @@ def each_of(url: str) -> list[str]:
 
 
 def each_grants(url: str, name: str = "any") -> list[int]:
-    """The tokens of this lock, taken through one server after the other; each is waited for until it is well."""
+    """Take this lock through one server after the other, waiting until each is healthy. Return the tokens."""
     tokens = []
     for server in each_of(url):
         with (
@@ -37,7 +37,7 @@ def each_grants(url: str, name: str = "any") -> list[int]:
 
 
 class Service(conformance.Place):
-    """An address as a place under test; what hurts it is done to its container."""
+    """An address as a place for the conformance suite. A fault is done to its container."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -49,7 +49,8 @@ class Service(conformance.Place):
 
 
 class Smoke(conformance.Conformance):
-    """A handful of the conformance suite, on both faces: excluded, waiting, tokens, renewal, loss, election."""
+    """A selection of the conformance suite, blocking and asyncio: exclusion, waiting, tokens, renewal, loss,
+    election."""
 
     test_second_caller = conformance.LockConformance.test_second_caller_is_refused_while_the_first_holds
     test_waiter = conformance.LockConformance.test_a_waiter_gets_the_lock_after_the_release
@@ -62,7 +63,7 @@ class Smoke(conformance.Conformance):
 
 
 class Holder:
-    """One who holds a lock that nobody else knows of, to see what becomes of it."""
+    """A holder of a lock that nobody else knows of, used to see what becomes of it."""
 
     def __init__(self, url: str, ttl: float) -> None:
         self._lost = Recorder[Loss]()
@@ -71,7 +72,7 @@ class Holder:
         self.lease = self._client.lock(self.name, on_lost=self._lost).acquire(timeout=30)
 
     def hears_in_time(self) -> None:
-        """Assert that it is told of a silence, once, before its lease could be another's."""
+        """Assert that it is notified once of a silent server, before another client could get its lock."""
         loss = self._lost.wait(within=3 * self.lease.ttl)
         assert not self.lease.is_held()
         assert self._lost.times[0] <= loss.valid_until + CALLBACK_SLACK
@@ -79,13 +80,14 @@ class Holder:
         assert self._lost.stays_at(1)
 
     def keeps_it(self) -> None:
-        """Assert that it is told of no loss, for longer than a lease lasts without renewal."""
+        """Assert that it is notified of no loss, for longer than a lease lasts without renewal."""
         assert self._lost.stays_at(0, during=1.5 * self.lease.ttl)
         assert self.lease.is_held()
         assert self.lease.state is LeaseState.HELD
 
     def has_a_successor(self, url: str) -> None:
-        """Assert that the lock is another's, with a greater token, through each server of ``url`` once it is well."""
+        """Assert that another client gets the lock with a greater token through each server of ``url``, once that is
+        healthy."""
         tokens = [self.lease.token or 0, *each_grants(url, self.name)]
         assert tokens == sorted(set(tokens))
 

@@ -1,4 +1,4 @@
-"""compose/cluster.yaml on a real engine: clusters serve locks, outlive one server, and need a majority."""
+"""compose/cluster.yaml on a real engine: clusters serve locks, survive the loss of one server, and need a majority."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CLUSTERS = {
     "consul": "consul://127.0.0.1:8510,127.0.0.1:8520,127.0.0.1:8530",
 }
 FIRST = {service: each_of(url)[0] for service, url in CLUSTERS.items()}
-# A session of Consul belongs to the agent that made it. Where that is a server and dies, Consul removes its node, and
-# with it the session (SESSION_LOST): a lock outlives only the others.
+# A session of Consul belongs to the agent that created it. If that agent is a server and dies, Consul removes its node,
+# and with it the session (SESSION_LOST). So a lock survives only the loss of the other servers.
 OUTLIVES = ["etcd", "zookeeper"]
 TTL = 6.0
-LONGER = 15.0  # where the paused server may be the leader: an election takes seconds on a busy machine
+LONGER = 15.0  # seconds, if the paused server may be the leader: an election takes seconds on an overloaded machine
 
 
 @pytest.fixture(scope="module")

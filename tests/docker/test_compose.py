@@ -1,4 +1,5 @@
-"""compose/compose.yaml on a real engine: ready when it says so, locks on each service, and servers that fall silent."""
+"""compose/compose.yaml on a real engine: services that report ready are ready, each serves locks, and some fall
+silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of `multilock.testing.containers`: what they are, that they work, and that nothing is left of them."""
+"""The servers of `multilock.testing.containers`: their images, that they work, and that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def images(file: str) -> list[tuple[str, str]]:
-    """Name and image of what has one, in the order of the file."""
+    """Return name and image of each service that has one, in the order of the file."""
     text = (COMPOSE / file).read_text(encoding="utf-8")
     return re.findall(r"^(?:  |x-)(\w+):(?: &\w+)?\n +image: (\S+)", text, re.MULTILINE)
 
@@ -31,7 +31,7 @@ def engine() -> None:
 
 @pytest.fixture(params=containers.SERVERS)
 def server(request: pytest.FixtureRequest, engine: None) -> ServerContainer:
-    """What the plugin's fixture gives."""
+    """Return the server of the plugin's fixture."""
     server: ServerContainer = request.getfixturevalue(f"{request.param}_container")
     return server
 
@@ -120,6 +120,6 @@ def test_an_error_in_the_block_removes_the_container(engine: None) -> None:
 
 
 def ours() -> set[str]:
-    """The containers that this process started and has not removed."""
+    """Return the containers that this process started and has not removed."""
     said = docker("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={os.getpid()}")
     return set(said.split())

@@ -1,4 +1,5 @@
-"""The Redis of compose/cluster.yaml on a real engine: independent ones, one with a replica and Sentinels, a cluster."""
+"""The Redis servers of compose/cluster.yaml on a real engine: independent ones, one with a replica and Sentinels, a
+cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.docker.smoke import WELL_WITHIN, Holder, each_grants
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 REDIS = [6381, 6382, 6383, 6384, 6385]
-# They have just been started: the guard of restarts would keep the first lock waiting.
+# They have just started: with a restart guard the first lock would have to wait.
 REDLOCK = f"redlock://{','.join(f'127.0.0.1:{port}' for port in REDIS)}/0?restart_guard=0"
 SENTINELS = [26379, 26380, 26381]
 SENTINEL = f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in SENTINELS)}/locks"
@@ -38,8 +39,11 @@ def project() -> Iterator[Project]:
 
 
 def until_it_can_fail_over(port: int) -> None:
-    """This Sentinel, which has just been started, knows the others and a replica that follows. It asks the primary for
-    its replicas every ten seconds; one that finds no good one tries again minutes later."""
+    """Wait until this new Sentinel knows the others and a replica that follows its primary.
+
+    It asks the primary for its replicas every ten seconds. If it finds no good replica at a failover, it tries again
+    minutes later.
+    """
     until = time.monotonic() + WELL_WITHIN
     with redis.Redis(port=port) as guard:
         while not (
@@ -61,7 +65,7 @@ def test_each_redis_is_a_lock_server_of_its_own(project: Project, port: int) -> 
 
 
 def waits_until(client: multilock.Client, name: str) -> None:
-    """Somebody stands in its queue."""
+    """Wait until another claim is in the queue of this lock."""
     until = time.monotonic() + WELL_WITHIN
     while (info := client.inspect(name)) is None or not info.waiting:
         assert time.monotonic() < until
@@ -69,7 +73,7 @@ def waits_until(client: multilock.Client, name: str) -> None:
 
 
 def is_handed_over(holder: Holder, url: str) -> None:
-    """Assert that who waits gets it when it is given back, with a greater token."""
+    """Assert that a waiter gets the lock with a greater token when it is released."""
     with multilock.connect(url, ttl=30) as other, ThreadPoolExecutor(1) as pool:
         assert other.lock(holder.name).try_acquire() is None
         waits = pool.submit(other.lock(holder.name).acquire, timeout=WELL_WITHIN)

@@ -1,6 +1,6 @@
-"""The table of capabilities in docs/choosing.md says what the code says.
+"""The table of capabilities in docs/choosing.md agrees with the code.
 
-``python -m tests.docs.test_capabilities`` writes it anew.
+``python -m tests.docs.test_capabilities`` writes the table again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every code block of the README and of docs/ runs, each in a process and a directory of its own."""
+"""Every code block of the README and of docs/ runs, each in its own process and directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WITHIN = 100.0  # seconds for one block; `multilock demo` takes some twenty
+WITHIN = 100.0  # seconds for one block; `multilock demo` takes about twenty
 
-# Lines of shell blocks that are not run here, and why.
+# Lines of shell blocks that are not run here, and the reason.
 NOT_RUN = {
     "make demo": "CI runs it as a step of its own",
     "make test": "it runs this test",
@@ -28,7 +28,7 @@ NOT_RUN = {
     "git clone": "what it would fetch is this project",
 }
 
-# Blocks marked ``no-run`` after their language, and why.
+# Blocks marked ``no-run`` after their language, and the reason.
 NO_RUN = {
     "docs/comparing.md": "it stands for an adapter of the reader's",
     "docs/graceful-shutdown.md": "they are pieces of a FastAPI application and of a gunicorn configuration",
@@ -38,7 +38,7 @@ NO_RUN = {
     "docs/backends/consul.md": "it needs a token of the reader's",
 }
 
-# What a block says about the reader's machine, and what stands for it here.
+# Addresses on the reader's machine that blocks name, and their replacements here.
 REDIS = re.compile(r"redis://(localhost|127\.0\.0\.1)(:6379)?(/0)?")
 SHARED_FILE = "/var/tmp/locks.db"
 
@@ -78,7 +78,7 @@ def of_kind(*kinds: str) -> list[Block]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A machine on which `multilock` is installed and something is configured."""
+    """Return the environment of a machine on which `multilock` is installed and something is configured."""
     (tmp_path / "multilock.toml").write_text('default = "docs"\n[profiles.docs]\nurl = "memory://docs"\n')
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MULTILOCK_")}
@@ -87,7 +87,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def here(block: Block, tmp_path: Path, request: pytest.FixtureRequest) -> str:
-    """The block's code, with this machine's addresses."""
+    """Return the code of the block with this machine's addresses."""
     code = block.code.replace(SHARED_FILE, f"{tmp_path}/locks.db")
     if REDIS.search(code):
         code = REDIS.sub(request.getfixturevalue("redis_url"), code)

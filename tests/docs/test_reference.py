@@ -1,4 +1,4 @@
-"""The reference names every public member, and none that is not there."""
+"""The reference names every public member, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECTIONS = {
 
 
 def section(heading: str) -> str:
-    """Of a heading to the next one; of a row of a table with a class's fields, that row."""
+    """Return the text from this heading to the next. For a row of a table with a class's fields, return that row."""
     start = PAGE.index(f"\n{heading}") + 1
     one_row = heading.startswith("|") and heading != "| `Capabilities`"
     ends = PAGE.find("\n" if one_row else "\n## ", start)
@@ -33,7 +33,7 @@ def section(heading: str) -> str:
 
 
 def named(text: str) -> set[str]:
-    """What stands first in code: ``lock(name, …)`` is ``lock``."""
+    """Return the names at the start of each piece of code: ``lock(name, …)`` gives ``lock``."""
     return {re.split(r"[(.=]", code)[0] for code in re.findall(r"`([^`]+)`", text)}
 
 

@@ -1,4 +1,4 @@
-"""The page for writers of backends names every method with its arguments, and none that is not there."""
+"""The page for authors of backends names every method with its arguments, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CODES = re.findall(r"`([^`\n]+)`", PAGE)
 
 
 def members(protocol: type) -> dict[str, str]:
-    """Each as the page writes it: a property by its name, a method with what the caller passes."""
+    """Return each member as the page writes it: a property by its name, a method with the arguments of the caller."""
     shown = {}
     for name, its in vars(protocol).items():
         if not name.startswith("_"):

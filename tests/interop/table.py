@@ -1,6 +1,7 @@
-"""Who excludes whom: the table of docs/interoperability.md, made by trying every pair on a real server.
+"""The table of docs/interoperability.md, which shows whose locks exclude whose, found by trying every pair on a real
+server.
 
-python -m tests.interop.table      prints it (`make interop` writes it into the page)
+python -m tests.interop.table prints it (`make interop` writes it into the page)
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ COLUMNS: dict[str, Callable[[Client, str], DistributedLock]] = {
     "`semaphore` of 3": lambda client, name: client.semaphore(name, 3),
 }
 WAITS, ENTERS, REFUSED = "waits", "**enters**", "refused"
-SOON, LATE = 0.7, 30.0  # seconds: who has not got in after these waits; who may get in has these, on a busy machine
+# Seconds: a lock still kept out after SOON waits; a lock that may enter has until LATE, on an overloaded machine.
+SOON, LATE = 0.7, 30.0
 
 Cell = tuple[str, str]
 """What ours does while theirs is held, and theirs while ours is."""
@@ -71,8 +73,10 @@ def theirs_behind(lock: DistributedLock, their: Their, within: float) -> str:
 def try_pair(
     client: Client, server: Any, make: Callable[[Any, str, ExitStack], Their], column: str, name: str, expected: Cell
 ) -> Cell:
-    """Each under a name of its own, which nobody has used before. ``expected`` only says how long to look: what may
-    get in has much time for it."""
+    """Try both orders, each under a name that nobody has used before.
+
+    ``expected`` only determines how long to wait: a lock that may enter gets much time.
+    """
     ours = COLUMNS[column]
     patience = [SOON if cell == WAITS else LATE for cell in expected]
     with ExitStack() as stack:
@@ -82,7 +86,7 @@ def try_pair(
 
 
 def rows_of(text: str) -> dict[tuple[str, str], dict[str, Cell]]:
-    """The table as the page has it: (backend, their lock) → column → cell."""
+    """Return the table of the page: (backend, their lock) → column → cell."""
     lines = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if "|" in line]
     header, _, *rows = lines
     assert header[2:] == list(COLUMNS), header
@@ -96,7 +100,7 @@ def rows_of(text: str) -> dict[tuple[str, str], dict[str, Cell]]:
 
 
 def in_page() -> str:
-    """The part of the page that is the table."""
+    """Return the table's text in the page."""
     return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
 
 

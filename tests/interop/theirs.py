@@ -1,4 +1,4 @@
-"""The locks of other programs, each held and tried in the same way: those of docs/interoperability.md."""
+"""The locks of other programs that docs/interoperability.md names, each held and tried in the same way."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["BACKENDS", "Refused", "Their"]
 
 
 class Refused(Exception):
-    """It does not wait: it says that this is no lock of its own."""
+    """The other program refuses at once, because it does not accept the lock as one of its own."""
 
 
 class Their(Protocol):
     """One lock of another program, of one name."""
 
     def acquire(self, within: float) -> bool:
-        """Whether it got in; it holds the lock then. Raises Refused."""
+        """Return True if it got the lock, which it then holds. Raises Refused."""
 
     def release(self) -> None: ...
 
 
 class RedisPy:
-    """redis.lock.Lock"""
+    """The lock of redis-py, redis.lock.Lock."""
 
     def __init__(self, server: RedisServer, name: str, stack: ExitStack) -> None:
         client = stack.enter_context(redis.Redis(port=server.port))

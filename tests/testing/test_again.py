@@ -1,4 +1,4 @@
-"""The wrapper of `make test`: what is run again, what never is, and what it says."""
+"""The wrapper of `make test`: which tests run again, which never do, and what it reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Alone:
-    """Passes so many lone runs of each test, then fails."""
+    """Let so many lone runs of each test pass, and the later ones fail."""
 
     def __init__(self, passes: int = 1000) -> None:
         self.passes = passes
@@ -98,7 +98,7 @@ def test_the_shared_suites_have_their_oracles(suite: type | None, name: str, ask
     assert is_of_conformance(item) == asks  # type: ignore[arg-type]
 
 
-# Each start of pytest takes seconds on a loaded machine: two lone runs, not ten.
+# Each start of pytest takes seconds on a loaded machine, so that two lone runs are allowed, not ten.
 TWICE = "import sys; from tests import again; again.RUNS = 2; sys.exit(again.main(sys.argv[1:]))"
 
 

@@ -1,4 +1,4 @@
-"""A case is kept only if it was seen to be: whoever stood still at that moment leaves it undecided."""
+"""A case is kept only if that was observed. If a process was frozen at that moment, the case is undecided."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def judged(
         ((*A, B.format(1.5), "2 stall 1.2 1.6"), BROKEN, 0.5),
         ((*A, B.format(2.015)), UNDECIDED, math.nan),  # before the answer, after the question
         ((*A, B.format(2.5), "2 stall 2.1 2.6"), KEPT, -0.08),
-        ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # it may have had it since 1.9
-        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # it ran in between, and had nothing to say
-        ((*A[:2], B.format(2.5)), UNDECIDED, math.nan),  # nobody knows until when the first one believed
+        ((*A, B.format(2.5), "2 stall 1.9 2.6"), UNDECIDED, math.nan),  # it may have held since 1.9
+        ((*A, B.format(2.5), "2 stall 1.9 2.4"), KEPT, -0.48),  # it ran in between, and reported nothing
+        ((*A[:2], B.format(2.5)), UNDECIDED, math.nan),  # nobody saw the first belief end
         ((*A[:2], "1 release 2.3 a", B.format(2.5)), KEPT, -0.2),
         (("1 got 1 n a 1 0", B.format(2.5)), UNDECIDED, math.nan),
     ],
 )
 def test_two_beliefs_are_apart_only_if_that_was_seen(lines: Sequence[str], outcome: Outcome, overlap: float) -> None:
-    assert str(judged(lines)) == str((outcome, overlap))  # nan is like nan
+    assert str(judged(lines)) == str((outcome, overlap))  # as text, because nan is not equal to nan
 
 
 def test_who_was_killed_believes_nothing_after_that() -> None:
@@ -57,9 +57,9 @@ def test_who_was_frozen_is_judged_by_the_first_answer_after_it() -> None:
     believed_on = ("1 got 1 n a 1 1", "1 held 5.01 a", B.format(4))
     assert judged(knew)[0] is UNDECIDED
     assert judged(knew, frozen=[(2.0, 5.0)])[0] is KEPT
-    assert judged(knew, frozen=[(2.0, 3.5)])[0] is UNDECIDED  # it ran as the other began
+    assert judged(knew, frozen=[(2.0, 3.5)])[0] is UNDECIDED  # it ran when the other began
     assert judged(believed_on, frozen=[(2.0, 5.0)]) == (BROKEN, 1.01)
-    assert judged((*knew[:2], knew[-1]), frozen=[(2.0, 5.0)])[0] is UNDECIDED  # it never went on
+    assert judged((*knew[:2], knew[-1]), frozen=[(2.0, 5.0)])[0] is UNDECIDED  # it never continued
 
 
 def test_a_lock_without_tokens_has_no_regressions() -> None:
@@ -84,7 +84,7 @@ def test_a_process_that_was_stopped_says_so() -> None:
             time.sleep(0.01)
         went_on = now()
         helper.resume()
-        while True:  # a busy machine makes stalls of its own
+        while True:  # an overloaded machine makes stalls of its own
             _, since, until = helper.wait_for("stall", within=20)
             if float(since) <= stopped and float(until) >= went_on:
                 break

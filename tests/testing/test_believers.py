@@ -1,4 +1,5 @@
-"""What clients hold is written down in every process, and judged: broken is certain, and undecided is not kept."""
+"""Every process records what its clients hold, and the records are judged. Broken is certain; undecided does not count
+as kept."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ WITHIN = 20.0
 
 
 def hold(url: str, path: str) -> None:
-    """Holds the lock until it is told what to do."""
+    """Hold the lock, and wait for commands."""
     with multilock.connect(url) as client:
         Believers(path).watch(client)
         lease = client.lock("n").acquire(WITHIN)
@@ -79,7 +80,7 @@ def test_a_holder_that_was_frozen_believed_nothing_meanwhile(
         with pause(helper):
             with client.lock("n").acquire(WITHIN):
                 pass
-            # It may believe in it still: nobody has seen it run again.
+            # It may still believe that it holds, since nobody has seen it run again.
             assert "nobody saw the belief of the first one end" in believers.judge().undecided[0]
         helper.tell("lost")
         helper.wait_for("done", WITHIN)
@@ -109,7 +110,7 @@ def test_a_hand_over_between_processes_is_seen_on_both_sides(
 
 
 def test_two_who_believe_at_once_are_told(believers: Believers, client: multilock.Client, tmp_path: Path) -> None:
-    # Two files, which are one name for whoever looks at scheme, prefix and name: both hold it.
+    # Two files look like one name, since only scheme, prefix and name are compared. So both processes hold it.
     with Helper(HOLD, f"sqlite://{tmp_path}/other.db", believers.path) as helper:
         helper.wait_for("held", WITHIN)
         with client.lock("n"):
@@ -159,10 +160,10 @@ def test_a_forked_child_writes_for_itself_and_ends_nothing_of_its_parent(believe
         believers.watch(client)
         if not (child := os.fork()):
             client.lock("n").acquire(WITHIN)
-            believers.close()  # as a fixture of the test would, if the child unwound
+            believers.close()  # as a fixture of the test would do in the child
             os._exit(0)
         os.waitpid(child, 0)
-        believers.judge()  # sees that it is dead, before anybody else has the lock
+        believers.judge()  # finds that the child is dead, before anybody else has the lock
         with client.lock("n").acquire(WITHIN):
             pass
         verdict = believers.judge()
@@ -170,7 +171,7 @@ def test_a_forked_child_writes_for_itself_and_ends_nothing_of_its_parent(believe
 
 
 def test_it_can_be_an_argument_of_another_process(believers: Believers) -> None:
-    other = pickle.loads(pickle.dumps(believers))  # here it is the same process: it has one file
+    other = pickle.loads(pickle.dumps(believers))  # here both copies are in one process and use one file
     with multilock.connect("memory://pickled") as client:
         other.watch(client)
         with client.lock("n"):

@@ -1,4 +1,4 @@
-"""What the conformance suite asks of the author of a backend."""
+"""What the conformance suite demands of the author of a backend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The least that docs/writing-a-backend.md names: a scheme of this process only, and a place with two members.
+# The least that docs/writing-a-backend.md demands: a scheme of this process only, and a place with two members.
 BACKEND = """
 import multilock
 from multilock_sqlite import open_backend
@@ -46,7 +46,7 @@ class TestProcess(conformance.ProcessConformance):
     backend = Mine
 """
 
-# Those that ask the place for something, and one of other processes.
+# Tests that send requests to the place, and one that uses other processes.
 ASKING = "gave_up or nothing_is_left or leaves_nothing or renew_answers or harmless_twice or exclude_each_other"
 
 

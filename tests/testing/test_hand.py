@@ -12,7 +12,7 @@ from multilock.testing import HandRuntime, hand
 
 
 class Stepper:
-    """A ticker that steps every ``period`` seconds and remembers when."""
+    """A ticker that steps every ``period`` seconds and records the times."""
 
     def __init__(self, runtime: HandRuntime, period: float) -> None:
         self.runtime = runtime
@@ -156,7 +156,7 @@ def test_a_real_thread_waits_for_the_hand() -> None:
     assert waiting.wait(5)
     assert not woken.wait(0.05)
     runtime.advance(6)
-    while not woken.wait(0.05):  # it may have begun to wait after the clock moved
+    while not woken.wait(0.05):  # the waiter may have begun to wait after the clock moved
         runtime.advance(6)
     assert answers == [False]
 

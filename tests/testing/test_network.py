@@ -1,4 +1,4 @@
-"""A network of one client's own: the same for one host and for several."""
+"""One client's own network: it works the same for one host and for several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def network(echoes: list[Echo]) -> Iterator[Network]:
 
 @pytest.fixture
 def clients(network: Network) -> Iterator[list[socket.socket]]:
-    """One to each host."""
+    """Connect one client to each host."""
     sockets = [socket.create_connection((proxy.host, proxy.port), timeout=10.0) for proxy in network.proxies]
     yield sockets
     for each in sockets:
@@ -59,8 +59,8 @@ def test_one_reply_is_lost_whichever_host_the_request_goes_to(
     with pytest.raises(ConnectionResetError):
         ask(second, b"lock 3")
     fault.wait(10.0)
-    echoes[1].wait(lambda: b"lock 3" in echoes[1].seen)  # it was executed
-    assert ask(first, b"lock 4") == b"lock 4"  # once
+    echoes[1].wait(lambda: b"lock 3" in echoes[1].seen)  # the server executed it
+    assert ask(first, b"lock 4") == b"lock 4"  # only one reply is lost
 
 
 def test_what_is_done_is_done_to_all_hosts(network: Network, clients: list[socket.socket]) -> None:

@@ -1,4 +1,4 @@
-"""Any process can be frozen and killed, and when it stood still is known afterwards."""
+"""Any process can be frozen and killed, and the times of its freezes can be read afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from multilock import now
 from multilock.testing import kill, pause, pausing
 
-# Says that it runs, starts a child of its own that does nothing, and echoes what it is told.
+# A program that prints the id of an idle child, then echoes each line of its input.
 TALKS = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -74,11 +74,11 @@ def test_the_dead_are_dead_and_whoever_started_them_can_ask_how_they_ended(proce
     pause(process)
     with kill(process):
         assert process.poll() == -9
-    assert pausing.spans(process.pid)[-1][1] == math.inf  # it never went on
+    assert pausing.spans(process.pid)[-1][1] == math.inf  # it never continued
     kill(process)
     with pytest.raises(ProcessLookupError, match="has ended: it cannot be paused"):
         pause(process)
-    pausing.end(child)  # it was killed with the group it is in: nobody is left
+    pausing.end(child)  # the child was killed with its process group, so none is left
 
 
 def test_a_process_of_multiprocessing_is_one() -> None:

@@ -1,4 +1,4 @@
-"""The fixtures of the pytest plugin that break things, and that see what is believed; they clean up in any case."""
+"""The fixtures of the pytest plugin that break things, and those that record beliefs. They always clean up."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NOBODY = "redis://user:hush-hush@127.0.0.1:{}/0"
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """The URL of a server that is away: the port is taken, and nobody listens."""
+    """Return the URL of a server that is away: the port is taken, and nothing listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield NOBODY.format(taken.getsockname()[1])
@@ -39,13 +39,13 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 def lines_of(result: pytest.RunResult) -> dict[str, list[str]]:
-    """The matrix in the terminal: by test, what came of it."""
+    """Return the matrix in the terminal: the outcomes of each test."""
     said = [line.split() for line in result.outlines]
     return {words[0]: words[1:] for words in said if words and "::" in words[0]}
 
 
 def outcomes(folder: Path) -> dict[str, list[str | None]]:
-    """By test, what matrix.json says."""
+    """Return the outcomes of each test in matrix.json."""
     data = json.loads((folder / "matrix.json").read_text())
     return {
         test["name"].partition("::")[2]: [cell and cell["outcome"] for cell in test["results"]]
@@ -311,7 +311,7 @@ def test_no_password_is_shown_anywhere_also_where_two_urls_differ_in_it_alone(
             raise RuntimeError(f"no luck with {str(multilock_url)}, {multilock_url.partition('@')[0]}")
         """
     )
-    # The server has no password and refuses one: what it says is shown.
+    # The server has no password and refuses one. Its reply is shown.
     options = ("--multilock-url", one, "--multilock-url", other, "--setup-show", "--showlocals")
     result = run(pytester, *options, "--multilock-compare", "--multilock-report", "out", "-k", "not shows")
     folder = pytester.path / "out"

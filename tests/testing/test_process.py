@@ -1,4 +1,4 @@
-"""Helper processes can be talked to, frozen and killed."""
+"""Helper processes can be sent commands, frozen and killed."""
 
 from __future__ import annotations
 

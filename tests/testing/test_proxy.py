@@ -1,4 +1,4 @@
-"""The fault proxy does to a connection what its methods say."""
+"""Each method of the fault proxy does to a connection what its name says."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from multilock.testing.proxy import FaultProxy
 
-SILENCE = 0.15  # seconds without a byte that count as "nothing comes"
+SILENCE = 0.15  # seconds without a byte that count as silence
 
 
 class Echo:
-    """Answers each piece it gets with the same piece, and remembers them."""
+    """Send each received piece back, and record it."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -30,7 +30,7 @@ class Echo:
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # ends accept(); close() alone does not
+            self.listener.shutdown(socket.SHUT_RDWR)  # this ends accept(); close() alone does not
         self.listener.close()
 
     def _accept(self) -> None:

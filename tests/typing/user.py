@@ -1,4 +1,4 @@
-"""What a typical user writes, for mypy and pyright in their strict modes. Never run."""
+"""Code that a typical user writes, for mypy and pyright in their strict modes. It is never run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def blocking(client: Client) -> None:
 
 
 def give_back(loss: Loss) -> None:
-    """``Loss`` alone serves both faces."""
+    """A type annotation of plain ``Loss`` accepts both faces, blocking and asyncio."""
     loss.lease.release()
     if isinstance(loss.lease, Lease):
         assert_type(loss.lease.release(), bool)

@@ -243,7 +243,7 @@ def test_a_client_whose_loop_was_closed_under_a_request_goes_on_in_another(
     server: RedisServer, proxy: FaultProxy, bare: Bare
 ) -> None:
     first = asyncio.new_event_loop()
-    first.set_exception_handler(lambda *_: None)  # the handler of the task that the loop leaves behind
+    first.set_exception_handler(lambda *_: None)  # ignore the error of the task that the loop leaves behind
     ours = multilock.connect_async(proxy.url, ttl=TTL, request_timeout=1.0)
     lock = ours.lock("a")
 

@@ -1,4 +1,4 @@
-"""What runs in processes of its own for the tests of this folder."""
+"""Functions that the tests of this folder run in separate processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["exit_while_holding", "fork_after_use", "fork_with_a_client_handed_ov
 
 
 def fork_after_use(url: str) -> None:
-    """As gunicorn does: a client is used before the fork, a lock is held, a watch runs, and a thread waits."""
+    """Fork like gunicorn: a client was used before the fork, it holds a lock, a watch runs, and a thread waits."""
     client = multilock.connect(url, ttl=10)
     lost = threading.Event()
     lease = client.lock("parent", on_lost=lambda _: lost.set()).acquire()
     threading.Thread(target=_wait_for, args=(client, "parent"), daemon=True).start()
-    time.sleep(0.6)  # both watches run
+    time.sleep(0.6)  # wait until both watches run
     children = [_forked(_child, client, lease, str(number)) for number in range(3)]
     say("children", [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
     say("parent", lease.is_held())
@@ -47,7 +47,7 @@ def fork_with_a_client_handed_over(url: str) -> None:
 
 
 def exit_while_holding(url: str) -> None:
-    """The interpreter ends with a lock held and nothing closed."""
+    """Exit the interpreter while a lock is held and nothing was closed."""
     lease = multilock.connect(url, ttl=30).lock("job").acquire()
     say("held", lease.is_held())
 

@@ -16,20 +16,20 @@ Operator = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss has its reason from a request that the real 0.1 s are too short for on a machine that stands still."""
+    """Allow more time for the request that explains a loss. An overloaded machine needs more than the usual 0.1 s."""
     monkeypatch.setattr("multilock_zookeeper.notices.REASON_WITHIN", 2.0)
 
 
 @pytest.fixture(scope="package")
 def shared() -> Iterator[ZooKeeperServer]:
-    """One for the tests that only talk to it, each under a prefix of its own."""
+    """Start one server for the tests that only send requests to it, each under a prefix of its own."""
     with ZooKeeperServer() as server:
         yield server
 
 
 @pytest.fixture
 def server() -> Iterator[ZooKeeperServer]:
-    """One of this test's own, to be stopped, paused and emptied."""
+    """Start a server for one test, which may stop, pause or empty it."""
     with ZooKeeperServer() as server:
         yield server
 
@@ -42,7 +42,7 @@ def cluster() -> Iterator[ZooKeeperCluster]:
 
 @pytest.fixture
 def operator() -> Iterator[Operator]:
-    """Makes kazoo clients of hosts, none of ours; all are stopped after the test."""
+    """Make plain kazoo clients of the given hosts, and stop all of them after the test."""
     made: list[Any] = []
 
     def make(hosts: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The real Curator, in a process of its own."""
+"""The real Curator, in a separate process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Curator"]
 
 
 class Curator:
-    """Its locks of one path: a "mutex" (InterProcessMutex), and the "read" and "write" lock
-    of an InterProcessReadWriteLock."""
+    """Curator's locks of one path: a "mutex" (InterProcessMutex), and the "read" and the "write" lock of an
+    InterProcessReadWriteLock."""
 
     def __init__(self, server: ZooKeeperServer, path: str) -> None:
         jars = "/usr/share/java/curator-recipes.jar:/usr/share/java/slf4j-nop.jar"
@@ -29,7 +29,7 @@ class Curator:
         assert background(self._line).result(30) == "ready"
 
     def tell(self, word: str, lock: str = "mutex") -> Future[str]:
-        """What it answers."""
+        """Send a command, and return its answer as a future."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{word} {lock}\n")
         self._process.stdin.flush()

@@ -1,4 +1,4 @@
-"""Three ZooKeeper servers, each in a network of its own."""
+"""Three ZooKeeper servers, each in its own network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend without a kernel, whose claims the test makes, sends and gives back by hand."""
+"""A backend without a kernel: the test makes the claims, sends the requests and releases the claims itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Ours"]
 
 
 class Ours(ByHand):
-    """One client, of one session."""
+    """One client with one session."""
 
     queues = True
 

@@ -1,4 +1,4 @@
-"""Three servers: what becomes of a lock when one fails, freezes, or the majority does."""
+"""Three servers: what becomes of a lock when one of them fails or freezes, or when the majority does."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ pytestmark = pytest.mark.timeout(150)
 def test_a_lock_survives_the_death_of_the_leader_and_tokens_go_on_growing(
     cluster: ZooKeeperCluster, connect: Connect
 ) -> None:
-    """Where its validity outlasts the election, in which a server may take a connection and not answer for T/3."""
+    """Its validity must outlast the election, in which a server may accept a connection and not answer for T/3."""
     client, other = connect(cluster.url, ttl=36), connect(cluster.url, ttl=36)
     lease = client.lock("job").acquire()
     token = lease.fence()
     waits = background(lambda: other.lock("job").acquire(timeout=90))
     eventually(lambda: (info := client.inspect("job")) is not None and info.waiting == 1)
     cluster.leader().kill()
-    cluster.leader()  # another one
+    cluster.leader()  # wait for another leader
     until_renewed(lease, within=36)
     assert not waits.done()
     assert lease.release()

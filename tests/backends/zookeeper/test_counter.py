@@ -1,4 +1,4 @@
-"""The counter of a parent is a signed number of 32 bits, and stays at its end: who comes then has no place."""
+"""The counter of a parent is a signed number of 32 bits and stays at its end, so that later claims get no place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_last_number_is_no_place(style: str) -> None:
 
 
 def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
-    """Set the counter of the node at ``path``, in the newest snapshot of a server that does not run."""
+    """Set the counter of the node at ``path``, in the newest snapshot of a server that is not running."""
     assert server._folder is not None
     data = Path(server._folder.name, "data", "version-2")
     snapshot = max(data.glob("snapshot.*"), key=lambda file: int(file.suffix[1:], 16))
@@ -35,10 +35,10 @@ def count_to(server: ZooKeeperServer, path: str, number: int) -> None:
     name = path.encode()
     begin = content.index(struct.pack("!i", len(name)) + name) + 4 + len(name)
     length = struct.unpack_from("!i", content, begin)[0]
-    counter = begin + 4 + max(length, 0) + 8 + 4 * 8 + 4  # its data, its ACL, two numbers, two times, its version
+    counter = begin + 4 + max(length, 0) + 8 + 4 * 8 + 4  # data, ACL, two numbers, two times, the version
     struct.pack_into("!i", content, counter, number)
     at = 0
-    while (at := content.find(SEAL, at + 1)) > 0:  # each seal is the sum of all before it
+    while (at := content.find(SEAL, at + 1)) > 0:  # each seal is the sum of all bytes before it
         if at >= 8 and struct.unpack_from("!q", content, at - 8)[0] >> 32 == 0 and at > counter:
             struct.pack_into("!q", content, at - 8, zlib.adler32(bytes(content[: at - 8])))
     snapshot.write_bytes(bytes(content))
@@ -51,7 +51,7 @@ def test_a_counter_at_its_end_makes_no_two_holders(
     by = operator(server.endpoint)
     by.ensure_path("/multilock/job")
     by.stop()
-    server.restart()  # it writes a snapshot when it starts
+    server.restart()  # the server writes a snapshot when it starts
     server.kill()
     count_to(server, "/multilock/job", LAST_NUMBER - 1)
     server.start()

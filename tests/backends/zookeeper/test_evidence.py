@@ -1,4 +1,4 @@
-"""What counts as an answer of the ensemble, and what an answer that is a refusal leaves behind."""
+"""Which replies prove something about the ensemble, and what a refused request leaves behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALL_BUT_READING = [ACL(Permissions.ALL & ~Permissions.READ, Id("world", "anyone"
 def test_an_answer_that_is_left_out_costs_the_connection_and_not_the_session(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
-    """A server that hands a session over to another one leaves out one answer and sends the next."""
+    """A server that passes a session on to another server leaves out one reply and sends the next."""
     client = connect(server.url, ttl=10)
     lost = Recorder[Loss]()
     lease = client.lock("job", on_lost=lost).acquire()
@@ -78,14 +78,14 @@ def _connection(error: Exception) -> Any:
     return connection
 
 
-# ---- threads that the process does not get
+# ---- threads that the process cannot start
 
 
 @pytest.mark.parametrize("nth", range(1, 7))
 def test_one_refused_thread_costs_neither_a_notice_nor_the_end(
     server: ZooKeeperServer, operator: Operator, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    before = connections_of_ours()  # of clients that other tests have left
+    before = connections_of_ours()  # some belong to clients of earlier tests
     starts = count(1)
     start = system.Thread.start
 
@@ -101,7 +101,7 @@ def test_one_refused_thread_costs_neither_a_notice_nor_the_end(
         client.lock("job", on_lost=lost).acquire(timeout=30)
         waits = background(lambda: client.lock("job").acquire(timeout=30))
         eventually(lambda: len(contenders(by)) == 2)
-        time.sleep(1)  # until it is watched
+        time.sleep(1)  # wait until the lock is watched
         first = min(contenders(by), key=lambda node: node[-10:])
         by.delete(f"/multilock/job/{first}")
         assert lost.wait().reason is LossReason.TAKEN
@@ -130,14 +130,14 @@ def connections_of_ours() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("multilock-zookeeper")}
 
 
-# ---- refused after something was done
+# ---- refused after the server had done something
 
 
 @pytest.mark.oracle
 def test_an_acquire_refused_after_its_node_was_made_leaves_no_node(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
-    """Whoever may not list the contenders may still make a node."""
+    """A client without the right to list the contenders may still create a node."""
     by = operator(server.endpoint)
     client = connect(server.url, ttl=20)
     client.lock("job").acquire().release()
@@ -163,12 +163,12 @@ def test_a_waiter_behind_a_node_it_may_not_read_is_woken_by_its_end(
     assert client.lock("job").try_acquire() is None
     waits = background(lambda: (client.lock("job").acquire(timeout=50), now()))
     eventually(lambda: len(contenders(theirs)) == 2)
-    time.sleep(0.5)  # until it has watched
+    time.sleep(0.5)  # wait until it watches
     with Pulse() as pulse:
         released_at = now()
         theirs_lock.release()
         lease, granted_at = waits.result(55)
-    assert granted_at - released_at < 3 + pulse.stopped()  # its own timer is that of a minute
+    assert granted_at - released_at < 3 + pulse.stopped()  # its own timer is a minute
     lease.release()
     eventually(lambda: contenders(theirs) == [])
 
@@ -201,7 +201,7 @@ def test_a_used_up_quota_is_refused_at_once_and_costs_no_held_lock(connect: Conn
         assert lease.wait_lost(3) is None
 
 
-# ---- refusals that prove
+# ---- refusals that prove something
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -219,7 +219,7 @@ def test_a_node_with_another_acl_costs_none_of_the_locks_of_its_session(
     assert lost.calls == []
     assert all(lease.is_held() for lease in leases.values())
     if acl is not READ_ONLY:
-        return  # no server notifies anybody of a node that it may not read
+        return  # no server notifies a client of a node that it may not read
     by.delete(f"/multilock/{changed}/{contenders(by, changed)[0]}")
     assert lost.wait().reason is LossReason.TAKEN
     assert leases["b" if first else "a"].is_held()
@@ -256,7 +256,7 @@ def test_renewals_of_the_session_do_not_lengthen_a_lease_without_renewal(
     assert loss.detected_at - begun <= 4.5
 
 
-# ---- told while the grant is on its way
+# ---- notifications while the grant is on its way
 
 
 def test_a_claim_whose_session_ended_before_it_was_watched_is_told_so(shared: ZooKeeperServer) -> None:

@@ -1,4 +1,4 @@
-"""What bad luck does to a lock on one ZooKeeper: lost replies, restarts, silence, sessions and nodes that end."""
+"""Failures around a lock on one ZooKeeper: lost replies, restarts, silence, sessions and nodes that end."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def backend_of(client: Client) -> ZooKeeperBackend:
 
 
 def session_of(client: Client) -> Any:
-    """Of the client under test: as a thief of its id and password would have it."""
+    """Return the session's id and password, as a thief of them would have them."""
     return backend_of(client)._transport._client.client_id
 
 
 def watched(client: Client) -> int:
-    """How many of its nodes it would be told the deletion of."""
+    """Return how many of the client's nodes it watches for deletion."""
     return len(backend_of(client)._watcher._covered)
 
 
 def risks(client: Client) -> Recorder[Event]:
-    """Hears of each lease that is at risk, for however short a while."""
+    """Record each lease that is at risk, even for a short while."""
     told = Recorder[Event]()
     client.events.subscribe(lambda event: told(event) if isinstance(event, AtRisk) else None)
     return told
 
 
 def steal_and_close(server: ZooKeeperServer, client_id: Any) -> None:
-    """Another client with the same session closes it."""
+    """Close the session from another client that has its id and password."""
     thief = KazooClient(server.endpoint, client_id=client_id)
     thief.start()
     thief.stop()
@@ -121,7 +121,7 @@ def test_a_lost_reply_to_a_renewal_is_no_loss(server: ZooKeeperServer, proxy: Fa
     eventually(lambda: watched(client) == 1)  # its watch names the node, too
     lost = proxy.drop_reply(b"__lock__", then="hold")
     lost.wait(5)
-    eventually(lambda: lease.remaining() > 4.5)  # a later one was answered, on another connection
+    eventually(lambda: lease.remaining() > 4.5)  # a later renewal was answered, on another connection
     assert lease.state is LeaseState.HELD
 
 
@@ -141,7 +141,7 @@ def test_a_create_that_is_executed_after_its_timeout_is_found_and_deleted(
     held.release()
 
     def given_back() -> bool:
-        with suppress(BackendUnavailable):  # in these moments the connection ends on which nothing was answered
+        with suppress(BackendUnavailable):  # the connection on which nothing was answered ends at about this time
             return backend.release(claim, None, True, 5.0).ours
         return False
 
@@ -179,7 +179,7 @@ def test_who_stood_still_until_it_had_a_session_creates_nothing(
 def test_a_node_of_an_earlier_session_is_deleted_and_never_taken_over(
     server: ZooKeeperServer, connect: Connect, operator: Operator
 ) -> None:
-    """Its id is ours, its session is not: as after a reconnect to a server that still shows it."""
+    """The node has our id but another session, as after a reconnect to a server that still shows the old node."""
     ear = Ear()
     backend = open_backend(server.url, {"ttl": 6.0})
     backend.open(ear)
@@ -266,7 +266,7 @@ def test_a_node_deleted_while_the_connection_is_broken_is_a_loss_once_it_is_back
 def test_a_connection_that_says_nothing_is_given_up_for_another(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
-    """kazoo keeps one for minutes while there is something to send."""
+    """kazoo keeps such a connection for minutes while it has something to send."""
     client = connect(proxy.url, ttl=6)
     at_risk = risks(client)
     lease = client.lock("job").acquire()
@@ -276,7 +276,7 @@ def test_a_connection_that_says_nothing_is_given_up_for_another(
 
 
 def test_a_handshake_that_is_not_answered_is_given_up_for_another(proxy: FaultProxy, connect: Connect) -> None:
-    """kazoo waits for the answer as long as the whole session lasts, where there is one address."""
+    """With one address, kazoo waits for that reply as long as the whole session lasts."""
     lost = Recorder[Loss]()
     client = connect(proxy.url, ttl=9)
     at_risk = risks(client)
@@ -291,13 +291,13 @@ def test_a_handshake_that_is_not_answered_is_given_up_for_another(proxy: FaultPr
     assert lost.calls == []
 
 
-# ---- another past
+# ---- a server with another past
 
 
 def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
-    """It knows fewer transactions than the client has seen, and refuses it for that; kazoo would offer them forever."""
+    """The server knows fewer transactions than the client has seen, and refuses it. kazoo would retry forever."""
     client, other = connect(server.url, ttl=4), connect(server.url, ttl=4)
     lost = Recorder[Loss]()
     for _ in range(50):
@@ -323,7 +323,7 @@ def test_a_server_that_lost_its_data_is_used_again_once_the_session_is_dead(
 def test_a_session_that_a_restored_server_brings_back_is_not_taken_up_again(
     server: ZooKeeperServer, connect: Connect, tmp_path: Path
 ) -> None:
-    """The nodes that it had in that past are nobody's: kept alive by us, they would never go."""
+    """The nodes of that session belong to nobody, and would stay forever if we kept the session alive."""
     client = connect(server.url, ttl=2)
     client.lock("job").acquire()
     server.kill()
@@ -377,9 +377,9 @@ def test_a_reason_without_an_answer_holds_no_notice_up(
     begun = now()
     by.delete(f"/multilock/job/{contenders(by)[0]}")
     assert lost.wait().reason is LossReason.TAKEN
-    assert lost.times[0] - begun < 1.5  # a request has five seconds
+    assert lost.times[0] - begun < 1.5  # an ordinary request waits for five seconds
     asked.wait(5)
-    proxy.cut()  # what closes the client waits for answers, too
+    proxy.cut()  # closing the client waits for replies, too
 
 
 def test_a_session_closed_by_somebody_else_ends_every_lock_on_it_once(
@@ -482,7 +482,7 @@ def test_close_leaves_neither_nodes_nor_a_session(
     client.lock("once", renew=False, ttl=2).acquire()
     client.close()
     assert all(contenders(by, name) == [] for name in ("job-0", "job-1", "job-2", "once"))
-    eventually(lambda: server.metric("zk_global_sessions") == 1)  # the operator's
+    eventually(lambda: server.metric("zk_global_sessions") == 1)  # that of the operator's client
 
 
 def test_close_does_not_wait_for_a_silent_server(server: ZooKeeperServer, connect: Connect) -> None:
@@ -510,7 +510,8 @@ def test_an_uncontended_lock_costs_one_round_trip_to_acquire_and_one_to_release(
     before = packets(server)
     for _ in range(100):
         lock.acquire().release()
-    assert packets(server) - before - 1 <= 302  # create and listing go together; then the delete; and the question
+    # Create and listing in one trip, then the delete, and the request of this test.
+    assert packets(server) - before - 1 <= 302
 
 
 def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -> None:
@@ -523,7 +524,8 @@ def test_a_release_wakes_one_waiter(server: ZooKeeperServer, connect: Connect) -
     holder.release()
     eventually(lambda: any(each.done() for each in waits))
     time.sleep(0.2)
-    assert packets(server) - before <= 3 + 1  # the delete, one listing, this question, and a ping of anybody
+    # The delete, one listing, the request of this test, and a ping of any client.
+    assert packets(server) - before <= 3 + 1
     assert sum(each.done() for each in waits) == 1
     while waits:
         eventually(lambda: any(each.done() for each in waits))

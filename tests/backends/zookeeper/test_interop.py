@@ -1,5 +1,7 @@
-"""Our locks and those of kazoo and of Curator on the same name: each waits for the other, in one queue, but for those
-of theirs that do not look at all of ours, or at all of their own: these limits are shown as well."""
+"""Our locks and those of kazoo and Curator on the same name: each waits for the other, in one queue.
+
+The exceptions are locks of theirs that do not look at all of ours, or at all of their own. These limits are tested too.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def curator_style(connect: Connect, shared: ZooKeeperServer, prefix: str) -> Cli
 
 @pytest.fixture
 def kazoo(operator: Operator, shared: ZooKeeperServer, prefix: str) -> Callable[..., Any]:
-    """Makes a kazoo.Lock, or another recipe of kazoo's, for a name, on a session of its own."""
+    """Make a kazoo.Lock, or another recipe of kazoo's, for a name, on a session of its own."""
     return lambda name, recipe="Lock", **words: getattr(operator(shared.endpoint), recipe)(f"/{prefix}{name}", **words)
 
 
@@ -142,7 +144,7 @@ def test_the_other_style_is_refused_and_nothing_of_us_stays(
 
 def test_a_name_with_a_slash_is_one_escaped_name(client: Client, kazoo: Callable[..., Any]) -> None:
     with client.lock("a/b"):
-        assert kazoo("a/b").acquire(blocking=False)  # another lock, by its unescaped name
+        assert kazoo("a/b").acquire(blocking=False)  # another lock: its name is not escaped
         assert not kazoo("a%2Fb").acquire(blocking=False)
 
 
@@ -156,7 +158,7 @@ OURS: dict[str, Callable[[Client], DistributedLock]] = {
     "permit": lambda client: client.semaphore("job", 3),
 }
 TOGETHER = {("reader", "ReadLock")}
-BLIND = {("reader", "Lock")}  # kazoo's Lock does not look at readers, its own neither
+BLIND = {("reader", "Lock")}  # kazoo's Lock does not look at readers, not even at its own
 
 
 @pytest.mark.parametrize("theirs", ["Lock", "ReadLock", "WriteLock"])
@@ -164,7 +166,8 @@ BLIND = {("reader", "Lock")}  # kazoo's Lock does not look at readers, its own n
 def test_kazoos_locks_and_each_of_ours_exclude_each_other(
     client: Client, kazoo: Callable[..., Any], ours: str, theirs: str
 ) -> None:
-    """But for two readers, and for kazoo's Lock beside ours: who needs it to wait for readers uses its WriteLock."""
+    """Two readers share the name, and kazoo's Lock ignores our readers. A program that must wait for readers uses
+    kazoo's WriteLock."""
     mine, their = OURS[ours](client), kazoo("job", theirs)
     with mine:
         assert their.acquire(blocking=False) is ((ours, theirs) in TOGETHER | BLIND)
@@ -212,7 +215,7 @@ def test_a_waiting_writer_of_kazoo_keeps_our_readers_out_and_ours_its_readers(
 def test_kazoos_semaphore_keeps_off_a_name_of_ours_and_we_off_its(
     client: Client, kazoo: Callable[..., Any], ours: str
 ) -> None:
-    """It would count our nodes as its own, whatever they are."""
+    """kazoo's Semaphore would count any node of ours as its own."""
     with OURS[ours](client):
         pass
     with pytest.raises(ValueError, match="Inconsistent max leases: 0, expected: 3"):
@@ -228,7 +231,7 @@ def test_kazoos_semaphore_keeps_off_a_name_of_ours_and_we_off_its(
         assert theirs.lease_holders() != []
 
 
-# ---- … and Curator's
+# ---- readers, writers and permits beside Curator's
 
 
 def test_curators_read_write_lock_and_ours_exclude_each_other(
@@ -259,7 +262,7 @@ def test_curators_read_write_lock_and_ours_exclude_each_other(
 def test_curators_mutex_waits_for_our_permits_but_it_does_not_see_read_write_locks_nor_they_it(
     curator_style: Client, curator: Callable[[str], Curator]
 ) -> None:
-    """Not its own either. We wait for all of them."""
+    """Curator's mutex does not see Curator's read-write locks either. We wait for all of them."""
     theirs, permit = curator("job"), OURS["permit"](curator_style)
     with permit:
         assert theirs.tell("try").result(WITHIN) == "taken"
@@ -278,7 +281,7 @@ def test_curators_mutex_waits_for_our_permits_but_it_does_not_see_read_write_loc
 def test_a_semaphore_of_curator_is_refused_and_nothing_of_us_stays(
     curator_style: Client, shared: ZooKeeperServer, operator: Operator, prefix: str
 ) -> None:
-    """Its layout: two folders below its path."""
+    """A semaphore of Curator has two folders below its path."""
     by = operator(shared.endpoint)
     by.ensure_path(f"/{prefix}job/leases")
     with pytest.raises(BackendRejected, match="semaphore of kazoo or of Curator"):

@@ -1,4 +1,4 @@
-"""A follower is cut off from its leader while the holder talks to it: it goes on answering reads for seconds."""
+"""A follower is cut off from its leader while the holder talks to it, and continues to answer reads for seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.backends.zookeeper.islands import Archipelago, possible
 
 pytestmark = pytest.mark.skipif(not possible(), reason="it makes networks, which takes root on Linux")
 
-CUTS, LOCKS = 4, 5  # that are held at a time, each by a client of its own
+CUTS, LOCKS = 4, 5  # number of cuts, and of locks held at a time, each by its own client
 TTL = 2.4
 
 
@@ -35,8 +35,11 @@ def entered_at(client: multilock.Client, name: str) -> float:
 
 
 def gaps(islands: Archipelago) -> list[float]:
-    """Seconds from the end of our belief, or our callback if that was later, to the next holder, of each lock: with
-    those for which this process stood still, as nobody can be told in time then."""
+    """Return for each lock the seconds from the end of our belief, or from our callback if that was later, to the next
+    holder.
+
+    The seconds for which this process was paused are added, because nobody can be notified in time then.
+    """
     cut_off, other = islands.followers()
     found, held = [], []
     with ExitStack() as clients:
@@ -49,9 +52,9 @@ def gaps(islands: Archipelago) -> list[float]:
         for number, client in enumerate(ours):
             lost = Recorder[Loss]()
             held.append((client.lock(f"job{number}", on_lost=lost).acquire(timeout=20), lost))
-            time.sleep(random.uniform(0, 0.2))  # all are in different phases of their renewals
+            time.sleep(random.uniform(0, 0.2))  # so that all are in different phases of their renewals
         waits = [background(partial(entered_at, client, f"job{number}")) for number, client in enumerate(theirs)]
-        time.sleep(random.uniform(0.2, 1.0))  # until they wait; and anywhere in a period of renewals
+        time.sleep(random.uniform(0.2, 1.0))  # until they wait, at a random moment in a period of renewals
         with islands.cut_off(cut_off), Pulse() as pulse:
             believing = [background(partial(believed_until, lease)) for lease, _ in held]
             for (_, lost), belief, next_one in zip(held, believing, waits, strict=True):
@@ -72,6 +75,6 @@ def test_the_holder_stops_believing_before_the_next_one_gets_in(islands: Archipe
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_if_reads_were_a_proof_two_would_believe(islands: Archipelago, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above would find."""
+    """Shows that the test above finds an overlap if reads count as proof."""
     monkeypatch.setattr(Transport, "put", lambda transport, path, value: transport.exists(path))
     assert min(gaps(islands)) < 0

@@ -1,4 +1,4 @@
-"""Who we are and how we come in: digest and ACLs, TLS, chroots, a client handed over, options."""
+"""Logging in: digest and ACLs, TLS, chroots, a client passed in, options."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_chroot_is_made_and_names_are_without_it(
 
 @pytest.fixture(scope="module")
 def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.pem, and server.pem and client.pem by it, each with its key."""
+    """Create ca.pem, and server.pem and client.pem signed by it, each with its key."""
     folder = tmp_path_factory.mktemp("pems")
 
     def openssl(*words: str) -> None:
@@ -132,7 +132,7 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def secured(pems: Path) -> Iterator[tuple[ZooKeeperServer, str]]:
-    """A server, and its URL for TLS. It asks clients for a certificate."""
+    """Start a server that demands certificates of its clients, and return it with its URL for TLS."""
     port = free_port()
     settings = {
         "secureClientPort": port,
@@ -164,8 +164,10 @@ def test_a_server_that_the_ca_does_not_vouch_for_is_refused(secured: tuple[ZooKe
 
 @contextmanager
 def answering(farewell: bytes | None) -> Iterator[str]:
-    """The URL of what accepts every connection, and answers a TLS greeting with these bytes and by hanging up; or, for
-    None, by a reset."""
+    """Run a server that accepts every connection, answers a TLS greeting with these bytes, and hangs up.
+
+    With None it resets the connection instead. Yields its URL.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -187,7 +189,7 @@ def answering(farewell: bytes | None) -> Iterator[str]:
 
 @pytest.mark.parametrize("farewell", [b"", None])
 def test_a_host_that_hangs_up_during_the_tls_greeting_is_waited_out(farewell: bytes | None, connect: Connect) -> None:
-    """So does a load balancer without a server behind it."""
+    """A load balancer without a server behind it behaves like this."""
     with answering(farewell) as url:
         client = connect(url, ttl=3, tls=True, outage_timeout=1.5)
         begun = time.monotonic()
@@ -202,7 +204,7 @@ def test_a_host_that_speaks_no_tls_or_sends_an_alert_is_refused(farewell: bytes,
         connect(url, ttl=3, tls=True).lock("job").acquire(timeout=10)
 
 
-# ---- a client handed over
+# ---- a client passed in
 
 
 def test_a_kazoo_client_is_used_with_its_session_and_never_closed(
@@ -212,7 +214,8 @@ def test_a_kazoo_client_is_used_with_its_session_and_never_closed(
     client = connect("zookeeper://", client=theirs, ttl=30)
     before = server.metric("zk_global_sessions")
     lease = client.lock("job").acquire()
-    eventually(lambda: server.metric("zk_global_sessions") == before, within=3)  # by itself another would end after 4
+    # A second session would end by itself only after 4 seconds.
+    eventually(lambda: server.metric("zk_global_sessions") == before, within=3)
     assert lease.ttl == 4.0
     assert connect(server.url, ttl=10).lock("job").try_acquire() is None
     time.sleep(3)

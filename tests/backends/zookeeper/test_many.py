@@ -1,4 +1,5 @@
-"""Many at once over a round trip that counts: losses, followed names, leases that end, watches after a reconnect."""
+"""Many operations at once with a long round trip: losses, followed names, leases that end, watches after a
+reconnect."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def ear() -> Ear:
 
 @pytest.fixture
 def backend(proxy: FaultProxy, ear: Ear) -> Iterator[ZooKeeperBackend]:
-    """Over a proxy, without a kernel that would look by itself."""
+    """A backend behind a proxy, without a kernel that would look by itself."""
     backend = open_backend(proxy.url, {"ttl": 30.0})
     backend.open(ear)
     yield backend
@@ -58,7 +59,7 @@ def test_two_hundred_nodes_deleted_at_once_are_two_hundred_losses_at_once(
             deleted.get(10)
         done = now()
         lost.wait(200, within=10)
-    assert lost.times[-1] - done < 1.0 + pulse.stopped()  # one question each, in turn, would be 2.4
+    assert lost.times[-1] - done < 1.0 + pulse.stopped()  # one request after the other would take 2.4
     assert {loss.reason for loss in lost.calls} == {LossReason.TAKEN}
 
 
@@ -93,14 +94,14 @@ def test_a_name_whose_watch_was_not_answered_is_not_taken_for_watched(
 
 
 def test_following_gets_further_each_time(backend: ZooKeeperBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call has time for some of the names only."""
+    """Each call has time for only some of the names."""
     backend.ping(5.0)
     transport = backend._transport
     exists, asked = transport.exists, []
 
     def slow(path: str, watch: Any = None) -> Answer:
         asked.append(path)
-        return exists(path, watch) if len(asked) % 4 else Answer(now())  # every fourth is never answered
+        return exists(path, watch) if len(asked) % 4 else Answer(now())  # every fourth request gets no reply
 
     monkeypatch.setattr(transport, "exists", slow)
     monkeypatch.setattr(transport, "_silent", lambda answer: None)
@@ -119,7 +120,7 @@ def test_following_gets_further_each_time(backend: ZooKeeperBackend, monkeypatch
 def test_a_renewal_is_answered_although_some_nodes_could_not_be_looked_at(
     backend: ZooKeeperBackend, ear: Ear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not looked at in time is not lost: the write has proved the session."""
+    """A node that could not be read in time is not lost: the write has proved the session."""
     claims = [ear.claim(f"job-{number}") for number in range(3)]
     held: Any = [(claim, backend.attempt(claim, True, 5.0)) for claim in claims]
     monkeypatch.setattr(backend._transport, "exists", lambda path: Answer(now()))
@@ -132,7 +133,7 @@ def test_a_renewal_is_answered_although_some_nodes_could_not_be_looked_at(
 def test_leases_that_end_one_after_the_other_leave_the_renewals_of_the_session_alone(
     server: ZooKeeperServer, proxy: FaultProxy, connect: Connect
 ) -> None:
-    """Each round trip takes longer than the time until the next of them ends."""
+    """Each round trip takes longer than the time until the next lease ends."""
     failed = Recorder[Event]()
     client = connect(proxy.url, ttl=6)
     kept = client.lock("kept").acquire()
@@ -170,7 +171,7 @@ def test_waiting_for_longer_than_its_ttl_costs_nobody_the_turn(
     server: ZooKeeperServer, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder = connect(server.url, ttl=30).lock("job").acquire()
-    # A request has more time than a fifth of its ttl: it is the ttl that is short.
+    # The request timeout exceeds a fifth of its ttl, since the ttl is the short one.
     second, third = connect(server.url, ttl=10, request_timeout=2.0), connect(server.url, ttl=10)
     order: list[str] = []
 
@@ -193,13 +194,14 @@ def test_waiting_for_longer_than_its_ttl_costs_nobody_the_turn(
 def test_a_lease_without_renewal_that_was_released_is_not_deleted_again(
     server: ZooKeeperServer, connect: Connect
 ) -> None:
-    client = connect(server.url, ttl=60, request_timeout=10.0)  # what is asked again costs more
+    client = connect(server.url, ttl=60, request_timeout=10.0)  # a request that is repeated would cost more
     client.lock("job", renew=False, ttl=1).acquire().release()
     before = packets(server)
     for _ in range(50):
         client.lock("job", renew=False, ttl=1).acquire().release()
     time.sleep(2)
-    assert packets(server) - before - 1 <= 153 + 3  # create, listing, delete; the question, and a renewal or two
+    # Create, listing, delete; the request of this test, and a renewal or two.
+    assert packets(server) - before - 1 <= 153 + 3
 
 
 def test_what_is_planned_for_released_leases_is_forgotten(backend: ZooKeeperBackend, ear: Ear) -> None:

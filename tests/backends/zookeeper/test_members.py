@@ -1,4 +1,4 @@
-"""What is said of an ensemble's members. Without a server."""
+"""The findings about an ensemble's members. Tested without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The session timeout is negotiated at every connection: a server restarted with other limits, or another server."""
+"""Each connection negotiates the session timeout anew, with a restarted server that has other limits or with another
+one."""
 
 from __future__ import annotations
 
@@ -32,8 +33,11 @@ def restart_with(server: ZooKeeperServer, **settings: object) -> None:
 
 
 def gap(lease: Lease, lost: Recorder[Loss], other: Client, proxy: FaultProxy) -> float:
-    """Seconds from the end of our belief, or our callback if that was later, to the next holder, when the holder is cut
-    off; with those for which this process stood still."""
+    """Cut the holder off. Return the seconds from the end of its belief, or from its callback if that was later, to the
+    next holder.
+
+    The seconds for which this process was paused are added.
+    """
     waits = background(lambda: (other.lock("job").acquire(timeout=30), now())[1])
     with Pulse() as pulse:
         proxy.black_hole()
@@ -56,7 +60,7 @@ def test_a_server_restarted_with_a_lower_limit_has_one_holder(
     restart_with(server, maxSessionTimeout=int(SHORT * 1000))
     other = connect(server.url, ttl=LONG)
     eventually(lambda: answers(other) and answers(client), within=20)
-    if lease.is_held():  # it is not where the restart took longer than the shorter lease lives
+    if lease.is_held():  # it is lost if the restart took longer than the shorter lease
         assert lease.ttl == SHORT
         assert lease.remaining() < SHORT * 2 / 3
         assert gap(lease, lost, other, proxy) > 0
@@ -67,7 +71,7 @@ def test_a_server_restarted_with_a_lower_limit_has_one_holder(
 
 @pytest.fixture
 def unequal() -> Iterator[ZooKeeperCluster]:
-    """Three servers, the last of which grants less than the others."""
+    """Start three servers, the last of which grants less than the others."""
     cluster = ZooKeeperCluster()
     cluster.members[2].settings["maxSessionTimeout"] = int(SHORT * 1000)
     with cluster:
@@ -95,7 +99,7 @@ def test_a_client_that_moves_to_a_server_with_a_lower_limit_is_never_one_of_two_
         first.cut()
         eventually(lambda: session_ttl(client) == SHORT, within=20)
         assert lease.ttl == SHORT
-        first.accept()  # the one that grants more is not believed again within this session
+        first.accept()  # within this session the longer grant of this server does not count again
         second.cut()
         first.black_hole()
         assert gap(lease, lost, other, second) > 0
@@ -108,7 +112,7 @@ def test_what_is_held_is_cut_before_anything_is_sent_on_the_new_connection(
     client = connect(proxy.url, ttl=LONG, request_timeout=1.0)
     lease = client.lock("job", renew=renew).acquire()
     server.settings["maxSessionTimeout"] = int(SHORT * 1000)
-    held = proxy.hold_request(b"\0\0\0\5\0\0\0")  # operation 5 is setData, then a path: no renewal comes through
+    held = proxy.hold_request(b"\0\0\0\5\0\0\0")  # operation 5 is setData, then a path: it stops every renewal
     server.restart()
     eventually(lambda: session_ttl(client) == SHORT, within=20)
     eventually(lambda: lease.remaining() < SHORT * 2 / 3)
@@ -126,7 +130,7 @@ def test_a_cut_in_the_middle_of_a_grant_is_a_cut_of_that_grant(
     really = Session.validity
 
     def cut_afterwards(session: Session) -> Any:
-        """As kazoo's thread may, when it has connected anew."""
+        """Shorten the session just after the proof, as kazoo's thread may when it has a new connection."""
         proof = really(session)
         if session.shorten(SHORT):
             listener.shortened(session)
@@ -156,7 +160,8 @@ def test_the_kernel_knows_a_session_before_anything_can_be_granted_in_it(
 def test_the_timeout_is_read_from_the_handshake_itself(server: ZooKeeperServer, connect: Connect) -> None:
     before = server.metric("zk_packets_received")
     connect(server.url, ttl=LONG).ping()
-    assert server.metric("zk_packets_received") - before <= 4  # handshake, exists, the question; no second session
+    # Handshake, exists, the request of this test; no second session.
+    assert server.metric("zk_packets_received") - before <= 4
 
 
 def test_a_client_handed_over_is_asked_again_at_each_connection(
@@ -168,4 +173,4 @@ def test_a_client_handed_over_is_asked_again_at_each_connection(
     assert lease.ttl == LONG
     restart_with(server, maxSessionTimeout=int(SHORT * 1000))
     eventually(lambda: answers(client) and session_ttl(client) == SHORT, within=30)
-    assert lease.ttl == SHORT or not lease.is_held()  # kazoo may be slow to come back
+    assert lease.ttl == SHORT or not lease.is_held()  # kazoo may be slow to return

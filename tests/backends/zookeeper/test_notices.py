@@ -1,4 +1,4 @@
-"""Watches that are set while the connection breaks, and threads that do not start: by hand, without a server."""
+"""Watches that are set while the connection breaks, and threads that do not start. By hand, without a server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GONE = object()
 
 
 class Server:
-    """A `multilock_zookeeper.transport.Transport` whose every answer is there at once, unless the test does something
+    """A `multilock_zookeeper.transport.Transport` that has every reply at once, unless the test does something
     first."""
 
     connected = True
@@ -76,7 +76,7 @@ def watcher(server: Server, ear: Ear) -> Watcher:
 
 
 def test_a_watch_that_was_set_on_the_connection_before_is_none(server: Server, watcher: Watcher) -> None:
-    """Its answer came just before the connection broke, and is read just after."""
+    """The reply to the watch came just before the connection broke, and is read just after that."""
     server.before_answer = lambda: watcher.suspended(server.session)
     watcher.hold({"/job/1": "claim"}, now() + 1)
     assert not watcher.covers("/job/1")
@@ -122,7 +122,7 @@ def test_a_reconnect_does_not_wait_for_the_look_that_was_planned_after_a_failure
 
 
 def test_a_session_is_renewed_once_its_connection_is_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last renewal may have failed a moment ago, and pause for longer than its locks have left."""
+    """Its last renewal may have failed a moment ago, and the next would come when its locks have ended."""
     renewed: list[Hashable] = []
     ear = Ear()
     monkeypatch.setattr(ear, "silent", renewed.append)
@@ -149,7 +149,7 @@ def test_a_broken_connection_is_reported_until_all_watches_are_set_again(server:
 
 
 class Told(Ear):
-    """Remembers the newest state of the pushes."""
+    """A recorder that keeps the newest state of the push connection."""
 
     trouble: tuple[str | None, bool] = (None, False)
 
@@ -182,12 +182,12 @@ def test_a_waiter_for_one_of_many_watches_their_parent_and_is_woken_by_each_chan
         assert server.asked[turn:] == ["/job"]
         watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))
         assert ear.wakes == ["claim"] * (turn + 1)
-    watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))  # it has not asked again
+    watcher._event(WatchedEvent(EventType.CHILD, KeeperState.CONNECTED, "/job"))  # the waiter has not asked again
     assert len(ear.wakes) == 2
 
 
 def test_nobody_is_woken_by_what_it_has_ceased_to_wait_for(server: Server, watcher: Watcher, ear: Ear) -> None:
-    """The others of several nodes whose first to go has woken it."""
+    """It waited for several nodes. The first that went has woken it, and the others must not."""
     assert watcher.wait("claim", ["/job/0", "/job/1"], "/job/own", now() + 1)
     for path in ("/job/0", "/job/1", "/job/own"):
         watcher._event(WatchedEvent(EventType.DELETED, KeeperState.CONNECTED, path))

@@ -8,7 +8,7 @@ from tests.servers_zookeeper import ZooKeeperServer
 
 
 def answers(function: str, url: str) -> dict[str, str]:
-    """What the helper said, by the first word of each line."""
+    """Run the helper and return its lines by their first word."""
     with Helper(f"tests.backends.zookeeper.children:{function}", url) as helper:
         assert helper.wait(50) == 0, helper.errors
         return {word: rest for word, _, rest in (line.partition(" ") for line in helper.lines)}

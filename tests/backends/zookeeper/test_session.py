@@ -1,4 +1,4 @@
-"""For how long a session certainly lives: the leader's view, by hand."""
+"""How long a session certainly lives by the leader's clock. The test supplies the times by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_third_of_the_timeout_after_a_silence_all_is_as_before() -> None:
 def test_a_reconnect_ends_a_silence_for_the_leader_confirms_it() -> None:
     session = Session(1, T, 100.0)
     session.touch(104.0)
-    assert until(session) == pytest.approx(100 + T * 2 / 3)  # an acknowledged write moves validity, nothing else
+    assert until(session) == pytest.approx(100 + T * 2 / 3)  # only an acknowledged write moves validity
     session.prove(104.1)
     assert until(session) == pytest.approx(104.1 + T * 2 / 3)
 

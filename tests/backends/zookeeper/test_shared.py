@@ -1,4 +1,4 @@
-"""Readers and permits: who holds a name together, who waits for whom, and what is left behind."""
+"""Readers and permits: which clients hold a name together, which wait for which, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.backends.zookeeper.conftest import Operator
 from tests.backends.zookeeper.kit import Ours
 from tests.servers_zookeeper import ZooKeeperServer
 
-LONG = 30.0  # seconds; who is not woken sleeps for ever
-QUICK = 6.0  # seconds of ttl; a connection that says nothing is given up after a sixth
+LONG = 30.0  # seconds; a waiter that is not woken sleeps forever
+QUICK = 6.0  # seconds of ttl; a silent connection is given up after a sixth of it
 MODES = {"mutex": Ours.mutex, "writer": Ours.writer, "reader": Ours.reader, "permit": Ours.permit}
 
 
 class Below:
-    """What is below the parent of the name, as any other client sees it."""
+    """Nodes below the parent of the name, as any other client sees them."""
 
     def __init__(self, client: Any, path: str) -> None:
         self.client = client
@@ -38,7 +38,7 @@ class Below:
         return sorted(found, key=lambda node: node[-10:])
 
     def stand(self, node: str) -> str:
-        """Another program's contender."""
+        """Join the queue as another program would."""
         path: str = self.client.create(f"{self.path}/{node}", b"", ephemeral=True, sequence=True, makepath=True)
         return path
 
@@ -79,7 +79,7 @@ def them(open_ours: Callable[..., Ours]) -> Ours:
     return open_ours()
 
 
-# ---- who fits
+# ---- which claims fit together
 
 
 @pytest.mark.parametrize("style", ["kazoo", "curator"])
@@ -154,7 +154,7 @@ def test_who_is_just_being_refused_for_its_number_refuses_nobody_in_its_turn(
     assert them.holds(behind)
 
 
-# ---- who waits for whom
+# ---- which claim waits for which
 
 
 def test_a_reader_overtakes_no_waiting_writer_nor_does_a_try(us: Ours, them: Ours) -> None:
@@ -200,7 +200,8 @@ def test_readers_behind_a_writer_that_leaves_the_queue_come_in_at_once(us: Ours,
 
 
 def test_a_permit_that_any_of_the_holders_gives_back_is_taken(us: Ours, them: Ours) -> None:
-    """Not only the one just ahead, nor the one whose number is so many less."""
+    """The waiter is woken by any holder, not only by the one just ahead or the one whose number is lower by the number
+    of permits."""
     for leaver in range(3):
         holders = [us.take(us.permit()) for _ in range(3)]
         waiting = them.wait(them.permit())
@@ -240,12 +241,14 @@ def test_forty_waiters_are_served_whoever_leaves_and_no_timer_helps(
             waiting[claim.id] = client, claim
 
     def hear() -> int:
-        """Has those ask again who were told to since; says how many."""
+        """Let every waiter ask again that was notified since the last call. Return how many notifications there
+        were."""
         told = 0
         for client in clients:
             for claim_id in client.ear.wakes[heard[client] :]:
                 heard[client] += 1
-                for waiter in [claim_id] if claim_id else list(waiting):  # None: after a reconnect, everybody
+                # None stands for every waiter, after a reconnect.
+                for waiter in [claim_id] if claim_id else list(waiting):
                     if waiter in waiting:
                         told += claim_id is not None
                         come(*waiting[waiter])
@@ -276,7 +279,7 @@ def test_forty_waiters_are_served_whoever_leaves_and_no_timer_helps(
 def test_tokens_grow_when_the_parent_is_gone_between_and_its_numbers_begin_again(
     us: Ours, them: Ours, below: Below
 ) -> None:
-    """A writer's is greater than those of all readers before it, and smaller than those of all after it."""
+    """A writer's token exceeds those of all readers before it, and is exceeded by those of all after it."""
     tokens = []
     for make in (Ours.writer, Ours.reader, Ours.permit, Ours.writer):
         for ours in (us, them) if make is Ours.reader else (us,):
@@ -287,7 +290,7 @@ def test_tokens_grow_when_the_parent_is_gone_between_and_its_numbers_begin_again
     assert tokens == sorted(set(tokens))
 
 
-# ---- losses, and what operators do
+# ---- losses, and actions of operators
 
 
 def test_a_reader_whose_node_is_deleted_is_told_and_the_others_are_renewed(us: Ours, them: Ours, below: Below) -> None:
@@ -379,7 +382,7 @@ def quick(proxy: FaultProxy, prefix: str) -> Iterator[Ours]:
 
 
 def answered(ours: Ours, claim: Claim) -> bool:
-    """For `eventually`: the connection that said nothing may not be given up yet."""
+    """Ask again, for use in `eventually`: the client may not have given up the silent connection yet."""
     try:
         return ours.holds(claim, join=True)
     except BackendUnavailable:

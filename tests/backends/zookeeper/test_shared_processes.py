@@ -1,4 +1,5 @@
-"""Readers and permits in processes that are stopped or killed: each costs the others no more than its own session."""
+"""Readers and permits in processes that are stopped or killed. Each delays the others by its own session, not
+longer."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from tests.backends.in_order import writes_and_reads_are_in_order
 from tests.backends.zookeeper.conftest import Connect
 from tests.servers_zookeeper import ZooKeeperServer
 
-QUICK = 2.0  # seconds of the sessions that end
-STEADY = 20.0  # … and of those that outlast a busy machine
-START = 30.0  # seconds for a process to start on a busy machine
-LATE = 3.0  # by which somebody may be, on a machine that stands still at times
+QUICK = 2.0  # seconds: ttl of the sessions that end
+STEADY = 20.0  # seconds: ttl of sessions that survive an overloaded machine
+START = 30.0  # seconds for a process to start on an overloaded machine
+LATE = 3.0  # seconds by which a process may be late on a machine that freezes at times
 
 
 @pytest.fixture

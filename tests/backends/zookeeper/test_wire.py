@@ -1,4 +1,5 @@
-"""What kazoo reads through: answers in pieces and several in one, waits, and watches that fire. Without a server."""
+"""The socket that kazoo reads through: replies in pieces or together, waits, and watches that fire. Without a
+server."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ GREETING = struct.pack("!iiiq", 16, 0, 6000, 1)  # length, version, milliseconds
 
 @pytest.fixture
 def pair() -> Iterator[tuple[_Buffered, socket.socket]]:
-    """What kazoo reads, and the server's end of it."""
+    """Return the socket that kazoo reads from, and the server's end of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield _Buffered(ours), theirs
@@ -32,7 +33,7 @@ def handler() -> Handler:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """By which kazoo's connection thread hears of a request."""
+    """Return the two ends of the pipe that wakes kazoo's connection thread for a request."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
@@ -58,7 +59,7 @@ def test_the_granted_timeout_is_known_with_its_last_byte_in_whatever_pieces_it_c
 def test_answers_that_came_as_one_are_read_one_by_one_and_none_is_waited_for(
     pair: tuple[_Buffered, socket.socket], pipe: tuple[socket.socket, socket.socket], handler: Handler
 ) -> None:
-    """kazoo waits for the kernel between two answers, which has the second no more."""
+    """kazoo waits for the operating system between two replies, but that has delivered the second already."""
     (ours, theirs), (requests, _) = pair, pipe
     theirs.sendall(b"first!second")
     assert ready(handler, [ours, requests], timeout=5.0) == ([ours], [])
@@ -108,7 +109,7 @@ def test_a_wait_ends_after_its_time_and_not_before(pair: tuple[_Buffered, socket
     for _ in range(10):
         began = now()
         assert ready(handler, [ours], timeout=0.0009) == ([], [])
-        assert now() - began >= 0.0009  # or kazoo would ask again and again until then
+        assert now() - began >= 0.0009  # otherwise kazoo would ask again and again until then
     assert ready(handler, [], [ours], timeout=5.0) == ([], [ours])
 
 

@@ -1,5 +1,7 @@
-"""``make bench``: all benchmarks, or ``python -m tests.benchmarks redis etcd …``, as tables and as dated JSON under
-``results``, and in docs/performance.md, where the other parts stay as they are.
+"""``make bench``: run all benchmarks, or some with ``python -m tests.benchmarks redis etcd …``.
+
+The results are printed as tables, kept as dated JSON under ``results``, and written into docs/performance.md, where the
+other parts stay as they are.
 
 Ratios count, not microseconds: every contender of a part takes its turns in the same minutes on the same machine. Each
 part has a process of its own, so that none finds threads, memory or a place on the cores that another has left.

@@ -1,4 +1,7 @@
-"""Consul: ours, the field's, and what lies below them: ``python -m tests.benchmarks.consul``. All on one dev server."""
+"""Consul: our lock, other libraries' locks, and the plain requests below them, all on one dev server.
+
+Run it with ``python -m tests.benchmarks.consul``.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ PY_CONSUL = "py-consul, the same two transactions"
 RECIPE = "py-consul, bare acquire and release"
 FLAGS = 0x2DDCCBC058A50C18
 VALUE = base64.b64encode(b"v" * 200).decode()
-LOOK = "GET status/leader"  # what `_counter` asks
+LOOK = "GET status/leader"  # the request that `_counter` sends
 
 
 def _acquisition(key: str, session: str) -> list[dict[str, Any]]:
-    """The transaction that our recipe sends."""
+    """Return the transaction that our recipe sends to acquire."""
     value = {"Key": key, "Value": VALUE, "Flags": FLAGS}
     return [{"KV": {"Verb": "cas", "Index": 0, **value}}, {"KV": {"Verb": "lock", "Session": session, **value}}]
 
@@ -50,7 +53,7 @@ def _new_session(server: ConsulServer) -> str:
 
 
 def _transactions(server: ConsulServer, key: str, ask: Callable[[list[dict[str, Any]]], Any]) -> Contender:
-    """By a client whose ``ask`` returns the answer, parsed."""
+    """Return a contender that sends our transactions by ``ask``, which returns the parsed reply."""
     session = _new_session(server)
     indexes: list[int] = []
 
@@ -64,7 +67,7 @@ def _transactions(server: ConsulServer, key: str, ask: Callable[[list[dict[str, 
 
 
 def raw_http(server: ConsulServer) -> Contender:
-    """The floor: a socket and bytes, nothing looked at but the index that the release needs."""
+    """The lower limit: a plain socket and bytes. Nothing of a reply is read except the index that the release needs."""
     session = _new_session(server)
     sock = socket.create_connection(("127.0.0.1", server.port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -89,7 +92,7 @@ def raw_http(server: ConsulServer) -> Contender:
 
 
 def http_client(server: ConsulServer) -> Contender:
-    """A kept-alive connection of the standard library."""
+    """Send our transactions over a kept-alive connection of the standard library."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
 
     def ask(operations: list[dict[str, Any]]) -> Any:
@@ -104,7 +107,7 @@ def py_consul(server: ConsulServer) -> Contender:
 
 
 def py_consul_recipe(server: ConsulServer) -> Contender:
-    """What programs write with py-consul: the bare verb, which is no safe lock."""
+    """The code that programs write with py-consul. It uses the bare verb, which is not a safe lock."""
     session = _new_session(server)
     client = consul.Consul(port=server.port)
 
@@ -141,7 +144,8 @@ def _requests() -> dict[str, Any]:
 
 
 def _counter(server: ConsulServer) -> sessions.Count:
-    """By the server's log, which tells of a request a moment after its answer: of ours, too, which we wait for."""
+    """Count requests by the server's log, which shows a request a moment after its reply. It waits for the line of its
+    own request."""
     asked = itertools.count(1)
 
     def count() -> Mapping[str, float]:

@@ -1,8 +1,8 @@
-"""Twenty contenders in four processes for one name, who hold it for no time and ask again at once.
+"""Twenty contenders in four processes compete for one name, release it at once, and ask again at once.
 
-``python -m tests.benchmarks.crowd HOW URL SECONDS`` is one of the processes: it says that it is ready, waits for a line
-on stdin, and tells its turns in JSON: when each was got, given back and asked for. `tests.benchmarks.peer` does the
-same.
+``python -m tests.benchmarks.crowd HOW URL SECONDS`` is one of the processes. It reports that it is ready, waits for a
+line on stdin, and prints its turns as JSON: the times when the lock was acquired, released and asked for.
+`tests.benchmarks.peer` does the same.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = ["ASYNCIO", "FAIR", "KAZOO", "OURS", "SECONDS", "crowds", "ours", "tur
 PROCESSES = 4
 THREADS = 5
 ROUNDS = 5
-SECONDS = 4.0  # of a contender in a round
+SECONDS = 4.0  # duration of a round
 TTL = 30.0
 NAME = "crowd"
 OURS, FAIR, ASYNCIO, KAZOO = "multilock", "multilock, fair=True", "multilock, asyncio", "kazoo.Lock"
 
-Turn = tuple[float, float, float]  # got, given back, asked for
+Turn = tuple[float, float, float]  # the times of acquire, release, and request
 Count = Callable[[], Mapping[str, float]]
-Lock = Callable[[], AbstractContextManager[object]]  # one for each thread
+Lock = Callable[[], AbstractContextManager[object]]  # each thread calls it for its own lock
 S = TypeVar("S", bound=Server)
 
 
 def ours(how: str) -> Callable[[Server], list[str]]:
-    """The command of one of our processes, on this server."""
+    """Return the command that runs one of our processes on a given server."""
     return lambda server: [sys.executable, "-m", "tests.benchmarks.crowd", how, server.url, str(SECONDS)]
 
 
 class _Run(NamedTuple):
-    gaps: list[float]  #: from giving it back until one has it that was waiting then
+    gaps: list[float]  #: from a release until a waiter that queued before it has the lock
     turns: int
     seconds: float
     asked: float
@@ -59,8 +59,10 @@ def crowds(
     commands: Mapping[str, Callable[[S], Sequence[str]]],
     count: Callable[[S], Count],
 ) -> dict[str, dict[str, Any]]:
-    """What the processes of each command did, which take turns: each time on a server of its own, that finds nothing of
-    those before. ``count`` tells what a server has been asked until now."""
+    """Run the processes of each command by turns, and return the figures of each command.
+
+    Each turn has a new server. ``count`` returns how many requests a server has received so far.
+    """
     runs: dict[str, list[_Run]] = {how: [] for how in commands}
     for _ in range(ROUNDS):
         for how, its in runs.items():
@@ -84,8 +86,11 @@ def _sum_up(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def turns_of(command: Sequence[str], count: Callable[[], float], many: int = PROCESSES) -> tuple[list[Turn], float]:
-    """What so ``many`` processes of this command did, in the order in which they got it, and how often they asked. Who
-    never got it did so at infinity."""
+    """Run this ``many`` processes of the command. Return their turns in the order of acquisition, and the number of
+    requests.
+
+    A process that never got the lock has a turn at infinity.
+    """
     processes = [_start(command) for _ in range(many)]
     try:
         for process in processes:

@@ -1,7 +1,7 @@
-"""etcd: ours, the field's, and what lies below them: ``python -m tests.benchmarks.etcd``.
+"""etcd: our lock, other libraries' locks, and the plain requests below them: ``python -m tests.benchmarks.etcd``.
 
-All on one server, which keeps its data in memory: a disk would hide everything else. etcd3 and etcd3gw are left out
-where the environment is missing that ``make bench`` makes for them.
+All run on one server, which keeps its data in memory: a disk would hide everything else. etcd3 and etcd3gw are left out
+if the environment is missing that ``make bench`` makes for them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MEMORY = Path("/dev/shm")
 
 
 def raw(server: EtcdServer) -> Contender:
-    """The floor: grpc alone, one transaction and one deletion with the same contents, each time with a fresh key."""
+    """The lower limit: only grpc, with one transaction and one deletion of the same contents, each time with a fresh
+    key."""
     import grpc
 
     channel = grpc.insecure_channel(server.endpoint)
@@ -71,7 +72,7 @@ def _op(**kind: Any) -> Any:
 
 
 class Peer:
-    """`tests.benchmarks.peer`, which takes its turns there and tells how long they took."""
+    """A process of `tests.benchmarks.peer`, which takes its turns there and reports how long they took."""
 
     def __init__(self, library: str, port: int) -> None:
         command = [str(PEERS_PYTHON), "-I", str(Path(__file__).with_name("peer.py")), library, str(port)]
@@ -99,7 +100,7 @@ class Peer:
 
 @contextmanager
 def _contenders() -> Iterator[tuple[EtcdServer, dict[str, Contender], dict[str, Peer]]]:
-    """All on one server; server and clients have a core each."""
+    """Return the contenders, all on one server. Server and clients have a core each."""
     with EtcdServer(synced=True) as server, ExitStack() as stack:
         pin(server.pid, apart=True)
         libraries = PEERS if PEERS_PYTHON.exists() else ()
@@ -137,7 +138,8 @@ def _counter(server: EtcdServer) -> sessions.Count:
 
 
 def _compact(server: EtcdServer) -> None:
-    """As etcds do that compact by themselves: a key that was deleted is passed over in each look at its queue."""
+    """Compact the server, as etcds do that compact by themselves. Otherwise each look at a queue passes over its
+    deleted keys."""
     revision = int(server.post("kv/range", {"key": "IQ=="})["header"]["revision"])
     server.post("kv/compaction", {"revision": revision, "physical": True})
 

@@ -1,4 +1,4 @@
-"""Sentinel: for how long no lock can be taken at a failover, what a holder is told and when."""
+"""A failover by Sentinel: how long no lock can be taken, what a holder is notified of, and when."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def failovers() -> dict[str, dict[str, Any]]:
 
 
 def _summed_up(values: list[Any]) -> Any:
-    """Seconds, or words."""
+    """Return the median and the longest of seconds, or the different texts."""
     if isinstance(values[0], str):
         return ", ".join(sorted(set(values)))
     return {"median": round(median(values), 3), "longest": round(max(values), 3)}
@@ -56,7 +56,7 @@ def _ask(guarded: Guarded) -> None:
 
 
 def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:
-    """In seconds from the fault on."""
+    """Return the times of one failover, in seconds after the fault."""
     former = guarded.primary()
     lost: list[tuple[float, multilock.Loss[multilock.Lease]]] = []
     told = threading.Event()
@@ -87,8 +87,10 @@ def _failover(guarded: Guarded, fault: Fault) -> dict[str, Any]:
 
 
 class _Taking:
-    """A client of its own that takes a free lock and gives it back, over and over, each time another one: what it gives
-    back at the former primary after the other one was promoted stays taken there until its ttl."""
+    """A client that acquires and releases free locks, each time another name.
+
+    If it releases a lock at the former primary after the promotion, the new primary keeps that lock until its ttl ends.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -106,7 +108,7 @@ class _Taking:
         self._thread.join()
 
     def goes_on(self) -> None:
-        """Wait until it has taken it once more."""
+        """Wait until it has acquired once more."""
         before, pause = len(self._taken), threading.Event()
         while len(self._taken) == before:
             pause.wait(0.005)
@@ -123,7 +125,8 @@ class _Taking:
 
 
 def _forget(guarded: Guarded, name: str, *, reached: bool = False) -> None:
-    """As if it had not reached the replicas before the fault, unless it is to have ``reached`` them."""
+    """Delete the lock from the replicas, as if it had not reached them before the fault. With ``reached``, only wait
+    until it has."""
     pause = threading.Event()
     for replica in guarded.replicas():
         with redis.Redis(port=replica.port) as bare:

@@ -1,8 +1,8 @@
-"""How long a lock on one Redis is nobody's between a release and the next holder, with twenty waiters in four
-processes: ``python -m tests.benchmarks.handover``.
+"""How long a lock on one Redis has no holder between a release and the next grant, with twenty waiters in four
+processes.
 
-With ``renew=False`` the push is a hint, and who waits asks once more: what every hand-over took before the push was the
-grant (docs/decisions/0019).
+Run it with ``python -m tests.benchmarks.handover``. With ``renew=False`` the push is a hint, and a waiter must ask once
+more. Every hand-over took that long before the push became the grant (docs/decisions/0019).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RAW, REDIS_PY, ON_A_LOOP = "raw: push, wake-up, one request", "redis.lock.Lock",
 PROCESSES = 4
 THREADS = 5
 HOLD = 0.002  # seconds
-REST = 0.01  # seconds before who has released asks again: it is the others that wait
+REST = 0.01  # seconds until a contender asks again after its release, so that the others are the waiters
 TTL = 30
 NAME = "handover"
 CHANNEL = "raw"
@@ -66,9 +66,11 @@ def _multilock(url: str, *, fair: bool = False, renew: bool = True) -> Take:
 
 
 class _PlainSockets:
-    """What is left of multilock without its Python: its scripts, prepacked, and a wait in which the waiter itself reads
-    the subscription of its process, or is woken by a thread that does. One waiter of a process at a time stands at the
-    server, as with multilock, and the push to it is a grant."""
+    """multilock without most of its Python code: its scripts, prepacked, and a wait for the push.
+
+    The waiter reads the subscription of its process itself, or a thread does and wakes it. As with multilock, one
+    waiter of a process at a time queues at the server, and the push to it is a grant.
+    """
 
     def __init__(self, url: str, *, listener: bool) -> None:
         self._port = urlsplit(url).port or 0
@@ -129,12 +131,12 @@ HANDOVERS: dict[str, Callable[[str], Take]] = {
 }
 
 
-#: By what each asks the server; scripts of its own may execute the others.
+#: The commands with which each asks the server. Its own scripts may execute the other commands.
 ASK: dict[str, tuple[str, ...]] = {REDIS_PY: ("set", "evalsha"), "python-redis-lock": ("set", "blpop", "evalsha")}
 
 
 def contend(url: str, what: str, seconds: str) -> None:
-    """Five threads take turns with everybody else; each turn is a line."""
+    """Five threads take turns with all other contenders. Each turn is printed as a line."""
     take = HANDOVERS[what](url)
     until: list[float] = []
     go = threading.Event()
@@ -201,7 +203,7 @@ def _run(work: Callable[[], None], go: threading.Event, until: list[float], seco
 
 
 def handovers(ms: float) -> dict[str, dict[str, Any]]:
-    """From the call of release to the return of the acquire of one that was waiting then; contenders take turns."""
+    """Measure from the call of release to the return of the acquire of a waiter. The contenders take turns."""
     runs: dict[str, list[_Run]] = {}
     for _ in range(TURNS):
         for what in (*HANDOVERS, ON_A_LOOP):
@@ -251,7 +253,7 @@ def _run_of(what: str, ms: float) -> _Run:
 
 
 def answer_pushes(port: str) -> None:
-    """The other side of `raw_handover`: woken by a push, it asks once."""
+    """The other side of `raw_handover`: each push wakes it, and it sends one request."""
     with _subscribed(int(port)) as push, socket.create_connection(("127.0.0.1", int(port))) as ask:
         say("ready")
         while b"stop" not in push.recv(4096):
@@ -260,8 +262,11 @@ def answer_pushes(port: str) -> None:
 
 
 def raw_handover(ms: float = 0, count: int = 500) -> Sample:
-    """What no client can undercut: a request that makes the server push, the wake-up of the process that waits, and
-    its own request; on plain sockets with prepacked bytes."""
+    """Measure the lower limit of any client, on plain sockets with prepacked bytes.
+
+    It consists of a request that makes the server push, the wake-up of the waiting process, and that process's own
+    request.
+    """
     gaps = []
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(RedisServer())
@@ -291,7 +296,7 @@ def _round_trip(connection: socket.socket, request: bytes) -> bytes:
 
 
 def commands(waiters: int, *, count: int = 50) -> float:
-    """Commands that the server executes for one hand-over, those inside scripts included."""
+    """Return how many commands the server executes for one hand-over, including those inside scripts."""
     return asyncio.run(_commands(waiters, count))
 
 
@@ -307,7 +312,7 @@ async def _commands(waiters: int, count: int) -> float:
                     turns.release()
                     if turns._value >= count:
                         stop.set()
-                        await asyncio.Event().wait()  # the rest stay where they are
+                        await asyncio.Event().wait()  # the other waiters stay in the queue
 
             tasks = [asyncio.create_task(work()) for _ in range(waiters)]
             await _until_queued(client, waiters)

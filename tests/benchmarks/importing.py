@@ -1,4 +1,4 @@
-"""What ``import multilock`` costs, and a command under a lock."""
+"""The cost of ``import multilock``, and of a command under a lock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODULES = "import sys; import multilock; print(*sys.modules)"
 
 
 def import_time(runs: int = 21) -> tuple[float, float]:
-    """Milliseconds by the clock and of the processor, the medians of fresh interpreters."""
+    """Return the milliseconds of wall clock and processor, as medians over fresh interpreters."""
     _python("-m", "compileall", "-q", *multilock.__path__)  # as an installation does
     spent = [tuple(map(float, _python("-c", CLOCK).split())) for _ in range(runs)]
     wall, cpu = (round(statistics.median(each) * 1000, 1) for each in zip(*spent, strict=True))
@@ -30,7 +30,7 @@ def import_time(runs: int = 21) -> tuple[float, float]:
 
 
 def command_time(runs: int = 11) -> float:
-    """Milliseconds of ``multilock run -- true`` on SQLite beyond Python's own start, medians."""
+    """Return the median milliseconds of ``multilock run -- true`` on SQLite, without Python's own start."""
     with tempfile.TemporaryDirectory(prefix="multilock-bench-") as folder:
         command = ["-m", "multilock", "run", "job", "--url", f"sqlite:///{folder}/locks.db", "--", "true"]
         whole = statistics.median(_seconds(*command) for _ in range(runs))
@@ -45,14 +45,14 @@ def _seconds(*arguments: str) -> float:
 
 
 def third_party() -> list[str]:
-    """Modules that are neither ours nor the standard library's; there must be none."""
+    """Return the modules that are neither ours nor the standard library's. There must be none."""
     plain = set(_python("-c", "import sys; print(*sys.modules)").split())
     loaded = {name.partition(".")[0] for name in set(_python("-c", MODULES).split()) - plain}
     return sorted(loaded - set(sys.stdlib_module_names) - {"multilock"})
 
 
 def slowest(count: int = 8) -> list[tuple[str, float]]:
-    """Milliseconds in the module itself, as ``-X importtime`` tells."""
+    """Return the slowest modules, with the milliseconds in the module itself as ``-X importtime`` reports them."""
     command = [sys.executable, "-X", "importtime", "-c", "import multilock"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     rows = [line.removeprefix("import time:").split("|") for line in told.splitlines() if "|" in line][1:]

@@ -1,4 +1,4 @@
-"""How the benchmarks measure: contenders take turns in one run, pinned to cores; medians count."""
+"""The way in which the benchmarks measure: contenders take turns in one run, pinned to cores, and medians count."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ __all__ = ["Sample", "asked_of", "far", "interleave", "interleave_async", "pin",
 
 Cycle = Callable[[], object]
 AsyncCycle = Callable[[], Awaitable[object]]
-Elsewhere = Callable[[int], list[float]]  # so many cycles in another process or on a loop, and the time of each
+# Runs so many cycles in another process or on a loop, and returns the time of each.
+Elsewhere = Callable[[int], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Microseconds."""
+    """Median and 99th percentile in microseconds, and the number of values."""
 
     median: float
     p99: float
@@ -43,7 +44,7 @@ def sample(seconds: list[float]) -> Sample:
 
 @contextlib.contextmanager
 def far(url: str, ms: float) -> Iterator[str]:
-    """The same servers, each round trip to which takes so much longer; and what our proxies take themselves."""
+    """Yield a URL of the same servers with so much longer round trips. Our proxies add their own time."""
     if not ms:
         yield url
         return
@@ -53,7 +54,8 @@ def far(url: str, ms: float) -> Iterator[str]:
 
 
 def asked_of(ports: Sequence[int], by: Sequence[str]) -> int:
-    """How many of these commands Redis servers have executed; who counts requests names none that scripts execute."""
+    """Return how many of these commands Redis servers have executed. To count requests, name no command that scripts
+    execute too."""
     count = 0
     for port in ports:
         with redis.Redis(port=port) as bare:
@@ -63,9 +65,10 @@ def asked_of(ports: Sequence[int], by: Sequence[str]) -> int:
 
 
 def pin(server: int, *, apart: bool) -> None:
-    """This process to one core, the server with its threads to the same or to another: never a wander between them.
+    """Pin this process to one core, and the server with its threads to the same or another, so that they never change
+    cores.
 
-    On one core a round trip is as short as it can be, and all that a client does itself weighs most.
+    On one core a round trip is as short as possible, and the client's own work has the greatest share.
     """
     cores = sorted(os.sched_getaffinity(os.getppid()))
     os.sched_setaffinity(0, {cores[-1]})
@@ -81,7 +84,7 @@ def interleave(
     elsewhere: Mapping[str, Elsewhere] | None = None,
     before_each_round: Cycle = lambda: None,
 ) -> dict[str, Sample]:
-    """Each cycle ``rounds × per_round`` times, in turns; the first round warms up and does not count."""
+    """Run each cycle ``rounds × per_round`` times, in turns. The first round only warms up."""
     turns: dict[str, Elsewhere] = {name: timed(cycle) for name, cycle in cycles.items()} | dict(elsewhere or {})
     times: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""Writes the newest results of each part into docs/performance.md: ``python -m tests.benchmarks.page``."""
+"""Write the newest results of each part into docs/performance.md: ``python -m tests.benchmarks.page``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 
 
 def write(results: Path = RESULTS, page: Path = PAGE) -> None:
-    """What stands between the markers of a part that has results is written anew; all else stays."""
+    """Replace the text between the markers of each part that has results. The rest of the page stays."""
     text = page.read_text()
     for part in PARTS:
         if found := sorted(results.glob(f"{part}-*.json")):
@@ -28,7 +28,7 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> None:
 
 
 def tables(part: str, found: Mapping[str, Any]) -> str:
-    """What ``make bench`` prints and the page shows of these results."""
+    """Return the tables of these results that ``make bench`` prints and the page shows."""
     unit = "Seconds" if part == "failover" else "Microseconds"
     return "\n".join([f"{_where(found)} {unit}, medians.\n", *PARTS[part](found)]) + "\n"
 
@@ -77,7 +77,7 @@ def _redlock(found: Mapping[str, Any]) -> list[str]:
 
 
 def _session(found: Mapping[str, Any]) -> list[str]:
-    """The backends whose locks live on a session that is kept alive."""
+    """Return the tables of a backend whose locks live on a session that is kept alive."""
     kept = found["held locks"]
     counted = list(next(iter(kept.values())))
     return [
@@ -124,7 +124,7 @@ def _summed_up(its: Any) -> str:
     return its if isinstance(its, str) else f"{its['median']} ({its['longest']})"
 
 
-#: What can be measured alone, and what shows it.
+#: The parts that can be measured alone, and the function that shows each.
 PARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "redis": _redis,
     "handover": _handover,

@@ -1,4 +1,4 @@
-"""One of the field's locks on etcd, in a process and an environment of its own: etcd3 needs older libraries than we do.
+"""Another library's lock on etcd, in its own process and environment: etcd3 needs older libraries than we do.
 
 python tests/benchmarks/peer.py etcd3|etcd3gw PORT      on stdin ``acquire``, ``release``, or a number of cycles; each
                                                         is answered by the seconds it took, a list in JSON
@@ -14,8 +14,9 @@ import threading
 import time
 from typing import Any
 
-THREADS = 5  # as in tests.benchmarks.crowd
-MISSED = 2.0  # seconds; who waits with etcd3 begins to watch after it looked, and sleeps on if it was freed between
+THREADS = 5  # the same as in tests.benchmarks.crowd
+# Seconds: a waiter of etcd3 looks first and watches later, and sleeps on if the lock was freed in between.
+MISSED = 2.0
 
 
 def client_of(library: str, port: int) -> Any:
@@ -24,7 +25,8 @@ def client_of(library: str, port: int) -> Any:
 
 
 def lets_etcd3_wait() -> None:
-    """It waits in a function of its own, which tenacity calls with one argument since version 6."""
+    """Make waiting work: etcd3's own wait function does not fit the one argument that tenacity passes since version
+    6."""
     tenacity: Any = importlib.import_module("tenacity")
     retry = tenacity.retry
 

@@ -1,4 +1,4 @@
-"""Redis, and what is the same for every backend: ``python -m tests.benchmarks.redis``."""
+"""Redis, and the figures that are the same for every backend: ``python -m tests.benchmarks.redis``."""
 
 from __future__ import annotations
 

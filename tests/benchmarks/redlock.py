@@ -1,8 +1,8 @@
-"""Redlock, ours beside the field's: ``python -m tests.benchmarks.redlock``.
+"""Redlock, ours beside other libraries': ``python -m tests.benchmarks.redlock``.
 
 Each contender has processes of its own (`redlock_contend`), and takes its turns in the same minutes. aioredlock is left
-out where the environment is missing that ``make bench`` makes for it: it brings a parser along that all others who use
-redis-py would have, too.
+out if the environment is missing that ``make bench`` makes for it. It depends on a parser that all other users of
+redis-py would get, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.servers_redlock import RedisServers
 
 RAW, OURS, WITHOUT_TOKEN = "raw: two rounds to all servers", "multilock", "multilock, token=False"
 ON_A_LOOP = "aioredlock"
-#: By what each asks the servers; scripts of its own may execute the others.
+#: The commands with which each asks the servers. Its own scripts may execute the other commands.
 CONTENDERS: Mapping[str, tuple[str, ...]] = {
     RAW: ("get",),
     OURS: ("evalsha",),
@@ -43,16 +43,17 @@ CONTENDERS: Mapping[str, tuple[str, ...]] = {
 SERVERS = (3, 5)
 ROUND_TRIPS = (0, 1)  # ms that are added
 ROUNDS, PER_ROUND = 10, 30
-#: On how many servers how many contend, at which added round trip: 4 ms are 2 in each direction.
+#: Number of servers, number of contenders, and added round trip: 4 ms are 2 in each direction.
 CROWDS = [(servers, count, ms) for servers in SERVERS for ms in (0, 4) for count in (1, 10, 50)]
 MOST_PROCESSES = 5
 SECONDS = 2.5
-REST = 0.01  # seconds before who has given it back asks again, unless it is alone: it is the others that wait
+# Seconds until a contender asks again after its release (a lone one does not wait), so that the others are the waiters.
+REST = 0.01
 WITHIN = 60.0
 
 
 def _contenders() -> dict[str, list[str]]:
-    """How a process of each is called."""
+    """Return the command that starts a process of each contender."""
     script = str(Path(__file__).with_name("redlock_contend.py"))
     commands = {name: [sys.executable, "-m", "tests.benchmarks.redlock_contend", name] for name in CONTENDERS}
     commands[ON_A_LOOP] = [str(PEERS_PYTHON), "-I", script, ON_A_LOOP]
@@ -66,7 +67,7 @@ def _ports(url: str) -> str:
 
 
 class _Cycles:
-    """A process that takes and gives back a lock that nobody else wants, so many times."""
+    """A process that acquires and releases, so many times, a lock that nobody else wants."""
 
     def __init__(self, command: list[str]) -> None:
         self._process = subprocess.Popen(

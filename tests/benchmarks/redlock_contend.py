@@ -1,10 +1,11 @@
-"""One process of contenders for a lock on a majority of Redis servers: ours, or another library's in an environment
-that may lack everything of ours.
+"""One process of contenders for a lock on a majority of Redis servers.
+
+The lock is ours, or another library's in an environment that may lack everything of ours.
 
 redlock_contend.py WHAT PORTS                         on stdin a number of cycles of acquire and release; answered by
                                                       the seconds that each took, a list in JSON
 redlock_contend.py WHAT PORTS SECONDS THREADS REST    as `tests.benchmarks.crowd`: they hold it for 2 ms, and ask again
-                                                      after REST seconds; who waits then is given GIVE_UP more
+                                                      after REST seconds; waiters then have GIVE_UP seconds more
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from typing import Any
 __all__ = ["HOLD", "WAYS"]
 
 NAME = "redlock"
-TTL = 10.0  # pottery's own; what a stray request of some library leaves behind is gone that soon
+TTL = 10.0  # pottery's own value; whatever a stray request of a library leaves behind expires that soon
 HOLD = 0.002  # seconds
 FOR_EVER = 10**9
-GIVE_UP = 3.0  # seconds; many who try again at random may each have some of the servers for ever
+GIVE_UP = 3.0  # seconds; many contenders that retry at random may each have some of the servers forever
 
-Take = Callable[[], Callable[[], object]]  # acquires, and says how it is given back
+Take = Callable[[], Callable[[], object]]  # acquires, and returns the function that releases
 TakeAsync = Callable[[], Awaitable[Callable[[], Awaitable[object]]]]
 
 
 def raw(ports: list[int]) -> Take:
-    """What no client can undercut: a prepacked request to each server at once, and the answers of all; twice."""
+    """The lower limit of any client: a prepacked request to each server at once, and the replies of all; twice."""
     sockets = [socket.create_connection(("127.0.0.1", port)) for port in ports]
     for each in sockets:
         each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -180,7 +181,7 @@ def crowd(take: Take, seconds: float, count: int, rest: float) -> None:
 
 
 def _never(waiting: dict[int, float]) -> list[tuple[float, float, float]]:
-    """The turns of who waits in vain, until now."""
+    """Return the turns of the waiters that still wait in vain."""
     return [(math.inf, _now(), asked) for asked in list(waiting.values())]
 
 
@@ -215,7 +216,7 @@ async def _on_a_loop(what: str, ports: list[int], order: list[str]) -> None:
         await crowd_on_a_loop(take, float(order[0]), int(order[1]), float(order[2]))
     else:
         await cycles_on_a_loop(take)
-    os._exit(0)  # as below; the end of a loop would wait for who tries on for ever
+    os._exit(0)  # as below; closing the loop would wait forever for contenders that keep trying
 
 
 def main(what: str, servers: str, *order: str) -> None:
@@ -227,7 +228,7 @@ def main(what: str, servers: str, *order: str) -> None:
     else:
         cycles(WAYS[what](ports))
     sys.stdout.flush()
-    os._exit(0)  # whatever threads and connections a library leaves
+    os._exit(0)  # end in spite of threads and connections that a library leaves
 
 
 if __name__ == "__main__":

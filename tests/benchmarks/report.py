@@ -1,4 +1,4 @@
-"""What one part of the benchmarks found: kept as dated JSON under ``results``, and written into docs/performance.md."""
+"""Results of one part of the benchmarks: kept as dated JSON under ``results``, and written into docs/performance.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["publish", "with_ratios"]
 def publish(
     part: str, versions: Callable[[], Mapping[str, str]], benchmarks: Mapping[str, Callable[[], object]]
 ) -> None:
-    """Run them, one after the other, on all cores again after each."""
+    """Run the benchmarks one after the other, each with all cores allowed again, and publish the results."""
     started = time.monotonic()
     cores = os.sched_getaffinity(0)
     where = {
@@ -46,7 +46,7 @@ def publish(
 
 
 def with_ratios(samples: Mapping[str, Sample], references: tuple[str, ...]) -> dict[str, Any]:
-    """The samples, their medians also in multiples of the references' medians; a reference may be missing."""
+    """Return the samples, and their medians as multiples of the references' medians. A missing reference is skipped."""
     known = [reference for reference in references if reference in samples]
     return {
         name: {**asdict(one), "ratios": {each: round(one.median / samples[each].median, 2) for each in known}}

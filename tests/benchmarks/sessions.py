@@ -1,4 +1,4 @@
-"""What is measured in the same way of etcd, Consul and ZooKeeper, whose locks live on a session that is kept alive."""
+"""Measurements that etcd, Consul and ZooKeeper share, since their locks live on a session that is kept alive."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["ASYNCIO", "OURS", "TTL", "WITHIN", "Contender", "Count", "faces", "h
 OURS, ASYNCIO = "multilock", "multilock, asyncio"
 TTL = 30.0
 WITHIN = 5.0
-COUNTED = 20  # times that each request is counted
+COUNTED = 20  # how many times each request is counted
 NOTICES = 30
 ARMED = 0.5  # seconds; a lease is watched from a quarter of a second after its grant
 HELD = (1, 1000)
 HELD_TTL = 6.0
-PERIODS = 5  # of renewals, one in a third of the ttl
+PERIODS = 5  # renewal periods, each a third of the ttl
 
-Count = Callable[[], Mapping[str, float]]  # what the server has been asked until now, by kind
+Count = Callable[[], Mapping[str, float]]  # returns the requests that the server has received so far, by kind
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One lock of somebody's, taken and given back by one thread."""
+    """One lock of any library, acquired and released by one thread."""
 
     acquire: Callable[[], object]
     release: Callable[[], object]
@@ -42,7 +42,7 @@ class Contender:
 
 
 def faces(url: str, stack: ExitStack) -> dict[str, Contender]:
-    """Ours, both faces. ``stack`` closes their clients."""
+    """Return our contenders, blocking and asyncio. ``stack`` closes their clients."""
     lock = stack.enter_context(multilock.connect(url, ttl=TTL)).lock("bench")
     leases: list[multilock.Lease] = []
 
@@ -69,7 +69,8 @@ def faces(url: str, stack: ExitStack) -> dict[str, Contender]:
 
 
 def requests(contenders: Mapping[str, Contender], count: Count) -> dict[str, dict[str, float]]:
-    """How many the server counts for one acquire and one release; the median, without what happens now and then."""
+    """Return how many requests the server counts for one acquire and one release. The median leaves out occasional
+    requests."""
     found = {}
     for name, contender in contenders.items():
         contender.cycle()
@@ -86,8 +87,11 @@ def requests(contenders: Mapping[str, Contender], count: Count) -> dict[str, dic
 def notices(
     url: str, ends: Mapping[str, Callable[[multilock.Client, str], float]], **options: Any
 ) -> dict[str, dict[str, float]]:
-    """Microseconds until ``on_lost`` begins. Each of ``ends`` ends the lock of this name that this client holds, and
-    returns when it sent what does so."""
+    """Return the microseconds until ``on_lost`` begins.
+
+    Each of ``ends`` ends the lock of this name that this client holds, and returns the time when it sent the request
+    for that.
+    """
     found = {}
     for what, end in ends.items():
         took = []
@@ -111,7 +115,7 @@ def notices(
 
 
 def held(url: str, count: Count) -> dict[str, dict[str, float]]:
-    """What a client costs while it holds one lock, and a thousand."""
+    """Return the cost of a client that holds one lock, and of one that holds a thousand."""
     found = {}
     for locks in HELD:
         with multilock.connect(url, ttl=HELD_TTL) as client:

@@ -1,8 +1,9 @@
 """Readers and permits, on every backend: ``python -m tests.benchmarks.shared``.
 
-What a reader pays beside many others, and how often three permits change hands among forty who want one; beside what
-there is in the field: kazoo's ReadLock and Semaphore. Others that have readers keep no other machine out: fasteners'
-are of one process or one file, aiorwlock's of one loop; they are measured alone, beside memory:// and sqlite://.
+It measures how much a reader costs beside many others, and how often three permits change hands among forty that want
+one. Of other libraries it measures kazoo's ReadLock and Semaphore. Other libraries with readers do not exclude other
+machines: those of fasteners are of one process or one file, and aiorwlock's are of one loop. They are measured alone,
+beside memory:// and sqlite://.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from tests.servers_zookeeper import ZooKeeperServer
 
 TTL = 30.0
 BESIDE = (0, 1_000, 5_000)
-AT_ONCE = 16  # threads that take the readers beside which it is measured
-SETTLES, RESTS = 1.0, 0.05  # seconds; the part of a processor below which a process rests
+AT_ONCE = 16  # threads that take the other readers
+SETTLES, RESTS = 1.0, 0.05  # seconds; the share of a processor below which a process is at rest
 CYCLES = 40
 PERMITS, WANTING, SECONDS = 3, 40, 8.0
 
@@ -61,13 +62,14 @@ BACKENDS: Mapping[str, Callable[[], AbstractContextManager[str]]] = {
     "consul": lambda: _url(ConsulServer()),
     "zookeeper": lambda: _url(ZooKeeperServer()),
 }
-#: A listing is all that a ZooKeeper can be asked for: five thousand readers would each have read all before them.
+#: ZooKeeper can only be asked for a listing: each of five thousand readers would have read all before it.
 MOST_READERS = {"zookeeper": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """Who takes a lock alone, and as a reader, and gives each back at once: so many times, in seconds each."""
+    """A contender that acquires a lock and a reader and releases each at once. Each function takes a number and returns
+    the seconds of each cycle."""
 
     lock: Elsewhere
     reader: Elsewhere
@@ -137,7 +139,7 @@ def _on(runner: asyncio.Runner, lock: AbstractAsyncContextManager[object]) -> El
     return lambda count: runner.run(cycles(count))
 
 
-#: All take turns on one place, ours first.
+#: All of them take turns on one place, ours first.
 TAKERS: Mapping[str, Mapping[str, Callable[[str], AbstractContextManager[Taker]]]] = {
     "memory": {
         "asyncio": _ours_on_a_loop,
@@ -150,15 +152,17 @@ TAKERS: Mapping[str, Mapping[str, Callable[[str], AbstractContextManager[Taker]]
 
 
 class _Others:
-    """Many readers of one client, as a rule in a process of their own."""
+    """Many readers of one client, usually in a process of their own."""
 
     def __init__(self) -> None:
         self._held: list[multilock.Lease] = []
         self._client: multilock.Client | None = None
 
     def take(self, url: str, count: int) -> None:
-        """Until they are so many, and their process rests: what is held for longer than a moment begins to be watched,
-        which would be measured instead."""
+        """Acquire until there are ``count`` readers and their process is at rest.
+
+        A lock held for longer than a moment begins to be watched, and that work would be measured instead.
+        """
         client = self._client = self._client or multilock.connect(url, ttl=TTL)
         reader = client.read_write_lock("read").reader()
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -188,7 +192,7 @@ def _end() -> None:
 
 
 def _readers() -> dict[str, dict[str, float | None]]:
-    """Medians in µs of acquire + release."""
+    """Return the medians of acquire + release, in µs."""
     found: dict[str, dict[str, float | None]] = {}
     spawn = multiprocessing.get_context("spawn")
     for backend, place in BACKENDS.items():
@@ -214,7 +218,7 @@ def _readers() -> dict[str, dict[str, float | None]]:
 
 
 def _medians(takers: Mapping[str, Taker]) -> dict[str, tuple[float, float]]:
-    """Of its lock and of its reader, for each."""
+    """Return for each taker the medians of its lock and of its reader."""
     turns = {f"{who}: lock": taker.lock for who, taker in takers.items()}
     turns |= {f"{who}: reader": taker.reader for who, taker in takers.items()}
     samples = interleave({}, rounds=5, per_round=CYCLES, elsewhere=turns)
@@ -224,13 +228,13 @@ def _medians(takers: Mapping[str, Taker]) -> dict[str, tuple[float, float]]:
 @dataclass(frozen=True, slots=True)
 class Served:
     grants_per_s: float
-    median_ms: float  #: of the wait for one
+    median_ms: float  #: of the wait for one permit
     p99_ms: float
-    least: int  #: grants of the one that got the fewest
+    least: int  #: grants of the thread that got the fewest
 
 
 def _served(cycle_of: Callable[[ExitStack], Callable[[], None]]) -> Served:
-    """Forty threads, each with a cycle of its own, which waits for a permit and gives it back."""
+    """Run forty threads, each of which waits for a permit and returns it, in a cycle of its own."""
     waits: list[list[float]] = [[] for _ in range(WANTING)]
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What one acquire and release of a free lock costs."""
+"""Cost of one acquire and release of a free lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OURS = "multilock"
 
 
 class RawSocket:
-    """Prepacked bytes on a plain socket: less than this costs nothing that talks to the server."""
+    """Prepacked bytes on a plain socket, the lower limit for any client of the server."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))

@@ -1,6 +1,6 @@
-"""ZooKeeper: ours, kazoo's, and what lies below them: ``python -m tests.benchmarks.zookeeper``.
+"""ZooKeeper: our lock, kazoo's, and the plain requests below them: ``python -m tests.benchmarks.zookeeper``.
 
-All on one server, which does not wait for its disk: that would hide everything else.
+All run on one server, which does not wait for its disk: that would hide everything else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RAW = "kazoo's create and delete of a node"
 
 
 def raw(kazoo: Any) -> Contender:
-    """The floor: such a node, which excludes nobody."""
+    """The lower limit: creating and deleting such a node, which excludes nobody."""
     kazoo.ensure_path("/raw")
     nodes: list[str] = []
     return Contender(
@@ -83,7 +83,7 @@ def _requests() -> dict[str, Any]:
 
 
 def _counter(server: ZooKeeperServer) -> sessions.Count:
-    """Packets, pings among them; the server counts our question, too."""
+    """Count packets, including pings. The server counts our own request too, which is subtracted."""
     asked = itertools.count()
     return lambda: {"packets": server.metric("zk_packets_received") - next(asked)}
 
@@ -114,7 +114,7 @@ def _notices() -> dict[str, Any]:
 
 
 def _same_session(server: ZooKeeperServer, client: multilock.Client) -> Any:
-    """Somebody else with the session's id and password."""
+    """Return another client with the session's id and password."""
     backend = client._kernel.backend
     assert isinstance(backend, ZooKeeperBackend)
     thief = KazooClient(server.endpoint, client_id=backend._transport._client.client_id)
@@ -143,5 +143,6 @@ BENCHMARKS: Mapping[str, Callable[[], object]] = {
 }
 
 if __name__ == "__main__":
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)  # it tells of each session that a notice's measurement ends
+    # Kazoo logs each session that the measurement of a notice ends.
+    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     publish("zookeeper", _versions, BENCHMARKS)

@@ -1,4 +1,4 @@
-"""What the conformance suite demands of the author of a backend."""
+"""The conformance suite's demands on the author of a backend."""
 
 from __future__ import annotations
 

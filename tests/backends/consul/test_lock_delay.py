@@ -14,7 +14,7 @@ from tests.servers_consul import ConsulServer
 
 KEY = "multilock/job/.lock"
 DELAY = 3.0
-AT_ONCE = 0.5  # seconds: whoever acquires the lock earlier than that met no lock delay
+AT_ONCE = 0.5  # seconds: an acquire that succeeds earlier than that met no lock delay
 TRIALS = 12
 
 

@@ -1,4 +1,4 @@
-"""One watch of the name admits each waiter without another request. Also tested: what happens to that watch."""
+"""One watch of the name admits each waiter without another request. Failures of that watch are tested too."""
 
 from __future__ import annotations
 

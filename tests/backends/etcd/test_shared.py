@@ -183,7 +183,7 @@ def test_a_refused_permit_that_cannot_be_taken_back_may_be_there(
 def test_whoever_leaves_first_somebody_who_waits_is_woken_and_enters_and_nobody_sleeps_on(
     us: Ours, them: Ours, permits: int, near: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no timer: only a waiter that was woken asks."""
+    """No timer helps: a waiter asks only after it was woken."""
     monkeypatch.setattr("multilock_etcd.recipe.NEAR", near)
     order = random.Random(8)
     holding: list[Claim] = []

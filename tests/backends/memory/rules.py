@@ -1,4 +1,4 @@
-"""What the kernel demands of the local backends, on a clock driven by hand. Subclass `Rules` for each of them."""
+"""Rules that the kernel demands of the local backends, on a clock driven by hand. Subclass `Rules` for each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel demands of the local backends for readers and permits, on a clock driven by hand. It builds on
+"""Rules that the kernel demands of the local backends for readers and permits, on a clock driven by hand. They extend
 `Rules`."""
 
 from __future__ import annotations

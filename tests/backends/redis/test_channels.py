@@ -1,4 +1,4 @@
-"""asyncio without threads: the event loop sends and reads by itself. What can go wrong between sending and reading."""
+"""asyncio without threads: the event loop sends and reads by itself. The tests show what can go wrong in between."""
 
 from __future__ import annotations
 

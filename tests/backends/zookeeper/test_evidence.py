@@ -1,4 +1,4 @@
-"""Which replies prove something about the ensemble, and what a refused request leaves behind."""
+"""Replies that prove something about the ensemble, and the remains of a refused request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches that are set while the connection breaks, and threads that do not start. By hand, without a server."""
+"""Watches that are set while the connection breaks, and threads that do not start, without a server."""
 
 from __future__ import annotations
 
